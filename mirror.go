@@ -112,6 +112,7 @@ type MirrorPlan struct {
 	At     meta.MirrorSource
 	Target string      // name of the volume that is made
 	Policy meta.Policy // of it
+	Force  bool        // also if nothing in the cluster can meet the policy
 	Every  time.Duration
 	Rate   uint64
 	Keep   int
@@ -132,7 +133,7 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	if err != nil {
 		return none, err
 	}
-	made, err := vols.Create(ctx, p.Target, p.Policy, VolumeWords{})
+	made, err := vols.Create(ctx, p.Target, p.Policy, VolumeWords{Force: p.Force})
 	if err != nil {
 		return none, err
 	}

@@ -159,7 +159,7 @@ func newMirrorCreate() *cobra.Command {
 	var rate sizeFlag
 	var keep int
 	var attach string
-	var parents bool
+	var parents, force bool
 	cmd := &cobra.Command{
 		Use:   "create SOURCE TARGET",
 		Short: "Make a volume that mirrors another one",
@@ -208,7 +208,7 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 					if err := likeSource(ctx, from, src, &words); err != nil {
 						return err
 					}
-					r, err := m.Create(ctx, penstock.MirrorPlan{Source: src, At: at, Target: args[1], Policy: policy, Every: time.Duration(every), Rate: uint64(rate), Keep: keep})
+					r, err := m.Create(ctx, penstock.MirrorPlan{Source: src, At: at, Target: args[1], Policy: policy, Force: force, Every: time.Duration(every), Rate: uint64(rate), Keep: keep})
 					if err != nil {
 						return err
 					}
@@ -237,6 +237,7 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 	mirrorFlags(cmd, &every, &rate, &keep)
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the target hangs")
 	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the target's policy")
 	return cmd
 }
 

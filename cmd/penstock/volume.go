@@ -292,7 +292,7 @@ func newVolumeCreate() *cobra.Command {
 	var w where
 	var p policyFlags
 	var attach string
-	var parents bool
+	var parents, force bool
 	var out output
 	cmd := &cobra.Command{
 		Use:   "create NAME",
@@ -310,6 +310,7 @@ func newVolumeCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			words.Force = force
 			return w.with(cmd.Context(), func(s *client.Session) error {
 				if attach != "" { // a mistake here must not leave a volume behind
 					if _, _, err := s.Walk(cmd.Context(), path.Dir(path.Clean("/"+attach)), parents); err != nil {
@@ -332,6 +333,7 @@ func newVolumeCreate() *cobra.Command {
 	out.flag(cmd)
 	w.flags(cmd)
 	p.add(cmd.Flags())
+	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the policy")
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the volume hangs; its parent must exist, the last name must not")
 	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
 	return cmd
@@ -469,7 +471,7 @@ func newVolumeSet() *cobra.Command {
 		Long: `Changes a volume's policy. Whatever is written after the command has returned lies as
 the policy says, also in files that are open; what lies elsewhere is moved in the
 background while it is read and written, which 'penstock volume show' and --wait
-follow.`,
+follow. What no chunk servers of the cluster could meet, all there, is refused.`,
 		Example: `  penstock volume set datasets --immutable
   penstock volume set scratch --quota 500G --noatime
   penstock volume set results --topology /dc1/rack2 --wait
@@ -517,7 +519,7 @@ follow.`,
 		},
 	}
 	cmd.Flags().BoolVar(&wait, "wait", false, "show how much is still to be moved until that is nothing")
-	cmd.Flags().BoolVar(&force, "force", false, "with --immutable: also if mounts can't write back what they hold, which is lost then")
+	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the policy; with --immutable, also if mounts can't write back what they hold, which is lost then")
 	cmd.Flags().Var(&events, "events", "make events of what changes, for 'penstock events': on keeps the last 100000, a number so many")
 	w.flags(cmd)
 	p.add(cmd.Flags())

@@ -341,7 +341,8 @@ func (c *Cluster) Delete(ctx context.Context, id meta.VolumeID) error {
 	return c.with(ctx, func(s *client.Session) error { return s.DeleteVolume(ctx, id, false) })
 }
 
-// Nodes lists the machines that store bytes and answer.
+// Nodes lists the machines that store bytes, also those that don't answer now, but not
+// those that were given up.
 func (c *Cluster) Nodes(ctx context.Context) (sites []policy.Site, err error) {
 	api, err := c.administration()
 	if err != nil {
@@ -352,13 +353,17 @@ func (c *Cluster) Nodes(ctx context.Context) (sites []policy.Site, err error) {
 		return nil, err
 	}
 	for _, n := range answer.Nodes {
-		if !n.Live || n.State != admin.NodeState_NODE_ACTIVE {
+		if n.State == admin.NodeState_NODE_REMOVED {
 			continue
 		}
-		site := policy.Site{Topology: n.Topology}
+		site := policy.Site{Topology: n.Topology, Away: !n.Live || n.State != admin.NodeState_NODE_ACTIVE}
 		for _, d := range n.Disks {
-			if d.State == admin.DiskState_DISK_OK {
+			switch {
+			case d.State == admin.DiskState_DISK_OK && !site.Away:
 				site.Disks = append(site.Disks, policy.Disk{Class: d.Class, Free: d.FreeBytes})
+			case d.State == admin.DiskState_DISK_FAILING, d.State == admin.DiskState_DISK_FAILED, d.State == admin.DiskState_DISK_REMOVED:
+			default: // full, or of a machine of which only the record is known
+				site.Disks = append(site.Disks, policy.Disk{Class: d.Class})
 			}
 		}
 		sites = append(sites, site)

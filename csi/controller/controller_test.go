@@ -226,7 +226,7 @@ func (m *memory) Dirs(ctx context.Context, at string) (names []string, err error
 }
 
 func (m *memory) Nodes(context.Context) ([]policy.Site, error) {
-	return []policy.Site{{Topology: "/z/r1/h", Disks: []policy.Disk{{Free: 1 << 40}}}, {Topology: "/z/r2/h", Disks: []policy.Disk{{Free: 1 << 40}}}}, nil
+	return []policy.Site{{Topology: "/z/r1/h", Disks: []policy.Disk{{Free: 1 << 40}}}, {Topology: "/z/r2/h", Disks: []policy.Disk{{Free: 1 << 40}}}, {Topology: "/z/r2/i", Disks: []policy.Disk{{Free: 1 << 40}}}}, nil
 }
 
 func (m *memory) Publish(_ context.Context, node, handle string, volumes map[meta.VolumeID]bool, alone bool) error {
@@ -419,6 +419,31 @@ func TestSnapshots(t *testing.T) {
 	ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: b})
 	if len(m.volumes) != 1 {
 		t.Errorf("left: %v", m.volumes)
+	}
+}
+
+// TestNothingMeetsIt: a class that nothing in the cluster can meet has no capacity, makes no
+// volume, also none of a snapshot, and leaves nothing of it; and no volume is modified to it.
+func TestNothingMeetsIt(t *testing.T) {
+	s, m := newServer()
+	a := ok(t, s.CreateVolume, request("a", 1<<30)).GetVolume().GetVolumeId()
+	snap := ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: a}).GetSnapshot().GetSnapshotId()
+	q := request("b", 1<<30)
+	for _, q.VolumeContentSource = range []*csi.VolumeContentSource{nil, {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snap}}}} {
+		for _, q.Parameters = range []map[string]string{{"replicas": "4"}, {"replicas": "3", "spread": "rack"}, {"class": "tape"}, {"topology": "/mars"}} {
+			if _, err := s.CreateVolume(t.Context(), q); status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("%v: %v", q.Parameters, err)
+			}
+			if got := ok(t, s.GetCapacity, &csi.GetCapacityRequest{Parameters: q.Parameters}).GetAvailableCapacity(); got != 0 {
+				t.Errorf("%v: a capacity of %d", q.Parameters, got)
+			}
+		}
+	}
+	if len(m.volumes) != 2 { // the root, and a
+		t.Errorf("volumes are left: %v", m.volumes)
+	}
+	if got := ok(t, s.GetCapacity, &csi.GetCapacityRequest{Parameters: map[string]string{"replicas": "3"}}).GetAvailableCapacity(); got == 0 {
+		t.Error("what can be met has no capacity")
 	}
 }
 

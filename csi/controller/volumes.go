@@ -240,16 +240,23 @@ func (s *Server) discard(ctx context.Context, draft string) error {
 	return err
 }
 
-// place settles where a volume's bytes are to lie.
+// place settles where a volume's bytes are to lie. Errors: NoSpace, and ResourceExceeded:
+// nothing in the cluster can meet the class's policy. While no site is known, any place
+// will do that is not asked for.
 func (s *Server) place(ctx context.Context, class *policy.Class, want *csi.TopologyRequirement) error {
-	if want == nil {
-		return nil
-	}
 	sites, err := s.Cluster.Nodes(ctx)
 	if err != nil {
 		return err
 	}
-	return policy.Place(class, sites, segments(want.GetPreferred()), segments(want.GetRequisite()), class.Policy.QuotaBytes)
+	if want != nil {
+		if err := policy.Place(class, sites, segments(want.GetPreferred()), segments(want.GetRequisite()), class.Policy.QuotaBytes); err != nil {
+			return err
+		}
+	}
+	if len(sites) == 0 {
+		return nil
+	}
+	return policy.Meetable(sites, class.Policy)
 }
 
 func segments(topologies []*csi.Topology) (all []map[string]string) {

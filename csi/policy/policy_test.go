@@ -227,8 +227,29 @@ func TestPlace(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q, %v", c.name, got.Policy.Topology, err, c.want, c.kind)
 		}
 	}
-	if got := Capacity(sites, meta.Policy{Replicas: 2, Class: "nvme", Topology: "/z1"}); got != 100 {
-		t.Errorf("capacity %d", got)
+	for _, c := range []struct {
+		p    meta.Policy
+		want uint64
+	}{
+		{meta.Policy{Replicas: 2, Class: "nvme", Topology: "/z1"}, 100},
+		{meta.Policy{Replicas: 4}, 175},
+		{meta.Policy{Replicas: 5}, 0},                                                 // there are four hosts
+		{meta.Policy{Replicas: 3, Spread: meta.SpreadRack}, 700 / 3},                  // and three racks
+		{meta.Policy{Replicas: 3, MinReplicas: 1, Spread: meta.SpreadDC}, 0},          // in two zones
+		{meta.Policy{Replicas: 1, Class: "tape"}, 0},                                  // of other disks
+		{meta.Policy{Replicas: 1, Topology: "/z3"}, 0},                                // and no third zone
+		{meta.Policy{Replicas: 2, Class: "hdd"}, 0},                                   // one has such disks
+		{meta.Policy{Replicas: 2, Spread: meta.SpreadRack, Topology: "/z1"}, 700 / 2}, // full or not
+	} {
+		if got := Capacity(sites, c.p); got != c.want {
+			t.Errorf("capacity %d for %+v, want %d", got, c.p, c.want)
+		}
+	}
+	// One that is away is waited for: new data begins with fewer replicas until then.
+	away := slices.Clone(sites)
+	away[0] = Site{Topology: "/z1/r1/a", Disks: []Disk{{Class: "nvme"}}, Away: true}
+	if got := Capacity(away, meta.Policy{Replicas: 4}); got != 150 {
+		t.Errorf("capacity %d while one of four is away", got)
 	}
 	// There is room for what Place places, and for no byte more; whatever the disks of
 	// the pod's own machine.

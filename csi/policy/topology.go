@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/placement"
 )
 
 // Level is a level of the topology /zone/.../rack/host.
@@ -121,6 +122,9 @@ func Under(at, subtree string) bool {
 type Site struct {
 	Topology string
 	Disks    []Disk // those that take new bytes
+	// Away: it does not answer, or takes nothing new, for now. It has no room, but it
+	// counts where replicas are to lie apart.
+	Away bool
 }
 
 // Disk is one of its disks.
@@ -129,12 +133,28 @@ type Disk struct {
 	Free  uint64 // bytes
 }
 
+// Meetable refuses a policy that the sites could not meet if all of them were there and
+// empty. Errors: ResourceExceeded, which says what is missing.
+func Meetable(sites []Site, p meta.Policy) error {
+	servers := make([]placement.Server, len(sites))
+	for i, s := range sites {
+		servers[i] = placement.Server{ID: meta.ServerID(i + 1), Topology: s.Topology}
+		for _, d := range s.Disks {
+			servers[i].Disks = append(servers[i].Disks, placement.Disk{Class: d.Class, Total: 1})
+		}
+	}
+	return placement.NewMap(servers).Meetable(&p)
+}
+
 // Capacity is how many bytes a volume of this policy could hold now, of the disks
-// in its subtree.
+// in its subtree: none if the sites can't meet it.
 func Capacity(sites []Site, p meta.Policy) uint64 {
+	if Meetable(sites, p) != nil {
+		return 0
+	}
 	var free uint64
 	for _, s := range sites {
-		if !Under(s.Topology, p.Topology) {
+		if s.Away || !Under(s.Topology, p.Topology) {
 			continue
 		}
 		for _, d := range s.Disks {
@@ -157,7 +177,7 @@ func Room(c Class, sites []Site, segments map[string]string) uint64 {
 	}
 	var most uint64
 	for _, s := range sites {
-		if Within(s.Topology, segments) && Under(s.Topology, c.Policy.Topology) {
+		if !s.Away && Within(s.Topology, segments) && Under(s.Topology, c.Policy.Topology) {
 			p := c.Policy
 			p.Topology = c.subtree(s)
 			most = max(most, Capacity(sites, p))
@@ -188,7 +208,7 @@ func Place(c *Class, sites []Site, preferred, requisite []map[string]string, byt
 		// pods there, so that a node elsewhere was not meant.
 		for _, want := range append(preferred, requisite...) {
 			for _, s := range sites {
-				if Under(s.Topology, c.Policy.Topology) && Within(s.Topology, want) {
+				if !s.Away && Under(s.Topology, c.Policy.Topology) && Within(s.Topology, want) {
 					return nil
 				}
 			}
@@ -200,7 +220,7 @@ func Place(c *Class, sites []Site, preferred, requisite []map[string]string, byt
 	}
 	for _, want := range append(preferred, requisite...) {
 		for _, s := range sites {
-			if !Within(s.Topology, want) || !Under(s.Topology, c.Policy.Topology) {
+			if s.Away || !Within(s.Topology, want) || !Under(s.Topology, c.Policy.Topology) {
 				continue
 			}
 			p := c.Policy

@@ -1,7 +1,10 @@
 package placement
 
 import (
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 
 	"penstock.io/penstock/meta"
 )
@@ -15,6 +18,50 @@ func domainsOf(s meta.Spread) string {
 		return "data centres"
 	}
 	return "hosts"
+}
+
+// Meetable refuses a policy that the servers of the map could not meet if all of them were
+// there and empty: none is where its data may lie, or they stand in fewer failure domains
+// than it wants replicas. How many replicas a chunk has at least does not matter: that is
+// for when servers are missing. Errors: ResourceExceeded, which says what there is.
+func (m *Map) Meetable(p *meta.Policy) error {
+	const op = "meet policy"
+	below, ofClass := false, false
+	classes, domains := map[string]bool{}, map[int32]bool{}
+	for i := range m.servers {
+		s := &m.servers[i]
+		if Within(s.Topology, p.Topology) {
+			below = true
+		}
+		for _, d := range s.Disks {
+			if d.Class != "" {
+				classes[d.Class] = true
+			}
+			ofClass = ofClass || d.Class == p.Class
+		}
+		if m.fits(i, p) {
+			domains[m.domain[p.Spread][i]] = true
+		}
+	}
+	var why string
+	switch want := int(max(p.Replicas, 1)); {
+	case !below:
+		why = fmt.Sprintf("no chunk server stands below %s", p.Topology)
+	case p.Class != "" && !ofClass:
+		have := make([]string, 0, len(classes))
+		for c := range classes {
+			have = append(have, c)
+		}
+		slices.Sort(have)
+		why = fmt.Sprintf("no chunk server has disks of class %s: there are %s", p.Class, strings.Join(have, ", "))
+	case len(domains) == 0:
+		why = fmt.Sprintf("no chunk server below %s has disks of class %s", p.Topology, p.Class)
+	case len(domains) < want:
+		why = fmt.Sprintf("it wants %d replicas on as many %s, and the chunk servers that qualify stand on %d", want, domainsOf(p.Spread), len(domains))
+	default:
+		return nil
+	}
+	return meta.E(op, meta.ResourceExceeded, "", errors.New(why))
 }
 
 // Meets reports whether a chunk with replicas on some servers meets the policy's conditions

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
 )
 
 // A policy holds when the request that sets it is answered: chunks that are begun after
@@ -16,10 +18,36 @@ import (
 // ended where they were. Their writers go on in others, and what they have is repaired as of
 // any sealed chunk. As while servers are away, a chunk may have fewer replicas than the
 // policy wants where there is no room for more, but not fewer than its least number.
+// What nothing in the cluster can meet is refused.
 
 // meetWait is how long open chunks may take to be ended before a change of policy is
 // answered without.
 const meetWait = 10 * time.Second
+
+// meetable refuses a policy that the chunk servers that are registered can't meet, be they
+// there now or not: a node that is down is one that comes back, and what the registry knows
+// counts also where this process has not seen it. As long as none is registered nothing is
+// known, and nothing refused; while some are still arriving in a new cluster, a policy that
+// needs them is refused until they are registered. Errors: ResourceExceeded.
+func (s *Server) meetable(p *meta.Policy) error {
+	nodes := s.cfg.Cluster.Nodes()
+	var all []placement.Server
+	for _, x := range s.servers().Servers() {
+		if n := nodeIn(nodes, x.ID); n == nil || n.State != cluster.NodeRemoved {
+			all = append(all, x)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	if err := placement.NewMap(all).Meetable(p); err != nil {
+		if e, ok := errors.AsType[*meta.Error](err); ok && e.Err != nil {
+			err = e.Err
+		}
+		return meta.E("set policy", meta.ResourceExceeded, "", fmt.Errorf("nothing in the cluster can meet the policy: %w; add chunk servers, wait until those that are starting are listed by 'penstock node list', ask for less, or force it (--force)", err))
+	}
+	return nil
+}
 
 // placeWords are the words of a policy that say where chunks lie, and how many there are.
 var placeWords = []string{"replicas", "min-replicas", "topology", "spread", "class", "encrypt"}

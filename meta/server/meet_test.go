@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
 )
 
 // onlyOnNews has volumes inspected when there is news alone, not every few moments.
@@ -195,5 +197,75 @@ func TestCompactionHoldsThePolicy(t *testing.T) {
 	g.policy(p, meta.Policy{Replicas: 2})
 	if err := f.end(f.step(some)); err == nil || f.moved != 0 {
 		t.Errorf("DATA: moved into a chunk of the policy before: %v, %v", f.moved, err)
+	}
+}
+
+// TestNothingMeetsIt: a policy that nothing in the cluster can meet is refused, when a
+// volume is made and when it is set, unless it is forced; other words of a volume that
+// has such a one can be set.
+func TestNothingMeetsIt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	admin := s.dial("admin")
+	if _, err := admin.CreateVolume(t.Context(), "early", meta.Policy{Replicas: 3}, wire.VolumeWords{}); err != nil {
+		t.Errorf("before any chunk server is known: %v", err)
+	}
+	s.chunkServerAt(1, "/dc/a/1")
+	for _, p := range []meta.Policy{{Replicas: 2}, {Replicas: 1, Class: "tape"}, {Replicas: 1, Topology: "/mars"}} {
+		_, err := admin.CreateVolume(t.Context(), "v", p, wire.VolumeWords{})
+		wantKind(t, err, meta.ResourceExceeded)
+		if _, err := admin.FindVolume(t.Context(), "v"); !errors.Is(err, meta.NoSuchVolume) {
+			t.Errorf("a volume that was refused is there: %v", err)
+		}
+		_, err = admin.SetVolume(t.Context(), 1, p, wire.VolumeWords{Only: []string{"replicas", "class", "topology"}})
+		wantKind(t, err, meta.ResourceExceeded)
+	}
+	v, err := admin.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 2}, wire.VolumeWords{Force: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.SetVolume(t.Context(), v.ID, meta.Policy{QuotaBytes: 1 << 20}, wire.VolumeWords{Only: []string{"quota"}}); err != nil {
+		t.Errorf("another word of a policy that can't be met: %v", err)
+	}
+	s.chunkServerAt(2, "/dc/a/2")
+	if _, err := admin.CreateVolume(t.Context(), "w", meta.Policy{Replicas: 2}, wire.VolumeWords{}); err != nil {
+		t.Errorf("with a second server: %v", err)
+	}
+}
+
+// TestServersThatAreAwayCount: a policy is refused for what was given up, and not for what
+// is down: neither by the metadata server that saw it go, nor by one that was started since,
+// which knows it by its record alone.
+func TestServersThatAreAwayCount(t *testing.T) {
+	t.Parallel()
+	g := newGrid(t, nil, "/dc/a/1", "/dc/b/2")
+	p := g.s.dial("admin")
+	create := func(name string, replicas uint32) error {
+		_, err := p.CreateVolume(t.Context(), name, meta.Policy{Replicas: replicas, Spread: meta.SpreadRack}, wire.VolumeWords{})
+		return err
+	}
+	until(t, "both are recorded", func() bool { return len(g.s.cluster.Nodes()) == 2 })
+	wantKind(t, create("three", 3), meta.ResourceExceeded)
+	g.add(3, "/dc/c/3")
+	if err := create("three", 3); err != nil {
+		t.Errorf("with a third server, which arrived later: %v", err)
+	}
+	until(t, "all are recorded", func() bool { return len(g.s.cluster.Nodes()) == 3 })
+	g.nodes[2].halt()
+	if err := create("down", 3); err != nil {
+		t.Errorf("while one of three is down: %v", err)
+	}
+	g.s.crash()
+	g.s.start()
+	p = g.s.dial("admin")
+	if err := create("restarted", 3); err != nil {
+		t.Errorf("one of three is known by its record alone: %v", err)
+	}
+	if err := g.s.srv.setNodeState(t.Context(), 2, cluster.NodeRemoved); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, create("removed", 3), meta.ResourceExceeded)
+	if err := create("two", 2); err != nil {
+		t.Error(err)
 	}
 }

@@ -366,6 +366,14 @@ func (g *grid) policy(p *peer, pol meta.Policy) {
 	}
 }
 
+// force sets a policy also if nothing can meet it.
+func (g *grid) force(p *peer, pol meta.Policy) {
+	g.t.Helper()
+	if _, err := p.SetVolume(g.t.Context(), 1, pol, wire.VolumeWords{Force: true}); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
 func (g *grid) status() *RepairStatus {
 	g.t.Helper()
 	st, err := g.s.srv.RepairStatus(g.t.Context(), 0)
@@ -750,7 +758,7 @@ func TestPolicyMovesData(t *testing.T) {
 		}
 	}
 	// One that can't be met: the data stays whole, and it is said.
-	g.policy(p, meta.Policy{Replicas: 4, Spread: meta.SpreadDC})
+	g.force(p, meta.Policy{Replicas: 4, Spread: meta.SpreadDC})
 	st := g.await("four copies", func(st *RepairStatus) bool { return st.Copying == 0 && st.Blocked == 8 && st.CopyBytes == 0 })
 	if st.Misplaced != 8 {
 		t.Errorf("%+v", st)
@@ -1231,7 +1239,7 @@ func TestOpenChunksFollowThePolicy(t *testing.T) {
 	if rec := g.record(id); rec.State != meta.ChunkOpen || !slices.Equal(rec.Servers, []meta.ServerID{1}) {
 		t.Fatal(rec)
 	}
-	g.policy(p, meta.Policy{Replicas: 1, Topology: "/dc/r3"})
+	g.force(p, meta.Policy{Replicas: 1, Topology: "/dc/r3"})
 	if rec := g.record(id); rec.State != meta.ChunkSealed {
 		t.Fatal("it goes on where its policy wants no data", rec)
 	}

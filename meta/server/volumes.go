@@ -180,6 +180,11 @@ func (s *Server) createVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if err != nil {
 		return err
 	}
+	if !w.Force {
+		if err := s.meetable(&m.Policy); err != nil {
+			return err
+		}
+	}
 	token, err := tokenOf(m)
 	if err != nil {
 		return err
@@ -301,6 +306,11 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		}
 		if err := to.Check(); err != nil {
 			return v, err
+		}
+		if otherPlaces(&now, &to) && !w.Force {
+			if err := o.srv.meetable(&to); err != nil {
+				return v, err
+			}
 		}
 		set := func() error { return o.setPolicy(ctx, to) }
 		switch {

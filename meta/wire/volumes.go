@@ -38,7 +38,7 @@ type VolumeWords struct {
 	// of them. Of AdminSetPolicy; a server of before takes the whole.
 	Only []string `json:"only,omitzero"`
 	// Force: a volume becomes immutable also if a client can't commit what it holds, which
-	// is lost then.
+	// is lost then, and gets a policy also if nothing in the cluster can meet it.
 	Force bool `json:"force,omitempty"`
 }
 

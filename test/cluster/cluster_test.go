@@ -109,7 +109,7 @@ func TestReadOnAfterServerDies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := c.Penstock(t.Context(), "volume", "create", "data", "--attach", "/data", "--replicas", "3")
+	_, err := c.Penstock(t.Context(), "volume", "create", "data", "--force", "--attach", "/data", "--replicas", "3")
 	check(err)
 	const files, size = 4, 3 << 20
 	name := func(m *Mount, i int) string { return filepath.Join(m.Path, "data", fmt.Sprint("file", i)) }

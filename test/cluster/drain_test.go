@@ -21,7 +21,7 @@ func TestDrain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := c.Penstock(t.Context(), "volume", "create", "data", "--attach", "/data", "--replicas", "2")
+	_, err := c.Penstock(t.Context(), "volume", "create", "data", "--force", "--attach", "/data", "--replicas", "2")
 	check(err)
 	const files, size = 6, 2 << 20
 	name := func(i int) string { return filepath.Join(c.Mounts[0].Path, "data", fmt.Sprint("file", i)) }

@@ -173,7 +173,7 @@ func (n *nemesis) policy(ctx context.Context, r *rand.Rand) (string, func(contex
 	v := some(r, soakVolumes)
 	set := func(ctx context.Context, replicas int) error {
 		return eventually(ctx, time.Minute, func(ctx context.Context) error {
-			_, err := n.c.Penstock(ctx, "volume", "set", v.name, "--replicas", fmt.Sprint(replicas))
+			_, err := n.c.Penstock(ctx, "volume", "set", v.name, "--force", "--replicas", fmt.Sprint(replicas))
 			return err
 		})
 	}

@@ -43,7 +43,7 @@ type parted struct {
 // where that is possible.
 func TestPartitions(t *testing.T) {
 	c := start(t, Config{Racks: 1, EtcdMembers: 1, Metas: 3, ChunkServers: 2, Mounts: 2})
-	if _, err := c.Penstock(t.Context(), "volume", "create", "data", "--attach", "/data", "--replicas", "2"); err != nil {
+	if _, err := c.Penstock(t.Context(), "volume", "create", "data", "--force", "--attach", "/data", "--replicas", "2"); err != nil {
 		t.Fatal(err)
 	}
 	p := &parted{Cluster: c, t: t, maker: c.Mounts[1], looker: c.Mounts[0]}

@@ -164,7 +164,7 @@ func sleep(ctx context.Context, d time.Duration) {
 func (s *Soak) prepare(ctx context.Context) error {
 	c := s.Cluster
 	for _, v := range soakVolumes {
-		if _, err := c.Penstock(ctx, "volume", "create", v.name, "--attach", "/"+v.name, "--replicas", fmt.Sprint(v.replicas)); err != nil {
+		if _, err := c.Penstock(ctx, "volume", "create", v.name, "--force", "--attach", "/"+v.name, "--replicas", fmt.Sprint(v.replicas)); err != nil {
 			return err
 		}
 		for _, m := range c.Mounts {

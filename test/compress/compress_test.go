@@ -371,7 +371,7 @@ func TestCompressedUnderReaders(t *testing.T) {
 	}
 	again("opened later", "b")
 	r.second()
-	r.Must("volume", "set", "z", "--replicas", "2")
+	r.Must("volume", "set", "z", "--replicas", "2", "--force")
 	r.Until("two compressed replicas", func() error {
 		s, err := r.show("z")
 		if err == nil && s.Data.Stored.Compressed != 2 {

@@ -245,7 +245,7 @@ func TestWritersSeePauses(t *testing.T) {
 	var all []*keeper
 	var ids []meta.VolumeID
 	for name, every := range map[string]time.Duration{"often": 0, "rarely": time.Hour} {
-		re, err := admin.Admin(t.Context(), wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: meta.Policy{Replicas: 2, Spread: meta.SpreadHost}})
+		re, err := admin.Admin(t.Context(), wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: name, Policy: meta.Policy{Replicas: 2, Spread: meta.SpreadHost}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -61,7 +61,7 @@ var table = []row{
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},
-	{"csi/policy", []string{"meta", "csi/handle"}, "what users may say of volumes, decided without doing anything"},
+	{"csi/policy", []string{"meta", "meta/placement", "csi/handle"}, "what users may say of volumes, decided without doing anything"},
 	{"csi/cluster", []string{"meta", "meta/admin", "meta/client", "meta/peer", "meta/process", "meta/wire", "csi/policy"}, "a session and words: the driver asks metadata servers as an administrator does"},
 	{"csi/reply", []string{"meta", "csi/policy"}, "how services answer: below both of them"},
 	{"csi/controller", []string{"meta", "csi/cluster", "csi/handle", "csi/policy", "csi/reply"}, "one service of the driver; mounts nothing"},

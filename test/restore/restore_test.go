@@ -235,7 +235,7 @@ func TestEtcdLostWhole(t *testing.T) {
 		}
 		return nil
 	})
-	r.admin(wire.Admin{Op: wire.AdminCreateVolume, Name: "data", Policy: meta.Policy{Replicas: 2}})
+	r.admin(wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: "data", Policy: meta.Policy{Replicas: 2}})
 	r.admin(wire.Admin{Op: wire.AdminAttach, Name: "data", Parent: meta.RootVolume, Ino: meta.RootIno, Entry: "data"})
 	c := r.client()
 	kept, rootKept := names("kept", 20), names("root", 5)
@@ -356,7 +356,7 @@ func TestBackup(t *testing.T) {
 		return nil
 	})
 	create := func(name string) {
-		r.admin(wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: meta.Policy{Replicas: 2}})
+		r.admin(wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: name, Policy: meta.Policy{Replicas: 2}})
 		r.admin(wire.Admin{Op: wire.AdminAttach, Name: name, Parent: meta.RootVolume, Ino: meta.RootIno, Entry: name})
 	}
 	create("old")

@@ -144,7 +144,7 @@ func (s *site) volume(name string, replicas uint32) {
 		s.t.Fatal(err)
 	}
 	defer sess.Close(context.Background())
-	if _, err := sess.Admin(s.t.Context(), wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: meta.Policy{Replicas: replicas, Spread: meta.SpreadHost}}); err != nil {
+	if _, err := sess.Admin(s.t.Context(), wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: name, Policy: meta.Policy{Replicas: replicas, Spread: meta.SpreadHost}}); err != nil {
 		s.t.Fatal(err)
 	}
 }
