@@ -517,6 +517,8 @@ func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
 			}
 			if v.Unplaceable != "" {
 				l.add(Critical, "volume", v.Name, "add nodes where its policy wants them, or ask for less: penstock volume set "+v.Name+" --replicas, --spread, --topology, --class or --min-replicas", "can't be written to: %s", v.Unplaceable)
+			} else if v.Unmet != "" {
+				l.add(Warning, "volume", v.Name, "add nodes where its policy wants them, or ask for less: penstock volume set "+v.Name+" --replicas, --spread, --topology or --class", "has a policy that nothing in the cluster can meet: %s; what is written has fewer replicas until then", v.Unmet)
 			}
 			quota("bytes", v.UsedBytes, v.QuotaBytes, sizeText)
 			quota("inodes", v.UsedInodes, v.QuotaInodes, func(n uint64) string { return fmt.Sprint(n) })

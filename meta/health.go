@@ -173,6 +173,9 @@ type VolumeHealth struct {
 	// Unplaceable is the reason why new chunks would find no place even with every chunk server
 	// in use connected and empty: writes fail with NoSpace.
 	Unplaceable string `json:"unplaceable,omitempty"`
+	// Unmet is why the policy can't be met even if every chunk server that is registered
+	// were there and empty: its chunks have fewer replicas than it wants, for ever.
+	Unmet string `json:"unmet,omitempty"`
 	// Chunks, as in ChunkHealth.
 	Lost          uint64 `json:"lost,omitempty"`
 	Unreachable   uint64 `json:"unreachable,omitempty"`

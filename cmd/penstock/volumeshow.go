@@ -50,14 +50,16 @@ type dataView struct {
 	Bytes  uint64 `json:"bytes" yaml:"bytes"` // of sealed chunks, each counted once
 	Open   uint64 `json:"open" yaml:"open"`
 	// Short chunks have fewer replicas than the policy wants.
-	Short      uint64       `json:"short" yaml:"short"`
-	ShortBytes uint64       `json:"short_bytes" yaml:"short_bytes"`
-	Placed     bool         `json:"placed" yaml:"placed"`         // everything lies where the policy wants it
-	ToMove     uint64       `json:"to_move" yaml:"to_move"`       // chunks that do not
-	ToCopy     uint64       `json:"copy_bytes" yaml:"copy_bytes"` // bytes still to be copied for that
-	Blocked    uint64       `json:"blocked" yaml:"blocked"`       // of ToMove: nothing can be done now
-	Servers    []serverData `json:"servers" yaml:"servers"`
-	Stored     *storedView  `json:"stored,omitempty" yaml:"stored,omitempty"` // if any is compressed, or to be
+	Short      uint64 `json:"short" yaml:"short"`
+	ShortBytes uint64 `json:"short_bytes" yaml:"short_bytes"`
+	Placed     bool   `json:"placed" yaml:"placed"`         // everything lies where the policy wants it
+	ToMove     uint64 `json:"to_move" yaml:"to_move"`       // chunks that do not
+	ToCopy     uint64 `json:"copy_bytes" yaml:"copy_bytes"` // bytes still to be copied for that
+	Blocked    uint64 `json:"blocked" yaml:"blocked"`       // of ToMove: nothing can be done now
+	// Unmet is why nothing in the cluster can meet the policy.
+	Unmet   string       `json:"unmet,omitempty" yaml:"unmet,omitempty"`
+	Servers []serverData `json:"servers" yaml:"servers"`
+	Stored  *storedView  `json:"stored,omitempty" yaml:"stored,omitempty"` // if any is compressed, or to be
 }
 
 // storedView sums the replicas of sealed chunks.
@@ -118,7 +120,7 @@ func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name st
 	if err != nil {
 		return nil, err
 	}
-	d := &dataView{Chunks: r.Chunks, Bytes: r.Bytes, Open: r.Open, Short: r.Lost + r.Endangered + r.UnderReplicated, ShortBytes: r.ShortBytes, ToMove: toMove(r), ToCopy: r.CopyBytes, Blocked: r.Blocked, Servers: []serverData{}}
+	d := &dataView{Chunks: r.Chunks, Bytes: r.Bytes, Open: r.Open, Short: r.Lost + r.Endangered + r.UnderReplicated, ShortBytes: r.ShortBytes, ToMove: toMove(r), ToCopy: r.CopyBytes, Blocked: r.Blocked, Unmet: r.Unmet, Servers: []serverData{}}
 	d.Placed = d.ToMove == 0 && r.Unscanned == 0
 	if b := r.Stored; b.Replicas > 0 {
 		d.Stored = &storedView{b.Replicas, b.Compressed, b.Dense, b.Plain, b.Stored, math.Round(b.Ratio()*1000) / 1000}
@@ -207,6 +209,10 @@ func (v *volumeFull) table(t *table) {
 	}
 	if d.Short > 0 {
 		t.row("short", fmt.Sprintf("%d chunks (%s) have fewer than %d replicas", d.Short, bytesText(d.ShortBytes), v.Replicas))
+	}
+	if d.Unmet != "" {
+		t.row("unmet", "nothing in the cluster can meet the policy: "+d.Unmet)
+		t.row("", "add nodes where it wants them, or ask for less: penstock volume set")
 	}
 	placed := "as its policy wants"
 	if !d.Placed {

@@ -52,6 +52,9 @@ func healthAt(ctx context.Context, one *admin.Client, all map[meta.VolumeID]meta
 			if v.Unplaceable == "" {
 				v.Unplaceable = x.Unplaceable
 			}
+			if v.Unmet == "" {
+				v.Unmet = x.Unmet
+			}
 			v.Recovering = v.Recovering || x.Recovering
 			v.Lost, v.Unreachable, v.AcceptedLost = max(v.Lost, x.Lost), max(v.Unreachable, x.Unreachable), max(v.AcceptedLost, x.AcceptedLost)
 			v.Endangered, v.UnderReplicated = max(v.Endangered, x.Endangered), max(v.UnderReplicated, x.UnderReplicated)

@@ -30,6 +30,8 @@ func conditions(h meta.VolumeHealth) (all []*csi.VolumeHealth_VolumeHealthEntry)
 	}
 	if h.Unplaceable != "" {
 		say(csi.VolumeHealthErrorType_DEGRADED, "PolicyCannotBeMet", "writes are refused: %s", h.Unplaceable)
+	} else if h.Unmet != "" {
+		say(csi.VolumeHealthErrorType_DEGRADED, "PolicyCannotBeMet", "what is written has fewer replicas than the class wants: %s", h.Unmet)
 	}
 	if n := h.Lost + h.Unreachable; n > 0 {
 		say(csi.VolumeHealthErrorType_INACCESSIBLE, "ChunksUnreachable", "%d chunks have no good replica that can be reached, reads of them wait or fail; which files: penstock chunk lost", n)

@@ -1131,8 +1131,11 @@ type VolumeHealth struct {
 	// could not for the first time.
 	SnapshotUndone      string                 `protobuf:"bytes,19,opt,name=snapshot_undone,json=snapshotUndone,proto3" json:"snapshot_undone,omitempty"`
 	SnapshotUndoneSince *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=snapshot_undone_since,json=snapshotUndoneSince,proto3" json:"snapshot_undone_since,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Why the policy can't be met even if every registered chunk server were there and empty:
+	// chunks have fewer replicas than it wants.
+	Unmet         string `protobuf:"bytes,21,opt,name=unmet,proto3" json:"unmet,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeHealth) Reset() {
@@ -1303,6 +1306,13 @@ func (x *VolumeHealth) GetSnapshotUndoneSince() *timestamppb.Timestamp {
 		return x.SnapshotUndoneSince
 	}
 	return nil
+}
+
+func (x *VolumeHealth) GetUnmet() string {
+	if x != nil {
+		return x.Unmet
+	}
+	return ""
 }
 
 // StandbyHealth is the copy of a volume's state that a server keeps for another one to own.
@@ -2266,7 +2276,7 @@ const file_penstock_admin_v1_health_proto_rawDesc = "" +
 	"shortBytes\x12\x18\n" +
 	"\acopying\x18\x0f \x01(\x04R\acopying\x12\x1d\n" +
 	"\n" +
-	"copy_bytes\x18\x10 \x01(\x04R\tcopyBytes\"\xa0\x05\n" +
+	"copy_bytes\x18\x10 \x01(\x04R\tcopyBytes\"\xb6\x05\n" +
 	"\fVolumeHealth\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -2295,7 +2305,8 @@ const file_penstock_admin_v1_health_proto_rawDesc = "" +
 	"\acorrupt\x18\x11 \x01(\x04R\acorrupt\x12\x12\n" +
 	"\x04away\x18\x12 \x01(\x04R\x04away\x12'\n" +
 	"\x0fsnapshot_undone\x18\x13 \x01(\tR\x0esnapshotUndone\x12N\n" +
-	"\x15snapshot_undone_since\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x13snapshotUndoneSince\"U\n" +
+	"\x15snapshot_undone_since\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x13snapshotUndoneSince\x12\x14\n" +
+	"\x05unmet\x18\x15 \x01(\tR\x05unmet\"U\n" +
 	"\rStandbyHealth\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\rR\x06volume\x12\x16\n" +
 	"\x06behind\x18\x02 \x01(\tR\x06behind\x12\x14\n" +

@@ -1147,7 +1147,9 @@ type RepairStatus struct {
 	// By the id of the disk: those that are to be emptied and have something yet.
 	Disks map[string]*DiskChunks `protobuf:"bytes,30,rep,name=disks,proto3" json:"disks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Of one volume that is or was compressed.
-	Stored        *StoredBytes `protobuf:"bytes,31,opt,name=stored,proto3" json:"stored,omitempty"`
+	Stored *StoredBytes `protobuf:"bytes,31,opt,name=stored,proto3" json:"stored,omitempty"`
+	// Of one volume: why the registered chunk servers can't meet its policy, all there.
+	Unmet         string `protobuf:"bytes,32,opt,name=unmet,proto3" json:"unmet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1397,6 +1399,13 @@ func (x *RepairStatus) GetStored() *StoredBytes {
 		return x.Stored
 	}
 	return nil
+}
+
+func (x *RepairStatus) GetUnmet() string {
+	if x != nil {
+		return x.Unmet
+	}
+	return ""
 }
 
 // NodeChunks is what the journals of volumes say that a chunk server has.
@@ -1966,7 +1975,7 @@ const file_penstock_admin_v1_nodes_proto_rawDesc = "" +
 	"\n" +
 	"Unanswered\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12.\n" +
-	"\x05error\x18\x02 \x01(\v2\x18.penstock.admin.v1.ErrorR\x05error\"\x97\t\n" +
+	"\x05error\x18\x02 \x01(\v2\x18.penstock.admin.v1.ErrorR\x05error\"\xad\t\n" +
 	"\fRepairStatus\x12\x18\n" +
 	"\avolumes\x18\x01 \x01(\x04R\avolumes\x12\x1c\n" +
 	"\tunscanned\x18\x02 \x01(\x04R\tunscanned\x12\x16\n" +
@@ -2006,7 +2015,8 @@ const file_penstock_admin_v1_nodes_proto_rawDesc = "" +
 	"\x04rate\x18\x1c \x01(\x01R\x04rate\x12@\n" +
 	"\x05nodes\x18\x1d \x03(\v2*.penstock.admin.v1.RepairStatus.NodesEntryR\x05nodes\x12@\n" +
 	"\x05disks\x18\x1e \x03(\v2*.penstock.admin.v1.RepairStatus.DisksEntryR\x05disks\x126\n" +
-	"\x06stored\x18\x1f \x01(\v2\x1e.penstock.admin.v1.StoredBytesR\x06stored\x1aW\n" +
+	"\x06stored\x18\x1f \x01(\v2\x1e.penstock.admin.v1.StoredBytesR\x06stored\x12\x14\n" +
+	"\x05unmet\x18  \x01(\tR\x05unmet\x1aW\n" +
 	"\n" +
 	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x123\n" +

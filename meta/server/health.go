@@ -126,7 +126,7 @@ func diskRank(state string) int {
 // One that is on its way to another owner is that one's to tell of.
 func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
-	best := s.servers().AtBest()
+	best, all := s.servers().AtBest(), s.registered()
 	for _, o := range s.owners() {
 		v := meta.VolumeHealth{ID: o.vol}
 		o.mu.Lock()
@@ -161,6 +161,9 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 				if _, err := best.Choose(chance{}, &policy, int(max(policy.Replicas, 1)), placement.Writer{}, nil, nil); err != nil {
 					v.Unplaceable = err.Error()
 				}
+			}
+			if v.Failed == "" {
+				v.Unmet = unmet(all, &policy)
 			}
 		}
 		o.mu.Unlock()

@@ -30,6 +30,14 @@ const meetWait = 10 * time.Second
 // known, and nothing refused; while some are still arriving in a new cluster, a policy that
 // needs them is refused until they are registered. Errors: ResourceExceeded.
 func (s *Server) meetable(p *meta.Policy) error {
+	if why := unmet(s.registered(), p); why != "" {
+		return meta.E("set policy", meta.ResourceExceeded, "", fmt.Errorf("nothing in the cluster can meet the policy: %s; add chunk servers, wait until those that are starting are listed by 'penstock node list', ask for less, or force it (--force)", why))
+	}
+	return nil
+}
+
+// registered are the chunk servers that were not given up, there or not.
+func (s *Server) registered() *placement.Map {
 	nodes := s.cfg.Cluster.Nodes()
 	var all []placement.Server
 	for _, x := range s.servers().Servers() {
@@ -37,16 +45,32 @@ func (s *Server) meetable(p *meta.Policy) error {
 			all = append(all, x)
 		}
 	}
-	if len(all) == 0 {
-		return nil
+	return placement.NewMap(all)
+}
+
+// unmet is why a policy can't be met by some chunk servers, all there; empty: it can be, or
+// there are none, of which nothing follows.
+func unmet(m *placement.Map, p *meta.Policy) string {
+	if len(m.Servers()) == 0 {
+		return ""
 	}
-	if err := placement.NewMap(all).Meetable(p); err != nil {
-		if e, ok := errors.AsType[*meta.Error](err); ok && e.Err != nil {
-			err = e.Err
-		}
-		return meta.E("set policy", meta.ResourceExceeded, "", fmt.Errorf("nothing in the cluster can meet the policy: %w; add chunk servers, wait until those that are starting are listed by 'penstock node list', ask for less, or force it (--force)", err))
+	err := m.Meetable(p)
+	if err == nil {
+		return ""
 	}
-	return nil
+	if e, ok := errors.AsType[*meta.Error](err); ok && e.Err != nil {
+		err = e.Err
+	}
+	return err.Error()
+}
+
+// unmet is why some chunk servers, all there, can't meet the volume's policy.
+func (o *owner) unmet(m *placement.Map) string {
+	p, err := o.policy()
+	if err != nil {
+		return "" // told where the volume is read
+	}
+	return unmet(m, &p)
 }
 
 // placeWords are the words of a policy that say where chunks lie, and how many there are.

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -261,8 +262,34 @@ func TestServersThatAreAwayCount(t *testing.T) {
 	if err := create("restarted", 3); err != nil {
 		t.Errorf("one of three is known by its record alone: %v", err)
 	}
+	// The owner of a volume tells health, and whoever looks at it, once a rack was given up.
+	v, err := p.FindVolume(t.Context(), "three")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func() (health, show string) {
+		st, err := g.s.srv.RepairStatus(t.Context(), v.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, _ := g.s.srv.VolumesHealth(0)
+		for _, h := range page {
+			if h.Name == "three" {
+				health = h.Unmet
+			} else if h.ID == meta.RootVolume && h.Unmet != "" {
+				t.Errorf("%+v", h)
+			}
+		}
+		return health, st.Unmet
+	}
+	if health, show := told(); health+show != "" {
+		t.Errorf("while one of three is down: health %q, show %q", health, show)
+	}
 	if err := g.s.srv.setNodeState(t.Context(), 2, cluster.NodeRemoved); err != nil {
 		t.Fatal(err)
+	}
+	if health, show := told(); !strings.Contains(health, "3 replicas on as many racks") || show != health {
+		t.Errorf("one of three was removed: health %q, show %q", health, show)
 	}
 	wantKind(t, create("removed", 3), meta.ResourceExceeded)
 	if err := create("two", 2); err != nil {

@@ -69,6 +69,9 @@ type RepairStatus struct {
 	Disks map[string]DiskChunks `json:"disks,omitempty"`
 
 	Stored StoredBytes `json:"stored,omitzero"` // of volumes that are or were compressed, and only if one volume was asked for
+	// Unmet is why the registered chunk servers can't meet the policy, all there; only if
+	// one volume was asked for.
+	Unmet string `json:"unmet,omitempty"`
 }
 
 // DiskChunks are replicas on one disk.
@@ -238,6 +241,7 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 		}
 		if err == nil && v != 0 {
 			st.Stored = o.tally(ctx)
+			sum.Unmet = o.unmet(s.registered())
 		}
 		switch {
 		case err == nil:
