@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/test/program"
 )
 
@@ -111,6 +112,67 @@ func TestUnstageWaits(t *testing.T) {
 			r.clean()
 		})
 	}
+}
+
+// TestUnmetPolicyKeepsBytes: a volume has a policy that nothing in the cluster can meet, so
+// that nothing that a pod writes gets anywhere. It is not unstaged, nor does umount(8)
+// return, before an operator asks for less; then all is there.
+func TestUnmetPolicyKeepsBytes(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	target, at := r.path("a"), r.path("mnt")
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	if err := os.Mkdir(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mount := r.start(nil, "mount", "--cluster", r.cluster(), "csi-pvc-1:/", at)
+	r.until("it is mounted", func() error {
+		if !spawn.Mounted(at) {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if out, err := r.ctl("volume", "set", "csi-pvc-1", "--replicas", "2", "--min-replicas", "2", "--force"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	// What is told is not lost in silence: a write may have found out by then.
+	write := func(dir, name string) []byte {
+		want := bytes.Repeat([]byte(name+" is written, not synced. "), 5000)
+		if err := os.WriteFile(filepath.Join(dir, name), want, 0o644); err != nil && !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+		return want
+	}
+	want := map[string][]byte{"f": write(target, "f"), "g": write(at, "g")}
+	must(t, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	unmounted := make(chan error, 1)
+	go func() { unmounted <- exec.Command("umount", at).Run() }()
+	for i := range 2 {
+		r.stays(fmt.Sprint("call ", i), id, staging)
+	}
+	select {
+	case err := <-unmounted:
+		t.Fatalf("DATA: umount returned while what was written is not durable: %v", err)
+	default:
+	}
+	if out, err := r.ctl("volume", "set", "csi-pvc-1", "--replicas", "1", "--min-replicas", "1"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+	if err := <-unmounted; err != nil {
+		t.Errorf("umount: %v", err)
+	}
+	<-mount.Done()
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	for name, want := range want {
+		if got, err := os.ReadFile(filepath.Join(target, name)); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("DATA: %d bytes of %d of %s are there: %v", len(got), len(want), name, err)
+		}
+	}
+	r.gone(id, staging, target)
+	r.clean()
 }
 
 // TestAbandonIsTold: an operator gives up what was written through one of several handles
