@@ -23,6 +23,13 @@ func Counted(r Reader) (bytes, inodes uint64, err error) {
 	return t.vol.holds(), t.vol.inodes, err
 }
 
+// NextIno is the number that the next new inode gets.
+func NextIno(r Reader) (meta.Ino, error) {
+	t := tx{view: view{r: r}}
+	err := t.begin()
+	return meta.Ino(t.vol.nextIno), err
+}
+
 // UsageAfter returns the value of Counted after the effects of an operation, or changed false
 // if the effects don't change it.
 func UsageAfter(effects []Effect) (bytes, inodes uint64, changed bool) {

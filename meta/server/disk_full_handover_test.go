@@ -102,8 +102,12 @@ func TestFullMetadataDiskHandsOver(t *testing.T) {
 	settles()
 	b.more(t, 20)
 	b.stop()
-	for _, name := range []string{"f0", fmt.Sprint("f", b.made.Load()/2)} {
-		p.do(t, &meta.Lookup{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, name := range b.names {
+		if err := p.try(t, &meta.Lookup{Parent: meta.RootIno, Name: name}); err != nil {
+			t.Errorf("DATA: %s was synced: %v", name, err)
+		}
 	}
 }
 

@@ -605,6 +605,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoCourtesy = true
 		case "meta-nomeet":
 			cfg.Unsafe.NoMeet = true
+		case "meta-noreplaycheck":
+			cfg.Unsafe.NoReplayCheck = true
 		}
 	}
 	if s.adjust != nil {

@@ -107,6 +107,7 @@ type owner struct {
 	// unanswered are, of each snapshot taken here, the files that were not given back.
 	unanswered map[meta.Generation]unanswered
 	compaction compaction
+	replays    replays
 	filling    map[meta.ChunkID]bool // open, by promotion or compaction: not abandoned
 
 	eventWaits eventWaits
@@ -362,6 +363,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 			re.Grants = nil
 			return &re, nil
 		}
+	}
+	if err := o.checkReplay(s, c); err != nil {
+		return o.refuse(err)
 	}
 	select {
 	case <-o.recovered:

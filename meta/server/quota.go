@@ -470,6 +470,9 @@ func (q *quota) inherit(p *promise, serial uint64) *wire.Reserved {
 	return &wire.Reserved{Granted: p.granted, Idle: p.idle, Metered: q.limit > 0 || q.turning != nil}
 }
 
+// maxClaim bounds what a session may say that it was promised: sums don't wrap.
+const maxClaim = 1 << 56
+
 // claimPromise gives a session back what the owner before promised it.
 func (o *owner) claimPromise(s *session, n uint64) {
 	o.mu.Lock()
@@ -483,7 +486,7 @@ func (o *owner) claimPromise(s *session, n uint64) {
 	}
 	p := o.quota.of(s.id)
 	o.quota.take(p, p.bytes)
-	o.quota.add(p, n)
+	o.quota.add(p, min(n, maxClaim))
 }
 
 // setPolicy journals a policy. Caller has the turn: what is in force here is what

@@ -110,7 +110,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		s.standbys.give(v, st)
 		return release(err)
 	}
-	if err := o.loadSessions(); err != nil {
+	if err := errors.Join(o.loadSessions(), o.replays.load(o.st)); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
 	}

@@ -171,7 +171,6 @@ var opRights = map[meta.OpCode]cluster.Rights{
 	meta.OpCopyRange:      cluster.WriteRights,
 	meta.OpSetXattr:       cluster.WriteRights,
 	meta.OpRemoveXattr:    cluster.WriteRights,
-	meta.OpReplaceExtents: cluster.WriteRights,
 	meta.OpClosed:         cluster.WriteRights,
 }
 

@@ -184,6 +184,8 @@ type Unsafe struct {
 	NoCourtesy bool
 	// NoMeet: open chunks that don't meet a changed policy are gone on with.
 	NoMeet bool
+	// NoReplayCheck: a client is believed what it calls a replay, and each inode number.
+	NoReplayCheck bool
 }
 
 // Server serves the volumes of a cluster.

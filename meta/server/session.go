@@ -428,8 +428,9 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, m); err != nil {
 			return false, err
 		}
+		o := s.srv.opened(m.Volume) // not the next owner, to which the session has not replayed yet
 		s.inOrder(m.Volume, func() {
-			if o := s.srv.opened(m.Volume); o != nil {
+			if o != nil {
 				o.back(s)
 			}
 			s.flush()

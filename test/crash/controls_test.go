@@ -41,6 +41,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-nocourtesy", "meta/server", "TestLateSessionIsKept"},
 	{"meta-nomeet", "meta/server", "TestPolicyHoldsWhenAnswered"},
 	{"meta-nomeet", "meta/server", "TestPolicySetAgain"},
+	{"meta-noreplaycheck", "meta/server", "TestClaimedReplays"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"meta-norecall", "test/cluster", "TestPartitions"},

@@ -60,6 +60,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.NoDrain = true
 		case "meta-nocourtesy":
 			u.Meta.NoCourtesy = true
+		case "meta-noreplaycheck":
+			u.Meta.NoReplayCheck = true
 		case "meta-nomeet":
 			u.Meta.NoMeet = true
 		case "mirror-nodigest":
