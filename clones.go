@@ -77,7 +77,7 @@ func (v *Volume) Promote(ctx context.Context) (Promotion, error) { return v.prom
 // under the volume's next owners: MinPromoteRate or more, or 0 for as fast as it
 // goes. A byte counts once, however many replicas it has. It may be called
 // again with another rate, which holds within about a second. Errors: also
-// Invalid (the rate), NotSupported (the server is older).
+// Invalid (the rate).
 func (v *Volume) PromoteAt(ctx context.Context, rate uint64) (Promotion, error) {
 	return v.promote(ctx, &rate)
 }

@@ -41,7 +41,7 @@ func (c *Client) Groups() (Groups, error) {
 // snapshot in one of the volumes), Busy (such a group is being taken), Invalid, NameTooLong
 // and ResourceExceeded, NoSuchVolume, AccessDenied (a grant is not to administer),
 // Unavailable (the volumes could not be held at one moment; or, if it is to be strict, the
-// text says whose files are not in), NotSupported (an owner is of an older version).
+// text says whose files are not in).
 func (g Groups) Take(ctx context.Context, name string, strict bool, volumes ...*Volume) (Group, error) {
 	var ids []meta.VolumeID
 	for _, v := range volumes {

@@ -229,8 +229,6 @@ func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
 		s := &f.servers[i]
 		running[s.Name] = true
 		switch {
-		case errors.Is(s.err, meta.NotSupported):
-			l.aside("metadata", s.Name, "upgrade it: see docs/operations.md, Upgrade", "is of a version that does not tell how it is")
 		case s.err != nil:
 			l.add(Critical, "metadata", s.Name, "look at its log, and at the network to "+s.Addr, "does not answer, and is on the list of those that run: %s", firstLine(s.err))
 		default:

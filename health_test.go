@@ -62,9 +62,6 @@ func TestHealthIsJudged(t *testing.T) {
 				f.servers[i] = serverFacts{MetaServer: f.servers[i].MetaServer, err: errors.New("silent")}
 			}
 		}, []string{"critical metadata m1: does not", "critical metadata m2: does not", "critical metadata : no metadata server says"}},
-		{"one is old", func(f *healthFacts) {
-			f.servers[1] = serverFacts{MetaServer: f.servers[1].MetaServer, err: meta.E("admin", meta.NotSupported, "", nil)}
-		}, []string{"warning metadata m2: is of a version"}},
 		{"one stopped", func(f *healthFacts) { f.servers = f.servers[:1] }, []string{"warning metadata m2: has joined the cluster and does not run"}},
 		{"a chunk server's clock, as two servers see it", func(f *healthFacts) {
 			for i := range f.servers {

@@ -25,7 +25,6 @@ func TestForUpgrade(t *testing.T) {
 	}{
 		{"a metadata server is silent", func(f *healthFacts) { f.servers[1].err = errors.New("silent") }, "critical"},
 		{"one does not run", func(f *healthFacts) { f.servers = f.servers[:1] }, "warning"},
-		{"one is of a version before", func(f *healthFacts) { f.servers[1].err = meta.E("admin", meta.NotSupported, "", nil) }, "ok"},
 		{"a clock", func(f *healthFacts) { first(f).Now = healthNow.Add(-time.Hour) }, "ok"},
 		{"more than was told", func(f *healthFacts) { first(f).Left = 3 }, "warning"},
 		{"a member of etcd is away", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[2].Error = "refused" }) }, "warning"},

@@ -58,7 +58,7 @@ func (v Volumes) Find(ctx context.Context, name string) (VolumeInfo, error) {
 
 // Create makes a volume that hangs nowhere. Its name is text of 1 to 255 bytes without
 // '/', '@', ':' and control characters, and not "." or "..". Errors: VolumeExists, Invalid,
-// ResourceExceeded, NotSupported (the server is older than a word).
+// ResourceExceeded.
 func (v Volumes) Create(ctx context.Context, name string, p meta.Policy, words VolumeWords) (VolumeInfo, error) {
 	return v.s.CreateVolume(ctx, name, p, words)
 }

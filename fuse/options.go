@@ -128,7 +128,7 @@ func mountSays(at string) ([]string, error) {
 	b := make([]byte, 4<<10)
 	n, err := unix.Getxattr(at, XattrMount, b)
 	if errors.Is(err, syscall.ENODATA) || errors.Is(err, syscall.EOPNOTSUPP) {
-		return nil, meta.E("remount", meta.NotSupported, at, errors.New("it is served by an earlier version: have this one serve it (penstock mount --replace), or mount it anew"))
+		return nil, meta.E("remount", meta.NotSupported, at, errors.New("the file system there does not answer as a mount of penstock does: nothing was changed"))
 	}
 	if err != nil {
 		return nil, meta.E("remount", meta.Unavailable, at, err)

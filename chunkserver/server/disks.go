@@ -28,8 +28,8 @@ import (
 //
 //	{"version": 1, "server": 3, "disk": "…32 hexadecimal digits"}
 //
-// Both are written beside, synced and renamed. A disk of before there was a
-// file "server" gets one.
+// Both are written to a file beside, which is synced and renamed. A disk whose server
+// crashed before it wrote the file "server" gets one when it is opened.
 const (
 	disksFile    = "disks.json"
 	serverFile   = "server"
@@ -384,7 +384,7 @@ func (ds *Disks) openInto(d *disk, rec disksRecord) error {
 		return err
 	}
 	if own.Version == 0 {
-		// Of before disks had names, or a crash came before it got one.
+		// The server crashed after it had made the store and before it wrote whose it is.
 		id := st.ID()
 		if id == [16]byte{} {
 			if expected != nil {

@@ -228,7 +228,7 @@ func onMount(path string) (located, error) {
 		return at, fmt.Errorf("%s is not a regular file: it has no bytes of its own", path)
 	}
 	if at.cluster, err = told(path, fuse.XattrCluster); errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EOPNOTSUPP) {
-		return at, fmt.Errorf("%s: whatever serves it does not say of which cluster the file is: it is none of a volume, or the mount is served by an earlier version of penstock, and is to be mounted anew", path)
+		return at, fmt.Errorf("%s: the file system does not say of which cluster this file is: it is no file of a volume", path)
 	}
 	if err != nil {
 		return at, err

@@ -110,7 +110,7 @@ func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name st
 	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Counted, list.Quota, list.Keep, list.Failing}
 	if log, err := s.EventLog(ctx, v.ID); err == nil && log.Keep > 0 {
 		full.Events = &eventsView{log.Keep, log.First, log.Last}
-	} else if err != nil && meta.KindOf(err) != meta.NotSupported { // its owner may be of an older version
+	} else if err != nil {
 		return nil, err
 	}
 	r, err := repairOf(ctx, c, v.ID)
@@ -269,7 +269,7 @@ func waitPlaced(ctx context.Context, cmd *cobra.Command, c *admin.Client, v clie
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case meta.KindOf(err) == meta.AccessDenied:
-			return err // of a grant that was taken back, or by a server of before
+			return err // the grant was taken back
 		case err != nil:
 			clean = 0
 			p.show("its owner does not answer: " + firstLine(err))

@@ -246,9 +246,7 @@ func volumeOf(v client.Volume) (Volume, error) {
 		x.Origin = Origin{Volume: o.Volume, Snapshot: o.Snapshot}
 	}
 	var err error
-	if c := v.Detail.Compression; c != "" { // of servers of before
-		x.Compression, err = meta.ParseCompression(c)
-	}
+	x.Compression, err = meta.ParseCompression(v.Detail.Compression)
 	return x, err
 }
 

@@ -99,9 +99,6 @@ func (c *Cluster) grantFor(ctx context.Context, q wire.GrantsFor) error {
 		}
 		return err
 	})
-	if errors.Is(err, meta.NotSupported) {
-		return meta.E("publish", meta.Unavailable, q.For, err) // until they are upgraded
-	}
 	return err
 }
 

@@ -244,14 +244,6 @@ func InlineName(node, volume string) string { return InlinePrefix(node) + digest
 // other node's: what is under it and used by no pod there may be deleted.
 func InlinePrefix(node string) string { return Inline + digest(node, 16) + "-" }
 
-// OldInlineName is what InlineName gave before: the name is the volume's alone, as
-// the orchestrator gives ids once.
-func OldInlineName(node, volume string) string { return OldInlinePrefix(node) + digest(volume, 16) }
-
-// OldInlinePrefix begins the names of all that OldInlineName gives for a node. With
-// four bytes of a digest it may be another node's, too.
-func OldInlinePrefix(node string) string { return Inline + digest(node, 4) + "-" }
-
 func digest(text string, bytes int) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:bytes])

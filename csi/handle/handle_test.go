@@ -123,13 +123,8 @@ func TestNames(t *testing.T) {
 	}
 	// The digests of these two nodes' names begin with the same four bytes.
 	const n1, n2 = "worker-62661", "worker-112079"
-	if OldInlinePrefix(n1) != OldInlinePrefix(n2) || InlinePrefix(n1) == InlinePrefix(n2) {
+	if InlinePrefix(n1) == InlinePrefix(n2) {
 		t.Errorf("%s and %s share their volumes' names: %q", n1, n2, InlinePrefix(n1))
-	}
-	for _, name := range []string{OldInlineName(n1, "csi-1"), OldInlineName(n2, "csi-1")} {
-		if strings.HasPrefix(name, InlinePrefix(n1)) || strings.HasPrefix(name, InlinePrefix(n2)) {
-			t.Errorf("a name of before, %q, is taken for one of now", name)
-		}
 	}
 	holders := map[string]bool{}
 	for _, h := range []string{Holder("n1", "v", "/s"), Holder("n2", "v", "/s"), Holder("n1", "v", "/t"), Holder("n1", "w", "/s"), Holder("a,b=c", "v", "/s"), Holder(strings.Repeat("n", 300), "v", "/s")} {

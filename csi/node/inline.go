@@ -43,18 +43,13 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 		return "", meta.E(op, meta.Invalid, "", fmt.Errorf("a volume that a pod brings along has at most %d bytes here (--inline-max), not %d", s.InlineMax, want.Policy.QuotaBytes))
 	}
 	// Sweep may be about to delete it.
-	end, err := s.pending.Begin(handle.InlineName(s.Name, q.GetVolumeId()))
+	name := handle.InlineName(s.Name, q.GetVolumeId())
+	end, err := s.pending.Begin(name)
 	if err != nil {
 		return "", err
 	}
 	defer end()
-	// An earlier version of the driver may have made it.
-	name := handle.OldInlineName(s.Name, q.GetVolumeId())
 	v, err := s.Cluster.VolumeByName(ctx, name)
-	if errors.Is(err, meta.NoSuchVolume) {
-		name = handle.InlineName(s.Name, q.GetVolumeId())
-		v, err = s.Cluster.VolumeByName(ctx, name)
-	}
 	if errors.Is(err, meta.NoSuchVolume) {
 		s.Step("inline.make")
 		v, err = s.Cluster.Create(ctx, name, want)
@@ -96,15 +91,14 @@ func (s *Server) removeInline(ctx context.Context, volume string) error {
 	if err := s.unstage(ctx, volume, staging); err != nil {
 		return err
 	}
-	for _, name := range []string{handle.InlineName(s.Name, volume), handle.OldInlineName(s.Name, volume)} {
-		err := s.deleteInline(ctx, name)
-		if err != nil && !s.Inline && (errors.Is(err, meta.AccessDenied) || errors.Is(err, meta.NotPermitted)) {
-			s.Logger.Error("a volume that a pod brought along stays: the driver serves none any more (--inline), and may not delete it", "volume", name, "err", err)
-			err = nil
-		}
-		if err != nil {
-			return err
-		}
+	name := handle.InlineName(s.Name, volume)
+	err := s.deleteInline(ctx, name)
+	if err != nil && !s.Inline && (errors.Is(err, meta.AccessDenied) || errors.Is(err, meta.NotPermitted)) {
+		s.Logger.Error("inline volume: not deleted, since the driver runs without --inline and its identity may not delete volumes; delete it by hand: penstock volume delete", "volume", name, "err", err)
+		err = nil
+	}
+	if err != nil {
+		return err
 	}
 	if err := removeDir(staging); err != nil {
 		return err
@@ -143,28 +137,17 @@ func (s *Server) Sweep(ctx context.Context, staged []string) error {
 	}
 	keep := map[string]bool{}
 	for _, v := range staged {
-		keep[handle.InlineName(s.Name, v)], keep[handle.OldInlineName(s.Name, v)] = true, true
+		keep[handle.InlineName(s.Name, v)] = true
 	}
 	all, err := s.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
 	}
-	var (
-		errs []error
-		old  []string
-	)
+	var errs []error
 	for _, v := range all {
-		switch {
-		case strings.HasPrefix(v.Name, handle.InlinePrefix(s.Name)):
-			if !keep[v.Name] {
-				errs = append(errs, s.sweepInline(ctx, v.Name))
-			}
-		case strings.HasPrefix(v.Name, handle.OldInlinePrefix(s.Name)) && !keep[v.Name]:
-			old = append(old, v.Name)
+		if strings.HasPrefix(v.Name, handle.InlinePrefix(s.Name)) && !keep[v.Name] {
+			errs = append(errs, s.sweepInline(ctx, v.Name))
 		}
-	}
-	if len(old) > 0 {
-		s.Logger.Warn("volumes of pods that an earlier version made may be another node's, and are left alone: delete by hand those whose pods are gone", "volumes", old)
 	}
 	return errors.Join(errs...)
 }

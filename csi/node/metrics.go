@@ -244,8 +244,8 @@ func (f folder) note(r record, target string, p pod) error {
 	return f.write(r)
 }
 
-// socket is where the process of a mount tells what it counts. It is not in the
-// folder: an earlier version of the driver would not remove it.
+// socket is where the process of a mount answers questions for its metrics. It lies beside
+// the folders of the mounts, not in this one.
 func (f folder) socket() string {
 	state := filepath.Dir(filepath.Dir(string(f)))
 	return filepath.Join(state, "sockets", filepath.Base(string(f)))

@@ -210,8 +210,8 @@ func (s *Server) alreadyStaged(ctx context.Context, f folder, want record) error
 }
 
 // admits fails with Exists unless a volume that is staged as r says is what a call
-// wants. Its source may differ: the volume may have another name by now.
-// So may its pin: drivers of before pinned nothing.
+// wants. Its source may differ, since the volume may have another name by now, and so may
+// the pin of its snapshot, which the driver chooses and not the caller.
 func (r record) admits(want record) error {
 	if r.Volume != want.Volume || r.Staging != want.Staging || !slices.Equal(r.asked(), want.asked()) {
 		return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("the volume is staged there with other options: %v", r.Options))

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 
 	"penstock.io/penstock/meta"
@@ -28,16 +27,12 @@ func (s *Session) Clones(ctx context.Context, v meta.VolumeID) (l []wire.CloneIn
 // tells how far that is: it goes on by itself. rate bounds the bytes that are
 // copied in a second from now on, 0 for as fast as it goes, else at least
 // wire.MinPromoteRate; nil leaves it as it is. Errors: Busy (it has clones
-// itself), Invalid (the rate), NotSupported (the server knows of no rates; it
-// copies at its own).
+// itself), Invalid (the rate).
 func (s *Session) Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (st wire.PromoteStatus, err error) {
 	var body any
 	if rate != nil {
 		body = wire.PromoteRequest{Rate: rate}
 	}
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminPromote, Volume: v}, body, &st)
-	if err == nil && !st.Done && rate != nil && st.Rate != *rate {
-		err = meta.E("promote volume", meta.NotSupported, "", errors.New("the metadata server is older than this program and knows no rate: it copies as fast as it goes"))
-	}
 	return st, err
 }

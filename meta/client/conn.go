@@ -478,7 +478,7 @@ func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {
 	here := vs != nil && vs.conn == c
 	s.mu.Unlock()
 	if !here {
-		return // an owner of before; the present one asks again
+		return // a former owner asks; the present one asks again
 	}
 	h := s.cfg.Handler
 	if m.Orphan {

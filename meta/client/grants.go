@@ -23,7 +23,7 @@ func Grants[G any](ctx context.Context, s *Session, number func(*G) uint64) (all
 	return grantsOf(ctx, s, "", number)
 }
 
-// grantsOf is Grants for one use; "": all. A server of an earlier version tells all.
+// grantsOf is Grants for one use; "": all.
 func grantsOf[G any](ctx context.Context, s *Session, use string, number func(*G) uint64) (all []G, err error) {
 	for after := uint64(0); ; {
 		var page []G
@@ -31,8 +31,6 @@ func grantsOf[G any](ctx context.Context, s *Session, use string, number func(*G
 		if err != nil {
 			return nil, err
 		}
-		// A server of an earlier version tells all of them each time.
-		page = slices.DeleteFunc(page, func(g G) bool { return number(&g) <= after })
 		if len(page) == 0 {
 			return all, nil
 		}
@@ -45,25 +43,17 @@ func grantsOf[G any](ctx context.Context, s *Session, use string, number func(*G
 // names none, the use is over: what the client was granted for it is taken back. In a
 // cluster without certificates it does nothing: nobody needs grants. Errors: NotFound
 // (no such client), NoSuchVolume, Exists (it has other rights for the same use), Invalid,
-// Again (a later request was served before this one, see q.AsOf), NotSupported (the
-// metadata servers are of an earlier version).
+// Again (a later request was served before this one, see q.AsOf).
 func (s *Session) GrantFor(ctx context.Context, q wire.GrantsFor) error {
-	return noUses(q.For, s.askJSON(ctx, wire.Admin{Op: wire.AdminGrantFor}, q, nil))
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminGrantFor}, q, nil)
 }
 
 // Revision is that of the cluster's state, not older than the call: for q.AsOf of
-// GrantFor. Errors: NotSupported (the metadata servers are of an earlier version).
+// GrantFor.
 func (s *Session) Revision(ctx context.Context) (int64, error) {
 	var r wire.RevisionAnswer
 	err := s.askJSON(ctx, wire.Admin{Op: wire.AdminRevision}, nil, &r)
-	return r.Revision, noUses("", err)
-}
-
-func noUses(use string, err error) error {
-	if errors.Is(err, meta.NotSupported) {
-		return meta.E("grant", meta.NotSupported, use, errors.New("metadata servers of an earlier version make no grants for a use: upgrade them"))
-	}
-	return err
+	return r.Revision, err
 }
 
 // UseGrants lists the grants that end with a use, with "" with any; none in a cluster

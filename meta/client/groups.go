@@ -49,8 +49,7 @@ func (s *Session) Group(ctx context.Context, name string) (meta.Group, error) {
 // group of that name, or a snapshot in one of the volumes), Busy (a group of that name is
 // being taken), Invalid (the name, or not 1 to meta.MaxGroup volumes), NoSuchVolume,
 // Unavailable (they could not be held at one moment; strict: what was written is not all
-// in yet), NotSupported (an owner is of an older version), AccessDenied,
-// ResourceExceeded.
+// in yet), AccessDenied, ResourceExceeded.
 func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error) {
 	volumes = slices.Clone(volumes)
 	slices.Sort(volumes)

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"slices"
 
@@ -21,9 +20,6 @@ func (s *Session) LostChunks(ctx context.Context, v meta.VolumeID) iter.Seq2[wir
 				if !yield(c, nil) {
 					return
 				}
-			}
-			if err == nil && l.More > 0 && l.After == "" { // a server of before pages
-				err = meta.E("list lost chunks", meta.ResourceExceeded, "", fmt.Errorf("there are %d more, and the volume's server can't tell them: bring it up to date", l.More))
 			}
 			if err != nil {
 				yield(wire.LostChunk{}, err)

@@ -33,7 +33,7 @@ type Promise struct {
 // or zero. Only one call for a volume may be under way. It should not be
 // canceled: what is granted then is lost until the session ends.
 // With a place, where there is no room for want it may do with less: what is stored
-// there and in no snapshot takes none. Servers of before grant want or nothing.
+// there and in no snapshot takes none.
 // It is sent in one epoch only, as DoBatch says: what another session is promised, the
 // caller would not believe in.
 // Errors: QuotaExceeded, SessionExpired.
@@ -50,7 +50,7 @@ type Place struct {
 
 // Inherit gives what a predecessor (Config.Session) was promised of a volume's quota
 // and had not used; Granted is this process's from then on. It comes before
-// anything else about the volume. Errors: NotSupported (by a server of before).
+// anything else about the volume.
 func (s *Session) Inherit(ctx context.Context, v meta.VolumeID) (Promise, error) {
 	return s.reserve(ctx, AnyEpoch, &wire.Reserve{Volume: v, Inherit: true})
 }

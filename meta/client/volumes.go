@@ -24,13 +24,10 @@ type Volume struct {
 func volumes(re *wire.AdminRe) ([]Volume, error) {
 	all := make([]Volume, len(re.Volumes))
 	for i, v := range re.Volumes {
-		all[i] = Volume{v, wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Open: true}}
-		if v.Deleting {
-			all[i].Detail.State = wire.VolumeDeleting
-		}
+		all[i].VolumeInfo = v
 	}
-	if len(re.Report) == 0 {
-		return all, nil // of a server of before details
+	if len(all) == 0 {
+		return all, nil
 	}
 	var details []wire.VolumeDetail
 	if err := json.Unmarshal(re.Report, &details); err != nil || len(details) != len(all) {
@@ -83,11 +80,8 @@ func (s *Session) Volumes(ctx context.Context) iter.Seq2[Volume, error] {
 				return
 			}
 			for _, v := range page {
-				// A server of before pages tells all of them each time.
-				if v.ID > after {
-					if !yield(v, nil) {
-						return
-					}
+				if !yield(v, nil) {
+					return
 				}
 			}
 			if len(page) != volumesPage {
@@ -110,18 +104,16 @@ func (s *Session) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, err
 }
 
 // CreateVolume makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
-// ResourceExceeded (volumes, labels), NotSupported (the server is older than a word).
+// ResourceExceeded (volumes, labels).
 func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (Volume, error) {
-	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, wire.VolumeCreation{Once: once(), VolumeWords: words})
-	return v, errors.Join(err, spoken(v, words))
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, wire.VolumeCreation{Once: once(), VolumeWords: words})
 }
 
 // SetVolume changes what is kept of a volume: the words of its policy that
 // words.Only names, or with nil all of them, and the words that are said. Errors:
-// NoSuchVolume, Invalid, ResourceExceeded (labels), NotSupported.
+// NoSuchVolume, Invalid, ResourceExceeded (labels).
 func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (Volume, error) {
-	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
-	return v, errors.Join(err, spoken(v, words))
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
 }
 
 // once names a request, which is made in the same words each time that it is sent.
@@ -132,35 +124,6 @@ func body(w wire.VolumeWords) any {
 		return nil
 	}
 	return w
-}
-
-// spoken tells if a server did not understand a word.
-func spoken(v Volume, w wire.VolumeWords) error {
-	if v.ID == 0 {
-		return nil
-	}
-	later := func(what string) error {
-		return meta.E("change volume", meta.NotSupported, v.Name, errors.New("the metadata server is older than this program and knows no "+what+": set it again after the upgrade"))
-	}
-	d := &v.Detail
-	switch {
-	case w.Compression != nil && *w.Compression != d.Compression && (d.Compression != "" || *w.Compression != meta.CompressNone.String()):
-		return later("compression")
-	case w.AdvisoryBytes != nil && *w.AdvisoryBytes != d.AdvisoryBytes, w.AdvisoryInodes != nil && *w.AdvisoryInodes != d.AdvisoryInodes:
-		return later("advisory quota")
-	}
-	if w.TrashSeconds != nil && *w.TrashSeconds != d.TrashSeconds {
-		return later("trash")
-	}
-	if d.LabelsUnread != "" {
-		return nil // they were changed, and can't be compared
-	}
-	for k, v := range w.Labels {
-		if have, ok := d.Labels[k]; ok != (v != nil) || ok && have != *v {
-			return later("labels")
-		}
-	}
-	return nil
 }
 
 // AttachVolume hangs a volume into the tree; parents makes the directories above
@@ -210,8 +173,7 @@ func (s *Session) deleteVolume(ctx context.Context, id meta.VolumeID, q wire.Vol
 }
 
 // DiscardVolume deletes a volume that hangs nowhere, past the trash, if it still has
-// the name at that moment: a server of before does not look. Errors: as
-// DeleteVolume, and Busy (it has another name).
+// the name at that moment. Errors: as DeleteVolume, and Busy (it has another name).
 func (s *Session) DiscardVolume(ctx context.Context, id meta.VolumeID, name string) error {
 	return s.deleteVolume(ctx, id, wire.VolumeDeletion{Now: true, Name: name})
 }

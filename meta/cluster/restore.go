@@ -153,7 +153,6 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 			}
 			last[counter] = max(last[counter], n)
 			continue
-		case r.Key == authorityKey && f.Authority == nil: // of an older program's checkpoint
 		case strings.HasPrefix(r.Key, "groups/") && readyGroup(r.Value): // of a backup
 		case !keptRecord(r.Key):
 			continue

@@ -15,7 +15,7 @@ func TestGivenUp(t *testing.T) {
 		disks []meta.DiskState
 		want  bool
 	}{
-		{nil, false}, // an older server
+		{nil, false}, // it has told of no disk yet
 		{[]meta.DiskState{meta.DiskOK}, false},
 		{[]meta.DiskState{meta.DiskFailing}, true},
 		{[]meta.DiskState{meta.DiskFailing, meta.DiskFailed}, true},

@@ -87,7 +87,7 @@ func (o *owner) snapshotWork() bool {
 }
 
 // deleteSnapshot makes a snapshot unreadable; what it alone saw goes later. at is its
-// generation, or zero if it is known by its name alone, as to programs of before.
+// generation, or zero if the caller knows only its name.
 // Errors: NoSuchSnapshot, Busy (the volume is being rolled back to it, or somebody
 // pinned it).
 func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generation) (meta.Snapshot, error) {

@@ -50,7 +50,6 @@ type PromoteStatus struct {
 	Done   bool   `json:"done" yaml:"done"`
 	Copied uint64 `json:"copied_bytes" yaml:"copied_bytes"` // since its owner began
 	Left   uint64 `json:"left_bytes" yaml:"left_bytes"`     // as far as is known
-	// Rate is the bound that holds, in bytes a second; 0: none. Servers of before
-	// know of none.
+	// Rate is the bound that holds, in bytes a second; 0: none.
 	Rate uint64 `json:"rate,omitempty" yaml:"rate,omitempty"`
 }

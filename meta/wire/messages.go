@@ -519,10 +519,9 @@ const (
 	AdminMembers     // Report: a list of cluster.Member
 	AdminEvict       // Name: role/name
 	AdminAddGrant    // Body, Report: cluster.Grant; Name: the volume, if it is not in the body
-	// AdminGrants lists all grants, by number; with Name, those for that use (a server of an
-	// earlier version: all). With PageOfGrants as Entry, as many of those
-	// with greater numbers than Ino as one answer takes; none: there are no more. A server of
-	// an earlier version lists all each time. Report: a list of cluster.Grant.
+	// AdminGrants lists all grants, by number; with Name, those for that use. With
+	// PageOfGrants as Entry, as many of those with greater numbers than Ino as one answer
+	// takes; none: there are no more. Report: a list of cluster.Grant.
 	AdminGrants
 	AdminRevokeGrant // Ino: its number
 	AdminSettings    // Body: cluster.Settings, or empty to ask; Report: cluster.Settings

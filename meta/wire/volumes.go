@@ -9,7 +9,7 @@ import (
 // Bodies and reports of the requests about volumes, as JSON.
 
 // Once begins the bodies of requests that are to be done once, however often they
-// are sent. A server of before passes it over.
+// are sent.
 type Once struct {
 	// Token names the request: random, and never zero.
 	Token uint64 `json:"token,omitempty"`
@@ -35,7 +35,7 @@ type VolumeWords struct {
 	Labels map[string]*string `json:"labels,omitempty"`
 	// Only names the words of the request's policy that count, see
 	// meta.PolicyWords: the rest of the volume's policy stays as it is then. nil: all
-	// of them. Of AdminSetPolicy; a server of before takes the whole.
+	// of them. Of AdminSetPolicy.
 	Only []string `json:"only,omitzero"`
 	// Force: a volume becomes immutable also if a client can't commit what it holds, which
 	// is lost then, and gets a policy also if nothing in the cluster can meet it.
@@ -53,7 +53,6 @@ type VolumeDeletion struct {
 	Once
 	Now bool `json:"now,omitempty"` // past the trash
 	// Name that the volume must have at the moment at which it is condemned; "": any.
-	// A server of before does not look.
 	Name string `json:"name,omitempty"`
 }
 
@@ -73,7 +72,7 @@ const (
 
 // VolumeDetail is what VolumeInfo has no room for. The report of AdminVolumes,
 // AdminVolumeByName and what changes a volume is a list of them, one for each
-// VolumeInfo, in the same order. Servers of before it send none.
+// VolumeInfo, in the same order.
 type VolumeDetail struct {
 	ID           meta.VolumeID `json:"id"`
 	State        string        `json:"state"`
@@ -84,17 +83,16 @@ type VolumeDetail struct {
 	// Open: its usage is known. A volume that nobody uses is closed, and a list
 	// of many does not open it.
 	Open bool `json:"open"`
-	// Compression names how chunks are stored; "" of servers of before.
+	// Compression names how chunks are stored.
 	Compression    string    `json:"compression,omitempty"`
 	AdvisoryBytes  uint64    `json:"advisory_bytes,omitempty"`
 	AdvisoryInodes uint64    `json:"advisory_inodes,omitempty"`
 	BytesOver      time.Time `json:"bytes_over,omitzero"` // since when it counts as above its advisory quota
 	InodesOver     time.Time `json:"inodes_over,omitzero"`
-	// Labels; servers of before don't tell. LabelsUnread is why they can't be told: the
-	// volume may have some.
+	// LabelsUnread is why the labels can't be told: the volume may have some.
 	Labels       map[string]string `json:"labels,omitempty"`
 	LabelsUnread string            `json:"labels_unread,omitempty"`
-	// Origin is of a clone that needs it yet. Servers of before don't tell.
+	// Origin is that of a clone which still needs it.
 	Origin *VolumeOrigin `json:"origin,omitempty"`
 }
 

@@ -204,19 +204,14 @@ func (k *snapper) give(c *copied, err error) error {
 func (k *snapper) take(ctx context.Context, of *copied) error {
 	k.made++
 	args := []string{"snapshot", "create", of.volume, fmt.Sprint("s", k.made), "--output", "json"}
-	if k.rand.IntN(3) > 0 {
+	strict := k.rand.IntN(3) > 0
+	if strict {
 		args = append(args, "--strict")
 	}
 	frozen := k.frozen(of)
-	out, err := k.s.Cluster.Penstock(ctx, args...)
-	var is struct {
-		Strict bool `json:"strict"`
-	}
-	if err == nil {
-		err = json.Unmarshal(out, &is)
-	}
-	c := k.shows(of, of.volume, args[3], frozen, is.Strict)
-	if is.Strict {
+	_, err := k.s.Cluster.Penstock(ctx, args...)
+	c := k.shows(of, of.volume, args[3], frozen, strict && err == nil)
+	if strict && err == nil {
 		k.times["strict snapshot"]++
 	}
 	c.unknown = of.unknown

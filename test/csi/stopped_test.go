@@ -13,6 +13,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"penstock.io/penstock/csi/handle"
 )
 
 // halt stops a process, and waits until all of its threads stand still.
@@ -87,21 +89,14 @@ func TestStoppedCluster(t *testing.T) {
 	r.clean()
 }
 
-// TestInlineOfBefore: volumes that pods brought along keep their life when the
-// driver gives them other names, or serves none any more. What may be another
-// node's is left alone.
-func TestInlineOfBefore(t *testing.T) {
+// TestInlineOff: the inline volumes of pods that run live on, and go with their pods,
+// when the driver is started without --inline. A volume of another node is left alone.
+func TestInlineOff(t *testing.T) {
 	r := newRig(t)
-	create := func(name string) {
-		t.Helper()
-		if _, err := r.ctl("volume", "create", name, "--replicas", "1", "--local-first", "--quota", "16M"); err != nil {
-			t.Fatal(err)
-		}
+	others := handle.InlineName("node2", "csi-2")
+	if _, err := r.ctl("volume", "create", others, "--replicas", "1", "--quota", "16M"); err != nil {
+		t.Fatal(err)
 	}
-	// handle.OldInlineName("node1", "csi-1") and ("node1", "csi-2")
-	const ours, others = "csi-inline-ca12f31b-e8e7e5f2c5c6b463a7da58ca4d836aba", "csi-inline-ca12f31b-3cda1a993f5b58a80b6f80f1b13b2e08"
-	create(ours)
-	create(others)
 	r.drive(nil)
 	bring := func(id, size string) *csi.NodePublishVolumeRequest {
 		return &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: r.path(id), VolumeCapability: capability(manyWriters), VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": size}}
@@ -115,7 +110,7 @@ func TestInlineOfBefore(t *testing.T) {
 	must(t, r.node().NodePublishVolume, bring("csi-1", "16Mi"))
 	must(t, r.node().NodePublishVolume, bring("csi-3", "16Mi"))
 	if v := r.volumes(); len(v) != 3 {
-		t.Errorf("the volume of before is not used: %v", v)
+		t.Errorf("volumes: %v", v)
 	}
 	for _, id := range []string{"csi-1", "csi-3"} {
 		if err := os.WriteFile(filepath.Join(r.path(id), "f"), nil, 0o644); err != nil {
