@@ -53,7 +53,7 @@ func TestDocumentedCommands(t *testing.T) {
 	var pages []string
 	for _, top := range []string{"../../README.md", "../../docs"} {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && filepath.Ext(path) == ".md" && !strings.Contains(path, "/changelog/") { // which tells what was
+			if err == nil && filepath.Ext(path) == ".md" && !strings.Contains(path, "/changelog/unreleased/") {
 				pages = append(pages, path)
 			}
 			return err

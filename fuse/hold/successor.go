@@ -72,7 +72,7 @@ func (d *Daemon) respawn(m *record, which int, pause time.Duration) {
 			return
 		}
 		// Not as the holder, which is to be the last to go when memory is short. It sees
-		// to that itself, before all else; an earlier version does not.
+		// to that itself, before all else; this holds until then.
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte(strconv.Itoa(start.OOM)), 0); err != nil {
 			d.cfg.Logger.Warn("a successor is killed for want of memory as this process is", "mount", m.name, "err", err)
 		}
