@@ -59,6 +59,7 @@ var table = []row{
 	{"fuse/hold", []string{"fuse/kernel", "meta", "meta/keep", "meta/process"}, "the holder has descriptors: it knows neither files nor what the kernel asks, and outlives the processes that do"},
 	{"fuse", []string{".", "fuse/hold", "fuse/kernel", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
+	{"stream/log", []string{"meta"}, "batches, producers and recovery are functions of the log's bytes"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},
 	{"csi/policy", []string{"meta", "meta/placement", "csi/handle"}, "what users may say of volumes, decided without doing anything"},
@@ -104,7 +105,7 @@ var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placeme
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica"}
+var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica", "stream/log"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.
