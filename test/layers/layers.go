@@ -60,6 +60,7 @@ var table = []row{
 	{"fuse", []string{".", "fuse/hold", "fuse/kernel", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"stream/log", []string{"meta"}, "batches, producers and recovery are functions of the log's bytes"},
+	{"stream/group", nil, "a consumer group is a machine of its own: it knows no stream and no protocol"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},
 	{"csi/policy", []string{"meta", "meta/placement", "csi/handle"}, "what users may say of volumes, decided without doing anything"},
@@ -105,7 +106,7 @@ var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placeme
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica", "stream/log"}
+var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica", "stream/log", "stream/group"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.
