@@ -293,7 +293,7 @@ func (g *Group) replace(now int64, ticket uint64, m *member, q *JoinRequest) []A
 // members but except, and their type.
 func (g *Group) supports(q *JoinRequest, except *member) bool {
 	others := 0
-	for _, m := range g.members {
+	for _, m := range g.members { // in any order
 		if m != except {
 			others++
 		}
@@ -302,7 +302,7 @@ func (g *Group) supports(q *JoinRequest, except *member) bool {
 		return true
 	}
 	return q.Type == g.typ && slices.ContainsFunc(q.Protocols, func(p Protocol) bool {
-		for _, m := range g.members {
+		for _, m := range g.members { // in any order
 			if m != except && !m.supports(p.Name) {
 				return false
 			}
@@ -386,7 +386,7 @@ func (g *Group) mayComplete(now int64) []Answer {
 		return nil
 	}
 	missing := len(g.pending) > 0
-	for _, m := range g.members {
+	for _, m := range g.members { // in any order
 		missing = missing || m.join == 0
 	}
 	if missing && now < g.until {
@@ -410,7 +410,7 @@ func (g *Group) complete(now int64) []Answer {
 	if joined == 0 && len(g.members) > 0 {
 		// Only static members are left, and none has joined: wait for the end of their sessions.
 		longest := int64(0)
-		for _, m := range g.members {
+		for _, m := range g.members { // in any order
 			longest = max(longest, m.rebalance)
 		}
 		g.until, g.latest = now+max(longest, 1), 0
@@ -610,10 +610,10 @@ func (g *Group) Deadline() int64 {
 	if g.state == Preparing || g.state == Completing {
 		at(g.until)
 	}
-	for _, m := range g.members {
+	for _, m := range g.members { // in any order
 		at(g.ends(m))
 	}
-	for _, until := range g.pending {
+	for _, until := range g.pending { // in any order
 		at(until)
 	}
 	return next
