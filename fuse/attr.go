@@ -80,12 +80,9 @@ func (f *fileSystem) fillAttrOut(node uint64, e *penstock.Entry, out *fuse.AttrO
 
 // GetAttr answers stat(2) and what the kernel refreshes by itself.
 func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	if isVirtual(in.NodeId) {
-		return f.virtualAttr(in.NodeId, out)
-	}
 	ctx := request(cancel)
-	if isSnapshots(in.NodeId) {
-		return f.snapshotsAttr(ctx, in.NodeId, out)
+	if dir := f.virtualAt(in.NodeId); dir != nil {
+		return dir.getAttr(ctx, in.NodeId, out)
 	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
@@ -105,12 +102,9 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 
 // Statx is asked only when the birth time is wanted.
 func (f *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
-	if isVirtual(in.NodeId) {
-		return fuse.ENOSYS
-	}
 	ctx := request(cancel)
-	if isSnapshots(in.NodeId) {
-		return f.snapshotsStatx(ctx, in.NodeId, out)
+	if dir := f.virtualAt(in.NodeId); dir != nil {
+		return dir.statx(ctx, in.NodeId, out)
 	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
@@ -155,7 +149,7 @@ func sxTime(t meta.Time) fuse.SxTime {
 // and capabilities to us: always with a change of owner, with a truncation
 // when it says so.
 func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		return fuse.EPERM
 	}
 	ctx := request(cancel)

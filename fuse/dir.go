@@ -70,7 +70,7 @@ func (l *listings) release(handle uint64) {
 
 // OpenDir gives a handle for the end of the listing.
 func (f *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if f.noOpen && !isVirtual(in.NodeId) && !isSnapshots(in.NodeId) {
+	if f.noOpen && !isText(in.NodeId) && !isSnapshots(in.NodeId) {
 		return fuse.ENOSYS // the kernel caches listings, too
 	}
 	out.Fh = f.listings.open()
@@ -82,7 +82,7 @@ func (f *fileSystem) ReleaseDir(in *fuse.ReleaseIn) { f.listings.release(in.Fh) 
 
 // FsyncDir makes the names that this mount was answered for durable.
 func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	if isVirtual(in.NodeId) || isSnapshots(in.NodeId) {
+	if isText(in.NodeId) || isSnapshots(in.NodeId) {
 		return fuse.OK
 	}
 	ctx := request(cancel)
@@ -125,12 +125,9 @@ func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *f
 // readDir streams a directory from the position that the kernel names. add
 // says whether an entry fitted.
 func (f *fileSystem) readDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList, plus bool, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
-	if isVirtual(in.NodeId) {
-		return f.virtualReadDir(in.Offset, add)
-	}
 	ctx := request(cancel)
-	if isSnapshots(in.NodeId) {
-		return f.snapshotsReadDir(ctx, in, add)
+	if dir := f.virtualAt(in.NodeId); dir != nil {
+		return dir.readDir(ctx, in, add)
 	}
 	id, _ := f.split(in.NodeId)
 	v, ino, err := f.inode(ctx, in.NodeId)

@@ -85,7 +85,7 @@ func FuzzDirect(f *testing.F) {
 	f.Add(uint8(opLookup), uint64(1), []byte("junction\x00"))
 	f.Add(uint8(opWrite), uint64(1<<44|2), append(fixed(opWrite), "data"...))
 	f.Add(uint8(opBatchForget), uint64(0), []byte("\xff\xff\xff\xff\x00\x00\x00\x00sixteen bytes..."))
-	f.Add(uint8(opRead), uint64(virtualDir+1), []byte("handle..before\x00\xff\xff\xffsize....flags...lock owner"))
+	f.Add(uint8(opRead), uint64(textsDir+1), []byte("handle..before\x00\xff\xff\xffsize....flags...lock owner"))
 	f.Fuzz(func(t *testing.T, op uint8, node uint64, body []byte) {
 		c, s, tree := newDirect()
 		tree.volumes[1].add(meta.RootIno, "f", &memInode{attr: meta.Attr{Mode: meta.TypeRegular | 0o644}})

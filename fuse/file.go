@@ -14,7 +14,7 @@ import (
 // Open opens a regular file. For writing it bypasses the page cache; for
 // reading it uses it, or a backing file that the kernel reads itself.
 func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		if writable(in.Flags) {
 			return fuse.EPERM
 		}
@@ -64,7 +64,7 @@ const secondStep = 1 << 16
 
 // Create makes and opens a regular file.
 func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		return fuse.EPERM
 	}
 	f.undoOpen(&in.InHeader)
@@ -86,7 +86,7 @@ func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name stri
 
 // Tmpfile makes and opens a regular file without a name.
 func (f *fileSystem) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		return fuse.EPERM
 	}
 	f.undoOpen(&in.InHeader)
@@ -154,7 +154,7 @@ func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.
 // Release ends one open. The kernel waits for nobody here: errors were told by
 // Flush and Fsync.
 func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		return
 	}
 	ctx := request(nil)
@@ -204,7 +204,7 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	if f.noOpen {
 		return fuse.ENOSYS
 	}
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		return fuse.OK
 	}
 	ctx := request(cancel)
@@ -252,8 +252,8 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 }
 
 func (f *fileSystem) read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (int, fuse.Status) {
-	if isVirtual(in.NodeId) {
-		return f.virtualRead(in.NodeId, buf, int64(in.Offset)), fuse.OK
+	if isText(in.NodeId) {
+		return f.readText(in.NodeId, buf, int64(in.Offset)), fuse.OK
 	}
 	ctx := request(cancel)
 	v, ino, err := f.inode(ctx, in.NodeId)
@@ -295,7 +295,7 @@ func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]b
 
 // write answers write(2), and the writing back of shared mappings.
 func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (uint32, fuse.Status) {
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		return 0, fuse.EPERM
 	}
 	ctx := request(cancel)

@@ -49,7 +49,7 @@ type fileSystem struct {
 	// dropping counts the requests that are dropping set-id bits and file capabilities.
 	dropping atomic.Int32
 	kept     openRecords
-	texts    virtualTexts
+	texts    openTexts
 	// count counts requests for the session; nil: nobody wants to know.
 	count interface {
 		Begin() uint32
@@ -81,7 +81,7 @@ func (f *fileSystem) split(node uint64) (meta.VolumeID, meta.Ino) {
 // inode finds the volume of a node. It fails with NoSuchVolume.
 func (f *fileSystem) inode(ctx context.Context, node uint64) (Volume, meta.Ino, error) {
 	id, ino := f.split(node)
-	if ino == 0 && !isVirtual(node) {
+	if ino == 0 && !isText(node) {
 		// What reads a directory of snapshots asks isSnapshots before.
 		return nil, 0, meta.E("snapshots", meta.ReadOnly, penstock.SnapshotDir, nil)
 	}
@@ -231,7 +231,7 @@ func (f *fileSystem) String() string { return "penstock" }
 // the library bounds its own cache, but an inode without a name may be waiting
 // for this.
 func (f *fileSystem) Forget(node, _ uint64) {
-	if isVirtual(node) {
+	if isText(node) {
 		f.texts.forget(node)
 		return
 	}

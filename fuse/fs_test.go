@@ -24,7 +24,7 @@ func TestNodeIDs(t *testing.T) {
 		if v, ino := f.split(c.node); v != c.v || ino != c.ino {
 			t.Errorf("node %#x is %d:%d, want %d:%d", c.node, v, ino, c.v, c.ino)
 		}
-		if isVirtual(c.node) {
+		if isText(c.node) {
 			t.Errorf("node %#x counts as one of .penstock", c.node)
 		}
 	}

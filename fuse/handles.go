@@ -20,7 +20,7 @@ import (
 // handleLookup answers a lookup of "." or ".." in a node. The kernel turns ENOENT into
 // ESTALE.
 func (f *fileSystem) handleLookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status {
-	if isVirtual(node) || isSnapshots(node) {
+	if isText(node) || isSnapshots(node) {
 		return fuse.ENOENT
 	}
 	id, ino := f.split(node)

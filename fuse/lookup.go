@@ -12,15 +12,15 @@ import (
 // Lookup finds a name. An absent name is answered with node 0, which the
 // kernel may remember; a junction with the root of the volume it leads to.
 func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	if st, ok := f.virtualLookup(in.NodeId, name, out); ok {
-		return st
-	}
 	ctx := request(cancel)
-	if name == "." || name == ".." {
+	if (name == "." || name == "..") && !isText(in.NodeId) {
 		return f.handleLookup(ctx, in.NodeId, name, out)
 	}
-	if isSnapshots(in.NodeId) {
-		return f.snapshotLookup(ctx, in.NodeId, name, out)
+	if dir := f.virtualAt(in.NodeId); dir != nil {
+		return dir.lookup(ctx, in.NodeId, name, out)
+	}
+	if in.NodeId == fuse.FUSE_ROOT_ID && name == textsName {
+		return textDirectory{f}.enter(out)
 	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
@@ -36,7 +36,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	if e.Negative {
 		valid := f.entryTimeout(e.Volume, e.Valid)
 		if id, _ := f.split(in.NodeId); name == penstock.SnapshotDir && showsSnapshots(id, ino) {
-			return f.enterSnapshots(ctx, v, id, valid, out)
+			return snapshotDirectory{f}.enter(ctx, v, id, valid, out)
 		}
 		if valid <= 0 {
 			return fuse.ENOENT
@@ -102,7 +102,7 @@ func (f *fileSystem) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, 
 
 // create makes a node under a name that must be free.
 func (f *fileSystem) create(cancel <-chan struct{}, op string, h *fuse.InHeader, req meta.Create, out *fuse.EntryOut) fuse.Status {
-	if isVirtual(h.NodeId) {
+	if isText(h.NodeId) {
 		return fuse.EPERM
 	}
 	ctx := request(cancel)
@@ -130,7 +130,7 @@ func (f *fileSystem) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name strin
 }
 
 func (f *fileSystem) unlink(cancel <-chan struct{}, op string, in *fuse.InHeader, name string, dir bool) fuse.Status {
-	if isVirtual(in.NodeId) {
+	if isText(in.NodeId) {
 		return fuse.EPERM
 	}
 	ctx := request(cancel)

@@ -879,7 +879,7 @@ func TestNoOpen(t *testing.T) {
 	m.fs.texts.mu.Lock()
 	n := len(m.fs.texts.texts)
 	m.fs.texts.mu.Unlock()
-	if n > 2*len(virtualFiles) {
+	if n > 2*len(textFiles) {
 		t.Errorf("%d texts are kept of what the kernel forgot", n)
 	}
 	v := m.tree.volumes[1]

@@ -52,7 +52,7 @@ func (c *conn) quick(s *slot, n int) (ok bool) {
 		return false
 	}
 	h := (*fuse.InHeader)(unsafe.Pointer(&s.in[0]))
-	if h.TotalExtlen != 0 || uintptr(n) < directSize[op] || h.Unique&resent != 0 || isVirtual(h.NodeId) || isSnapshots(h.NodeId) {
+	if h.TotalExtlen != 0 || uintptr(n) < directSize[op] || h.Unique&resent != 0 || isText(h.NodeId) || isSnapshots(h.NodeId) {
 		return false
 	}
 	generation := c.generation.Load()
@@ -107,7 +107,7 @@ func (f *fileSystem) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse
 }
 
 func (f *fileSystem) quickLookup(v quickVolume, id meta.VolumeID, parent meta.Ino, name string, out *fuse.EntryOut) (fuse.Status, bool) {
-	if name == virtualName || name == penstock.SnapshotDir || f.noOpen && id != f.rootVolume {
+	if isVirtualName(name) || f.noOpen && id != f.rootVolume {
 		return 0, false
 	}
 	e, ok := v.LookupCached(parent, name)

@@ -9,7 +9,7 @@ import (
 // Rename answers rename(2) and renameat2(2). Names don't cross volumes, and
 // there are no whiteouts.
 func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
-	if isVirtual(in.NodeId) || isVirtual(in.Newdir) {
+	if isText(in.NodeId) || isText(in.Newdir) {
 		return fuse.EPERM
 	}
 	if in.Flags&^(meta.RenameNoReplace|meta.RenameExchange) != 0 {
@@ -33,7 +33,7 @@ func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, 
 
 // Link answers link(2), and linkat(2) of a file made by O_TMPFILE.
 func (f *fileSystem) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
-	if isVirtual(in.NodeId) || isVirtual(in.Oldnodeid) {
+	if isText(in.NodeId) || isText(in.Oldnodeid) {
 		return fuse.EPERM
 	}
 	if isSnapshots(in.NodeId) {

@@ -5,7 +5,6 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 )
 
@@ -21,16 +20,20 @@ import (
 const snapshotsValid = time.Second
 
 // isSnapshots reports whether a node is a directory of snapshots.
-func isSnapshots(node uint64) bool { return node&uint64(meta.MaxIno) == 0 && !isVirtual(node) }
+func isSnapshots(node uint64) bool { return node&uint64(meta.MaxIno) == 0 && !isText(node) }
 
 // showsSnapshots reports whether a directory has one: a live volume's root.
 func showsSnapshots(v meta.VolumeID, ino meta.Ino) bool {
 	return ino == meta.RootIno && v <= meta.MaxVolume
 }
 
-// enterSnapshots answers the lookup of .snapshot where the volume has no such
-// name of its own, which is so for valid.
-func (f *fileSystem) enterSnapshots(ctx request, v Volume, id meta.VolumeID, valid time.Duration, out *fuse.EntryOut) fuse.Status {
+// snapshotDirectory is .snapshot of any volume.
+type snapshotDirectory struct{ f *fileSystem }
+
+// enter answers the lookup of .snapshot where the volume has no such name of its own, which
+// is so for valid.
+func (d snapshotDirectory) enter(ctx request, v Volume, id meta.VolumeID, valid time.Duration, out *fuse.EntryOut) fuse.Status {
+	f := d.f
 	out.NodeId = nodeOf(id, 0)
 	out.Generation = 1
 	a, err := snapshotsAttr(ctx, v)
@@ -56,7 +59,8 @@ func snapshotsAttr(ctx request, v Volume) (meta.Attr, error) {
 	return a, err
 }
 
-func (f *fileSystem) snapshotsAttr(ctx request, node uint64, out *fuse.AttrOut) fuse.Status {
+func (d snapshotDirectory) getAttr(ctx request, node uint64, out *fuse.AttrOut) fuse.Status {
+	f := d.f
 	id, _ := f.split(node)
 	a := meta.Attr{}
 	v, err := f.volume(ctx, id)
@@ -68,7 +72,8 @@ func (f *fileSystem) snapshotsAttr(ctx request, node uint64, out *fuse.AttrOut) 
 	return f.status("getattr", node, err)
 }
 
-func (f *fileSystem) snapshotsStatx(ctx request, node uint64, out *fuse.StatxOut) fuse.Status {
+func (d snapshotDirectory) statx(ctx request, node uint64, out *fuse.StatxOut) fuse.Status {
+	f := d.f
 	id, _ := f.split(node)
 	a := meta.Attr{}
 	v, err := f.volume(ctx, id)
@@ -80,8 +85,9 @@ func (f *fileSystem) snapshotsStatx(ctx request, node uint64, out *fuse.StatxOut
 	return f.status("statx", node, err)
 }
 
-// snapshotLookup finds a snapshot. Its name may come to mean another one.
-func (f *fileSystem) snapshotLookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status {
+// lookup finds a snapshot. Its name may come to mean another one.
+func (d snapshotDirectory) lookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status {
+	f := d.f
 	id, _ := f.split(node)
 	v, err := f.volume(ctx, id)
 	if err != nil {
@@ -99,7 +105,8 @@ func (f *fileSystem) snapshotLookup(ctx request, node uint64, name string, out *
 	return fuse.OK
 }
 
-func (f *fileSystem) snapshotsReadDir(ctx request, in *fuse.ReadIn, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
+func (d snapshotDirectory) readDir(ctx request, in *fuse.ReadIn, add addEntry) fuse.Status {
+	f := d.f
 	node, from := in.NodeId, in.Offset
 	id, _ := f.split(node)
 	v, err := f.volume(ctx, id)

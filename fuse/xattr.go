@@ -124,7 +124,7 @@ func known(name string) fuse.Status {
 
 // GetXAttr reads an attribute, or, with an empty dest, asks for its length.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
-	if isVirtual(in.NodeId) || isSnapshots(in.NodeId) {
+	if isText(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.ENODATA
 	}
 	ctx := request(cancel)
@@ -201,7 +201,7 @@ func fit(value, dest []byte) (uint32, fuse.Status) {
 
 // ListXAttr lists names, each ended by a NUL.
 func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
-	if isVirtual(in.NodeId) || isSnapshots(in.NodeId) {
+	if isText(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.OK
 	}
 	ctx := request(cancel)
@@ -226,7 +226,7 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest [
 
 // SetXAttr sets an attribute or an ACL.
 func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, value []byte) fuse.Status {
-	if isVirtual(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
+	if isText(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
 	if st := known(name); st != fuse.OK {
@@ -249,7 +249,7 @@ func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name 
 
 // RemoveXAttr removes an attribute or an ACL.
 func (f *fileSystem) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	if isVirtual(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
+	if isText(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
 	if st := known(name); st != fuse.OK {
