@@ -266,7 +266,7 @@ func newClusterEvict() *cobra.Command {
 		Long: `Ends the sessions and connections of an identity and refuses it from now on, on
 every metadata server and chunk server within seconds (a chunk server of a version
 before protocol 4 goes on until its capabilities end, 45 s). A token for its name
-lets it in again, with a new certificate: those of before stay worthless.`,
+lets it in again, with a new certificate: the earlier ones stay worthless.`,
 		Example: `  penstock cluster evict client/pod-7`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

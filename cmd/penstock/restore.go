@@ -32,7 +32,7 @@ taken where a newer complete one is found.
 
 Everything that was done after that is lost: how long ago that was is shown, how many operations it were is not known. Chunks that no
 checkpoint knows are kept on the disks for 14 days. Without --yes it only shows
-what it would do. Clients of before must mount again.
+what it would do. Clients must mount again.
 
 An etcd that holds a cluster is refused. If it is an older copy of this one, or is broken, and
 no metadata server runs, --overwrite takes its place: what it held is kept in a file in DIR,

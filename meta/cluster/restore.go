@@ -30,7 +30,7 @@ type Restoration struct {
 	// Quarantine: before this time, nothing that the journal does not know is deleted from any
 	// disk, since it may be the last copy of lost data.
 	Quarantine meta.Time `json:"quarantine"`
-	// Settled: the sessions of before were ended and inode numbers skipped.
+	// Settled: the sessions that the checkpoint names were ended and inode numbers skipped.
 	Settled bool `json:"settled,omitempty"`
 }
 

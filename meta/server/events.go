@@ -79,8 +79,8 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 		if err != nil {
 			return nil, err
 		}
-		// A state of before the volume was lost lacks what the next owner told: who
-		// has heard of that must not be told that it never was.
+		// If this server has lost the volume, its state lacks the events that the next owner
+		// told: a caller that has heard of those must not be told that they never were.
 		o.mu.Lock()
 		late := o.outsideLease()
 		o.mu.Unlock()

@@ -29,7 +29,7 @@ type handedOver struct{ addr string }
 func (handedOver) Error() string { return "the volume was handed over" }
 
 // takeOver makes ready for a volume and asks its owner to release it. It gives
-// the store at the end of the journal as of before the release. Errors:
+// the store at the end of the journal, as it was before the release. Errors:
 // NotOwner (the owner keeps it; the subject is its address), and those of
 // loadState.
 func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (Store, error) {

@@ -177,8 +177,8 @@ type Cluster interface {
 	// Records are the cluster's records that outlive processes.
 	Records(ctx context.Context) ([]cluster.Record, error)
 	// Restored tells whether a volume was made again from its checkpoint after
-	// the cluster's records were lost; SettleRestored notes that its sessions
-	// of before are ended.
+	// the cluster's records were lost; SettleRestored notes that the
+	// sessions that the checkpoint names are ended.
 	Restored(ctx context.Context, v meta.VolumeID) (cluster.Restoration, bool, error)
 	SettleRestored(ctx context.Context, v meta.VolumeID) error
 	// Follow gives a volume's journal to a reader.

@@ -42,7 +42,7 @@ func (o *owner) loadRestoration(r *cluster.Restoration) {
 	}
 	o.restored = r
 	if !r.Settled {
-		o.log.Warn("the volume was restored from a checkpoint: sessions of before are ended", "seq", r.Seq, "sessions", len(o.sessions))
+		o.log.Warn("the volume was restored from a checkpoint: the sessions that it names are ended, and their mounts must be mounted again", "seq", r.Seq, "sessions", len(o.sessions))
 		o.over = o.over[:0]
 		for id := range o.awaited {
 			o.over = append(o.over, id)
@@ -51,7 +51,7 @@ func (o *owner) loadRestoration(r *cluster.Restoration) {
 }
 
 // settleRestoration skips the inode numbers that may have been given out after
-// the checkpoint, once the sessions of before are ended.
+// the checkpoint, once the sessions that the checkpoint names are ended.
 func (o *owner) settleRestoration() error {
 	if o.restored == nil || o.restored.Settled {
 		return nil

@@ -31,8 +31,8 @@ type copiesOf struct {
 const copiesVersion = 1
 
 // ageCopies sets the copies in a folder aside if the cluster was restored since they were
-// made, by renaming. Errors: Invalid (etcd is of before the restoring that the copies are
-// of), Version, Corrupt, IO.
+// made, by renaming. Errors: Invalid (etcd is older than the restoring that the copies
+// are of), Version, Corrupt, IO.
 func ageCopies(dir string, restored meta.Time, log *slog.Logger) error {
 	const op = "look at the copies of volumes"
 	var of copiesOf

@@ -450,7 +450,7 @@ func (m *Meta) NewServerID(ctx context.Context) (meta.ServerID, error) {
 	return m.cluster.NewServerID(ctx)
 }
 
-// OpenVolumes opens every volume, so that sessions of before can go on.
+// OpenVolumes opens every volume, so that sessions of an earlier run can go on.
 func (m *Meta) OpenVolumes(ctx context.Context) error { return m.Server.OpenAll(ctx) }
 
 // openVolumes is OpenVolumes for callers that do not serve before it is done.
