@@ -95,7 +95,7 @@ func (o *owner) enter(s *session, m *wire.Enter, e *wire.Entered) <-chan struct{
 		o.entries++
 		o.entered[s] = o.entries
 	}
-	e.Known, e.Claim, e.Metered = true, awaited, o.quota.limit > 0 || o.quota.turning != nil
+	e.Known, e.Claim, e.Metered = true, awaited, o.quota.metered()
 	e.Overwrites = o.quota.overwrites
 	return nil
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -562,10 +563,10 @@ func (s *site) checkOwners() {
 	s.t.Helper()
 	for _, o := range s.srv.owners() {
 		o.mu.Lock()
-		err := o.leases.Check()
+		err := errors.Join(o.leases.Check(), o.quota.Check())
 		o.mu.Unlock()
 		if err != nil {
-			s.t.Errorf("leases of volume %d: %v", o.vol, err)
+			s.t.Errorf("leases or quota of volume %d: %v", o.vol, err)
 		}
 	}
 }

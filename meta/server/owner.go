@@ -58,7 +58,7 @@ type owner struct {
 	stClosed bool
 
 	leases   *lease.Table[*session]
-	quota    quota
+	quota    volumeQuota
 	words    words
 	locks    locks
 	mirror   mirrorTarget
@@ -213,8 +213,8 @@ func (o *owner) hurry() {
 // Caller holds mu.
 func (o *owner) apply(effects []namespace.Effect, by meta.SessionID) {
 	if bytes, inodes, ok := namespace.UsageAfter(effects); ok {
-		if o.quota.limit > 0 {
-			o.quota.used = bytes
+		if o.quota.Limit() > 0 {
+			o.quota.SetUsed(bytes)
 		}
 		o.watchQuota(bytes, inodes)
 	}
@@ -253,7 +253,7 @@ func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay b
 	for range 1 << 20 {
 		c := o.context(as)
 		c.Op, c.Replay, c.Squash = id, replay, w.squash
-		c.Reserved, c.Held = reserved, o.quota.total-reserved
+		c.Reserved, c.Held = reserved, o.quota.Promised()-reserved
 		res, effects, err := namespace.Execute(w, c, op)
 		if err == nil || !errors.Is(err, meta.Again) {
 			return res, effects, err
@@ -357,7 +357,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 			}
 			if kept.claimed && !c.Replay {
 				kept.claimed = false
-				o.quota.spend(s.id, c.Reserved)
+				o.quota.Spend(s.id, c.Reserved)
 			}
 			re := *kept.re
 			re.Grants = nil
@@ -439,7 +439,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	o.grantFor(s, c, res, re)
 	effects = append(effects, namespace.PutReply(s.id, o.cur.seq, c.ID, res))
 	o.cur.sessions[s] = struct{}{}
-	before := o.quota.used
+	before := o.quota.Used()
 	o.apply(effects, s.id)
 	if written, ok := op.(*meta.Write); ok && o.mirror.shown != 0 {
 		o.arrived(written)

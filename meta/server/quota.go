@@ -8,16 +8,14 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/quota"
 	"penstock.io/penstock/meta/wire"
 )
 
 // Promises of a volume's quota.
 //
-// What write(2) took must fit when it is committed, perhaps after close. So a
-// session reserves bytes before it buffers them, and what was promised to one
-// is out of reach for all others:
-//
-//	committed (early replies included) + promised <= limit
+// The account of what is used and promised is a pure machine (meta/quota). Here sessions
+// are asked and answered, and requests wait for room.
 //
 // An operation says how much of the session's promise is for it (Call.Reserved).
 // When it succeeds, that much of the promise is over: what it took is committed,
@@ -37,48 +35,17 @@ import (
 // it appended to them counts then, unmetered (rule 7).
 //
 // Guarded by the owner's mu.
-type quota struct {
-	limit uint64 // bytes; zero: none, and the rest is unused
-	used  uint64 // bytes that count, early replies included
+type volumeQuota struct {
+	quota.Account
 	// overwrites: sessions are told to reserve what they overwrite, too: what snapshots
 	// hold counts, or soon will.
 	overwrites bool
-
-	held  map[meta.SessionID]*promise
-	total uint64 // of all promises, left ones included
-	left  uint64 // of sessions that ended, until their files are sealed
-	idle  uint64 // sum of the promises' idle
-
-	round  *reclaim // under way
-	rounds uint64
 	// turning is closed when a quota that comes is in force: until then nothing
 	// is promised.
 	turning chan struct{}
 }
 
-// promise is one session's.
-type promise struct {
-	bytes uint64
-	idle  uint64 // it may leave so much of it unused
-	drawn map[meta.Ino]uint64
-	// serial and granted are of the last request that was decided; given is the
-	// last whose Give counted.
-	serial, granted, given uint64
-	waiting                bool // it asks for more, so nothing of it lies idle
-}
-
-// reclaim is one round of asking for what lies idle.
-type reclaim struct {
-	round   uint64
-	pending map[meta.SessionID]struct{}
-	done    chan struct{}
-}
-
 const (
-	// idleMost and idlePart bound what all sessions together may leave idle: so
-	// many bytes, and that part of the quota.
-	idleMost = 64 << 20
-	idlePart = 100
 	// reclaimWait bounds a round: a session that says nothing for so long keeps
 	// what it has, and who asks is refused.
 	reclaimWait = 2 * time.Second
@@ -96,121 +63,48 @@ func (o *owner) loadQuota() error {
 	if err != nil {
 		return err
 	}
-	o.quota.limit, o.quota.overwrites = p.QuotaBytes, p.QuotaSnapshots
-	o.quota.used, _, err = namespace.Counted(o.st)
+	o.quota.NoPromise = o.srv.cfg.Unsafe.NoPromise
+	o.quota.SetLimit(p.QuotaBytes)
+	o.quota.overwrites = p.QuotaSnapshots
+	used, _, err := namespace.Counted(o.st)
+	o.quota.SetUsed(used)
 	return err
 }
 
-func (q *quota) of(id meta.SessionID) *promise {
-	p := q.held[id]
-	if p == nil {
-		if q.held == nil {
-			q.held = map[meta.SessionID]*promise{}
-		}
-		p = &promise{}
-		q.held[id] = p
-	}
-	return p
-}
-
-func (q *quota) add(p *promise, n uint64)  { p.bytes += n; q.total += n }
-func (q *quota) take(p *promise, n uint64) { n = min(n, p.bytes); p.bytes -= n; q.total -= n }
-
-// spend ends n bytes of a session's promise.
-func (q *quota) spend(id meta.SessionID, n uint64) {
-	if p := q.held[id]; p != nil {
-		q.take(p, n)
-	}
-}
+// metered tells whether sessions must reserve what they write.
+func (q *volumeQuota) metered() bool { return q.Limit() > 0 || q.turning != nil }
 
 // cover is how much of its growth a call need not ask for.
-func (q *quota) cover(id meta.SessionID, c *wire.Call) uint64 {
-	p := q.held[id]
-	switch {
-	case p == nil || c.Replay:
+func (q *volumeQuota) cover(id meta.SessionID, c *wire.Call) uint64 {
+	if c.Replay {
 		return 0
-	case c.Draw:
-		return p.bytes
 	}
-	return min(c.Reserved, p.bytes)
+	return q.Cover(id, c.Reserved, c.Draw)
 }
 
 // charge books what a call took of its session's promise; before is what the
 // volume held. Caller holds mu.
 func (o *owner) charge(id meta.SessionID, c *wire.Call, before uint64) {
-	q := &o.quota
-	p := q.held[id]
-	if p == nil || c.Replay || !c.Draw && c.Reserved == 0 {
-		return
+	w, write := c.Op.(*meta.Write)
+	switch {
+	case c.Replay || !c.Draw && c.Reserved == 0:
+	case !write:
+		o.quota.Spend(id, c.Reserved)
+	case c.Draw:
+		o.quota.Draw(id, w.Ino, before)
+	default:
+		o.quota.ChargeWrite(id, w.Ino, c.Reserved)
 	}
-	w, ok := c.Op.(*meta.Write)
-	if !ok {
-		q.take(p, c.Reserved)
-		return
-	}
-	if c.Draw {
-		if q.used > before {
-			if p.drawn == nil {
-				p.drawn = map[meta.Ino]uint64{}
-			}
-			n := min(q.used-before, p.bytes)
-			p.drawn[w.Ino] += n
-			q.take(p, n)
-		}
-		return
-	}
-	q.take(p, c.Reserved-min(c.Reserved, p.drawn[w.Ino]))
-	delete(p.drawn, w.Ino)
-}
-
-// leave books that a session ended.
-func (q *quota) leave(id meta.SessionID) {
-	p := q.held[id]
-	if p == nil {
-		return
-	}
-	delete(q.held, id)
-	q.idle -= p.idle
-	q.left += p.bytes
-	q.answered(id, ^uint64(0))
-}
-
-// answered notes that a session has nothing idle as of a round.
-func (q *quota) answered(id meta.SessionID, round uint64) {
-	r := q.round
-	if r == nil || r.round > round {
-		return
-	}
-	delete(r.pending, id)
-	if len(r.pending) == 0 {
-		q.round = nil
-		close(r.done)
-	}
-}
-
-// mostIdle bounds what all sessions together may leave idle.
-func (q *quota) mostIdle() uint64 { return min(idleMost, q.limit/idlePart) }
-
-// share sets how much of a session's promise may lie idle, and tells whether
-// others have more than their part.
-func (q *quota) share(p *promise) (crowded bool) {
-	most := q.mostIdle()
-	fair := most / uint64(max(1, len(q.held)))
-	q.idle -= p.idle
-	p.idle = min(fair, most-min(most, q.idle))
-	q.idle += p.idle
-	return p.idle < fair
 }
 
 // freeLeft frees what ended sessions left, once no file of theirs is open-ended.
 // Caller holds mu.
 func (o *owner) freeLeft() {
-	if o.quota.left == 0 {
+	if o.quota.Left() == 0 {
 		return
 	}
 	if _, files, err := o.abandoned(); err == nil && files == 0 {
-		o.quota.total -= o.quota.left
-		o.quota.left = 0
+		o.quota.FreeLeft()
 	}
 }
 
@@ -218,38 +112,36 @@ func (o *owner) freeLeft() {
 // if nobody can have anything. Caller holds mu.
 func (o *owner) reclaim() <-chan struct{} {
 	q := &o.quota
-	if q.round != nil {
-		return q.round.done
+	if r := q.Round(); r != nil {
+		return r.Over()
 	}
-	q.rounds++
-	r := &reclaim{round: q.rounds, pending: map[meta.SessionID]struct{}{}, done: make(chan struct{})}
+	var asked []meta.SessionID
 	for s := range o.entered {
-		if p := q.held[s.id]; p != nil && p.bytes > 0 && !p.waiting && !s.away.Load() {
-			r.pending[s.id] = struct{}{}
-			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round, Overwrites: q.overwrites})
+		if q.Askable(s.id) && !s.away.Load() {
+			asked = append(asked, s.id)
+			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: q.NextRound(), Overwrites: q.overwrites})
 			go s.flush() // whoever asks holds mu
 		}
 	}
-	if len(r.pending) == 0 {
-		return nil
-	}
-	o.begin(r, reclaimWait)
-	return r.done
+	return o.beginRound(asked, reclaimWait)
 }
 
-// begin books a round, which ends after a while even if some say nothing.
-// Caller holds mu.
-func (o *owner) begin(r *reclaim, wait time.Duration) {
-	o.quota.round = r
+// beginRound begins a round, which ends after a while even if some sessions say nothing,
+// and gives what to wait for; nil: nobody is asked. Caller holds mu.
+func (o *owner) beginRound(asked []meta.SessionID, wait time.Duration) <-chan struct{} {
+	r := o.quota.BeginRound(asked)
+	if r == nil {
+		return nil
+	}
 	time.AfterFunc(wait, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if o.quota.round == r {
-			o.log.Warn("sessions did not give back what lies idle of the quota", "sessions", len(r.pending))
-			o.quota.round = nil
-			close(r.done)
+		silent := r.Pending()
+		if o.quota.EndRound(r) {
+			o.log.Warn("sessions did not give back what lies idle of the quota", "sessions", silent)
 		}
 	})
+	return r.Over()
 }
 
 // roomSearch is how far who was refused has gone.
@@ -262,8 +154,7 @@ type roomSearch struct {
 // are heard of in a moment, or end. One that only lingers ends for it. Caller holds mu.
 func (o *owner) unheard() (yes bool) {
 	for s := range o.entered {
-		p := o.quota.held[s.id]
-		if p == nil || p.bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
+		if bytes, _ := o.quota.Promise(s.id); bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
 			continue
 		}
 		yes = true
@@ -281,12 +172,7 @@ func (o *owner) promisesLeave() bool {
 	for s := range o.entered {
 		inside[s.id] = true
 	}
-	for id, p := range o.quota.held {
-		if p.bytes > 0 && !inside[id] {
-			return true
-		}
-	}
-	return o.quota.left > 0
+	return o.quota.PromisedBeyond(inside)
 }
 
 // findRoom says what to wait for before a refusal is final; nil: it is. Caller
@@ -350,9 +236,7 @@ func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 			}
 			if err != nil {
 				re = &wire.Reserved{Status: wire.StatusOf(err)}
-				if p := o.quota.held[s.id]; p != nil {
-					p.waiting = false
-				}
+				o.quota.WaitNoMore(s.id)
 				break
 			}
 			if re, wait = o.reserve(s, m, &k); wait != nil {
@@ -367,19 +251,12 @@ func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 
 // giveBack books the part of a request that asks for nothing. Caller holds mu.
 func (o *owner) giveBack(s *session, m *wire.Reserve) {
-	q := &o.quota
 	if _, ok := o.entered[s]; !ok || o.failed != nil {
 		return
 	}
-	p := q.of(s.id)
-	if m.Serial > p.given {
-		p.given = m.Serial
-		q.take(p, m.Give)
-	}
+	o.quota.GiveBack(s.id, m.Serial, m.Give)
 	if m.Round != 0 {
-		q.idle -= p.idle
-		p.idle = 0
-		q.answered(s.id, m.Round)
+		o.quota.Answer(s.id, m.Round)
 	}
 }
 
@@ -398,15 +275,18 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 	case o.outsideLease():
 		return nil, soon()
 	}
-	p := q.of(s.id)
 	if m.Inherit {
-		return q.inherit(p, m.Serial), nil
+		granted := q.Inherit(s.id, m.Serial)
+		_, idle := q.Promise(s.id)
+		return &wire.Reserved{Granted: granted, Idle: idle, Metered: q.metered()}, nil
 	}
 	if m.Want == 0 {
-		return &wire.Reserved{Idle: p.idle, Metered: q.limit > 0 || q.turning != nil}, nil
+		_, idle := q.Promise(s.id)
+		return &wire.Reserved{Idle: idle, Metered: q.metered()}, nil
 	}
-	if m.Serial <= p.serial {
-		return &wire.Reserved{Granted: p.granted, Idle: p.idle, Metered: true}, nil
+	if granted, before := q.Decided(s.id, m.Serial); before {
+		_, idle := q.Promise(s.id)
+		return &wire.Reserved{Granted: granted, Idle: idle, Metered: true}, nil
 	}
 	select {
 	case <-o.recovered:
@@ -416,58 +296,40 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 	if q.turning != nil {
 		return nil, q.turning
 	}
-	if q.limit == 0 {
+	if q.Limit() == 0 {
 		return &wire.Reserved{}, nil
 	}
-	free := q.limit - min(q.limit, q.used)
-	free -= min(free, q.total)
-	less := m.Want
-	if free < less {
-		less = o.needed(m)
-	}
-	if free < less {
-		if !p.waiting {
-			p.waiting = true
-			q.idle -= p.idle
-			p.idle = 0
-			q.answered(s.id, q.rounds)
-		}
-		err := meta.E("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", q.used, q.limit), nil)
+	granted, fits := o.promise(s.id, m)
+	if !fits {
+		q.Wait(s.id)
+		err := meta.E("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", q.Used(), q.Limit()), nil)
 		if wait := o.findRoom(k, err); wait != nil {
 			return nil, wait
 		}
-		p.waiting = false
+		q.WaitNoMore(s.id)
 		return &wire.Reserved{Status: wire.StatusOf(err), Metered: true}, nil
 	}
-	p.waiting = false
-	if free < m.Want {
-		p.serial, p.granted = m.Serial, less
-		if !o.srv.cfg.Unsafe.NoPromise {
-			q.add(p, less)
-		}
-		return &wire.Reserved{Granted: less, Idle: p.idle, Metered: true}, nil
-	}
-	if q.share(p) {
-		o.reclaim() // of those that have more than their part; nobody waits
-	}
-	// Near the limit nobody gets much ahead: it would be asked for at once.
-	granted := m.Want + min(p.idle, (free-m.Want)/8)
-	p.serial, p.granted = m.Serial, granted
-	if !o.srv.cfg.Unsafe.NoPromise {
-		q.add(p, granted)
-	}
-	return &wire.Reserved{Granted: granted, Idle: p.idle, Metered: true}, nil
+	_, idle := q.Promise(s.id)
+	return &wire.Reserved{Granted: granted, Idle: idle, Metered: true}, nil
 }
 
-// inherit tells a session's new process what the ones before it were promised: it
-// puts back what they had buffered, has the ends of their files sealed, and gives the
-// rest back.
-func (q *quota) inherit(p *promise, serial uint64) *wire.Reserved {
-	if serial > p.serial {
-		p.serial, p.granted = serial, p.bytes
-		p.drawn = nil // what was half committed is committed anew
+// promise promises a session what it wants, or where there is no room for that, what it
+// can't do without. false: there is no room for that either. Caller holds mu.
+func (o *owner) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fits bool) {
+	q := &o.quota
+	free := q.Free()
+	if free < m.Want {
+		least := o.needed(m)
+		if free < least {
+			return 0, false
+		}
+		return q.GrantExactly(id, m.Serial, least), true
 	}
-	return &wire.Reserved{Granted: p.granted, Idle: p.idle, Metered: q.limit > 0 || q.turning != nil}
+	q.WaitNoMore(id)
+	if q.Share(id) {
+		o.reclaim() // of those that have more than their part; nobody waits
+	}
+	return q.Grant(id, m.Serial, m.Want), true
 }
 
 // maxClaim bounds what a session may say that it was promised: sums don't wrap.
@@ -481,12 +343,7 @@ func (o *owner) claimPromise(s *session, n uint64) {
 		o.log.Warn("a claim came too late", "session", s.name)
 		return
 	}
-	if o.quota.limit == 0 {
-		return
-	}
-	p := o.quota.of(s.id)
-	o.quota.take(p, p.bytes)
-	o.quota.add(p, min(n, maxClaim))
+	o.quota.Claim(s.id, min(n, maxClaim))
 }
 
 // setPolicy journals a policy. Caller has the turn: what is in force here is what
@@ -502,23 +359,19 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	q := &o.quota
 	var settle <-chan struct{}
 	counted := q.overwrites
-	comes := policy.QuotaBytes > 0 && (q.limit == 0 || policy.QuotaSnapshots && !counted)
+	comes := policy.QuotaBytes > 0 && (q.Limit() == 0 || policy.QuotaSnapshots && !counted)
 	// Who enters meanwhile is told as well.
 	q.overwrites = counted || policy.QuotaSnapshots
 	if comes {
 		q.turning = make(chan struct{})
-		q.rounds++
-		r := &reclaim{round: q.rounds, pending: map[meta.SessionID]struct{}{}, done: make(chan struct{})}
+		var asked []meta.SessionID
 		for s := range o.entered {
-			if s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round, Settle: true, Overwrites: q.overwrites}) && !s.away.Load() {
-				r.pending[s.id] = struct{}{}
+			if s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: q.NextRound(), Settle: true, Overwrites: q.overwrites}) && !s.away.Load() {
+				asked = append(asked, s.id)
 				go s.flush()
 			}
 		}
-		if len(r.pending) > 0 {
-			o.begin(r, settleWait)
-			settle = r.done
-		}
+		settle = o.beginRound(asked, settleWait)
 	}
 	o.mu.Unlock()
 	var err error
@@ -532,17 +385,9 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	defer o.mu.Unlock()
 	if q.overwrites = counted; err == nil {
 		q.overwrites = policy.QuotaSnapshots
-		was := q.limit
-		q.limit = policy.QuotaBytes
+		q.SetLimit(policy.QuotaBytes)
 		if used, _, uerr := namespace.Counted(&view{o: o}); uerr == nil {
-			q.used = used
-		}
-		if was > 0 && q.limit == 0 {
-			*q = quota{rounds: q.rounds, round: q.round, overwrites: q.overwrites, turning: q.turning}
-			if q.round != nil {
-				close(q.round.done)
-				q.round = nil
-			}
+			q.SetUsed(used)
 		}
 		o.lowerIdle()
 	}
@@ -550,9 +395,9 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 		close(q.turning)
 		q.turning = nil
 	}
-	if q.limit == 0 || q.overwrites != (counted || policy.QuotaSnapshots) {
+	if q.Limit() == 0 || q.overwrites != (counted || policy.QuotaSnapshots) {
 		for s := range o.entered {
-			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: q.limit > 0, Overwrites: q.overwrites})
+			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: q.Limit() > 0, Overwrites: q.overwrites})
 			go s.flush()
 		}
 	}
@@ -565,10 +410,10 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 // follows it. Caller holds mu.
 func (o *owner) lowerIdle() {
 	q := &o.quota
-	if q.idle <= q.mostIdle() {
+	if q.Idle() <= q.MostIdle() {
 		return
 	}
-	before, done := q.round, o.reclaim()
+	before, done := q.Round(), o.reclaim()
 	if before == nil || o.ctx.Err() != nil || o.stClosed {
 		return
 	}

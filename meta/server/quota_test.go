@@ -97,7 +97,7 @@ func (s *site) policies(v meta.VolumeID) (row, journal meta.Policy, memory uint6
 	journal, err = o.policy()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return x.Policy, journal, o.quota.limit, err
+	return x.Policy, journal, o.quota.Limit(), err
 }
 
 // samePolicies fails unless the three say the same.
@@ -334,18 +334,13 @@ func TestIdleIsBounded(t *testing.T) {
 				o.mu.Lock()
 				defer o.mu.Unlock()
 				q := &o.quota
-				var may, promised uint64
-				for _, p := range q.held {
-					may += p.idle
-					promised += p.bytes
-				}
 				switch {
-				case idle > most || may > most || q.idle != may:
-					return fmt.Errorf("%d bytes lie idle, %d may and are counted as %d; at most %d", idle, may, q.idle, most)
-				case promised != q.total || promised < buffered:
-					return fmt.Errorf("%d bytes are promised and counted as %d, %d are buffered", promised, q.total, buffered)
+				case idle > most || q.Idle() > most:
+					return fmt.Errorf("%d bytes lie idle, %d may; at most %d", idle, q.Idle(), most)
+				case q.Promised() < buffered:
+					return fmt.Errorf("%d bytes are promised, %d are buffered", q.Promised(), buffered)
 				}
-				return nil
+				return q.Check()
 			}
 			r := rand.New(rand.NewPCG(uint64(limit), 1))
 			most, seen := min(64<<20, limit/100), uint64(0)
@@ -415,19 +410,19 @@ func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 	eventually(t, "that is over", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if o.quota.round != nil {
+		if o.quota.Round() != nil {
 			return errors.New("a round is under way")
 		}
 		return nil
 	})
 	o.mu.Lock()
 	o.reclaim()
-	round := o.quota.round
+	round := o.quota.Round()
 	o.mu.Unlock()
 	eventually(t, "the one answers", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if n := len(round.pending); n != 1 {
+		if n := round.Pending(); n != 1 {
 			return fmt.Errorf("%d have not answered", n)
 		}
 		return nil
@@ -459,8 +454,8 @@ func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 		a.mu.Unlock()
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if most := o.quota.mostIdle(); idle > most || o.quota.idle > most {
-			return fmt.Errorf("%d bytes lie idle, %d may; at most %d", idle, o.quota.idle, most)
+		if most := o.quota.MostIdle(); idle > most || o.quota.Idle() > most {
+			return fmt.Errorf("%d bytes lie idle, %d may; at most %d", idle, o.quota.Idle(), most)
 		}
 		return nil
 	})

@@ -492,7 +492,7 @@ func (o *owner) finishSession(id meta.SessionID, s *session) {
 		o.mu.Lock()
 	}
 	delete(o.sessions, id)
-	o.quota.leave(id)
+	o.quota.Leave(id)
 	o.tasks.collection.Wake() // which seals the chunks that it left open
 }
 

@@ -24,6 +24,7 @@ var table = []row{
 	{"meta/namespace", []string{"meta"}, "the state machine is replayed bit by bit: it sees a store, a context and an operation"},
 	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
 	{"meta/lease", []string{"meta"}, "which session may cache what, decided without a clock; messages are results"},
+	{"meta/quota", []string{"meta"}, "the account of bytes used and promised, for the owner of a volume"},
 	{"meta/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
 	{"meta/task", nil, "when background work is done, whatever the work is"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
@@ -101,12 +102,12 @@ var neither = map[string][]string{
 
 // standardOnly are packages that import nothing but the standard library and
 // the rows above.
-var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica", "chunkserver", "meta/wire", "meta/capability"}
+var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/quota", "meta/replica", "chunkserver", "meta/wire", "meta/capability"}
 
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica", "stream/log", "stream/group"}
+var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/quota", "meta/replica", "stream/log", "stream/group"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.
