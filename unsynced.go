@@ -118,6 +118,11 @@ func (v *Volume) Abandon() Unsynced {
 		in.put()
 	}
 	lost.Volume, lost.Name = v.id, v.name
+	if s, ok := v.c.sess.(interface {
+		GaveUp(v meta.VolumeID, files, bytes uint64)
+	}); ok && !lost.Empty() {
+		s.GaveUp(v.id, uint64(lost.Files), uint64(lost.Bytes))
+	}
 	lost.Changes = v.durable.Swap(v.mutations.Load()) < v.mutations.Load()
 	return lost
 }

@@ -187,6 +187,12 @@ type VolumeHealth struct {
 	UnderReplicated uint64 `json:"under_replicated,omitempty"`
 	Corrupt         uint64 `json:"corrupt,omitempty"`
 	Away            uint64 `json:"away,omitempty"` // a replica's server is away and expected back
+	// GivenUpFiles and GivenUpBytes were written through clients and not durable when an
+	// operator gave them up, the last ones at GivenUpAt of the client GivenUpBy: told for a day.
+	GivenUpFiles uint64    `json:"given_up_files,omitempty"`
+	GivenUpBytes uint64    `json:"given_up_bytes,omitempty"`
+	GivenUpBy    string    `json:"given_up_by,omitempty"`
+	GivenUpAt    time.Time `json:"given_up_at,omitzero"`
 	// Undone is the error of the last attempt to take the scheduled snapshot that is due, and
 	// UndoneSince the time of the first failed attempt.
 	Undone      string    `json:"snapshot_undone,omitempty"`

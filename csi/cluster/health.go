@@ -52,6 +52,9 @@ func healthAt(ctx context.Context, one *admin.Client, all map[meta.VolumeID]meta
 			if v.Unplaceable == "" {
 				v.Unplaceable = x.Unplaceable
 			}
+			if v.GivenUpFiles == 0 {
+				v.GivenUpFiles, v.GivenUpBytes, v.GivenUpBy, v.GivenUpAt = x.GivenUpFiles, x.GivenUpBytes, x.GivenUpBy, x.GivenUpAt
+			}
 			if v.Unmet == "" {
 				v.Unmet = x.Unmet
 			}

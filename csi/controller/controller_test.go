@@ -919,6 +919,7 @@ func TestHealth(t *testing.T) {
 		{meta.VolumeHealth{AcceptedLost: 1, Corrupt: 1, Away: 3}, told{"ChunksLost": lost, "CorruptReplicas": degraded, "ServersAway": degraded}},
 		{meta.VolumeHealth{Unplaceable: "2 of 3 servers"}, told{"PolicyCannotBeMet": degraded}},
 		{meta.VolumeHealth{Unplaceable: "2 of 3 servers", Unmet: "2 hosts"}, told{"PolicyCannotBeMet": degraded}},
+		{meta.VolumeHealth{GivenUpFiles: 1, GivenUpBytes: 7}, told{"BytesGivenUp": lost}},
 		{meta.VolumeHealth{Unmet: "2 hosts"}, told{"PolicyCannotBeMet": degraded}},
 		{meta.VolumeHealth{UsedBytes: 95, QuotaBytes: 100, UsedInodes: 10, QuotaInodes: 10}, told{"BytesNearlyUsedUp": degraded, "InodesUsedUp": degraded}},
 	}

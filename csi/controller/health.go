@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -38,6 +39,9 @@ func conditions(h meta.VolumeHealth) (all []*csi.VolumeHealth_VolumeHealthEntry)
 	}
 	if h.AcceptedLost > 0 {
 		say(csi.VolumeHealthErrorType_DATA_LOSS, "ChunksLost", "%d chunks were lost, and an operator accepted that; which files: penstock chunk lost", h.AcceptedLost)
+	}
+	if h.GivenUpFiles > 0 {
+		say(csi.VolumeHealthErrorType_DATA_LOSS, "BytesGivenUp", "an operator gave up %d bytes of %d files that were not durable, by the client %s at %s; told for a day", h.GivenUpBytes, h.GivenUpFiles, h.GivenUpBy, h.GivenUpAt.UTC().Format(time.RFC3339))
 	}
 	if n := h.Endangered + h.UnderReplicated; n > 0 {
 		say(csi.VolumeHealthErrorType_DEGRADED, "TooFewReplicas", "%d chunks have too few replicas, %d of them a single one; repair is at it", n, h.Endangered)

@@ -1133,7 +1133,13 @@ type VolumeHealth struct {
 	SnapshotUndoneSince *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=snapshot_undone_since,json=snapshotUndoneSince,proto3" json:"snapshot_undone_since,omitempty"`
 	// Why the policy can't be met even if every registered chunk server were there and empty:
 	// chunks have fewer replicas than it wants.
-	Unmet         string `protobuf:"bytes,21,opt,name=unmet,proto3" json:"unmet,omitempty"`
+	Unmet string `protobuf:"bytes,21,opt,name=unmet,proto3" json:"unmet,omitempty"`
+	// What was written and not durable when an operator gave it up: told for a day. By which
+	// client, and when, the last of it.
+	GivenUpFiles  uint64                 `protobuf:"varint,22,opt,name=given_up_files,json=givenUpFiles,proto3" json:"given_up_files,omitempty"`
+	GivenUpBytes  uint64                 `protobuf:"varint,23,opt,name=given_up_bytes,json=givenUpBytes,proto3" json:"given_up_bytes,omitempty"`
+	GivenUpBy     string                 `protobuf:"bytes,24,opt,name=given_up_by,json=givenUpBy,proto3" json:"given_up_by,omitempty"`
+	GivenUpAt     *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=given_up_at,json=givenUpAt,proto3" json:"given_up_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1313,6 +1319,34 @@ func (x *VolumeHealth) GetUnmet() string {
 		return x.Unmet
 	}
 	return ""
+}
+
+func (x *VolumeHealth) GetGivenUpFiles() uint64 {
+	if x != nil {
+		return x.GivenUpFiles
+	}
+	return 0
+}
+
+func (x *VolumeHealth) GetGivenUpBytes() uint64 {
+	if x != nil {
+		return x.GivenUpBytes
+	}
+	return 0
+}
+
+func (x *VolumeHealth) GetGivenUpBy() string {
+	if x != nil {
+		return x.GivenUpBy
+	}
+	return ""
+}
+
+func (x *VolumeHealth) GetGivenUpAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.GivenUpAt
+	}
+	return nil
 }
 
 // StandbyHealth is the copy of a volume's state that a server keeps for another one to own.
@@ -2276,7 +2310,7 @@ const file_penstock_admin_v1_health_proto_rawDesc = "" +
 	"shortBytes\x12\x18\n" +
 	"\acopying\x18\x0f \x01(\x04R\acopying\x12\x1d\n" +
 	"\n" +
-	"copy_bytes\x18\x10 \x01(\x04R\tcopyBytes\"\xb6\x05\n" +
+	"copy_bytes\x18\x10 \x01(\x04R\tcopyBytes\"\xde\x06\n" +
 	"\fVolumeHealth\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -2306,7 +2340,11 @@ const file_penstock_admin_v1_health_proto_rawDesc = "" +
 	"\x04away\x18\x12 \x01(\x04R\x04away\x12'\n" +
 	"\x0fsnapshot_undone\x18\x13 \x01(\tR\x0esnapshotUndone\x12N\n" +
 	"\x15snapshot_undone_since\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x13snapshotUndoneSince\x12\x14\n" +
-	"\x05unmet\x18\x15 \x01(\tR\x05unmet\"U\n" +
+	"\x05unmet\x18\x15 \x01(\tR\x05unmet\x12$\n" +
+	"\x0egiven_up_files\x18\x16 \x01(\x04R\fgivenUpFiles\x12$\n" +
+	"\x0egiven_up_bytes\x18\x17 \x01(\x04R\fgivenUpBytes\x12\x1e\n" +
+	"\vgiven_up_by\x18\x18 \x01(\tR\tgivenUpBy\x12:\n" +
+	"\vgiven_up_at\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\tgivenUpAt\"U\n" +
 	"\rStandbyHealth\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\rR\x06volume\x12\x16\n" +
 	"\x06behind\x18\x02 \x01(\tR\x06behind\x12\x14\n" +
@@ -2447,28 +2485,29 @@ var file_penstock_admin_v1_health_proto_depIdxs = []int32{
 	26, // 15: penstock.admin.v1.Certificate.ends:type_name -> google.protobuf.Timestamp
 	8,  // 16: penstock.admin.v1.EtcdHealth.endpoints:type_name -> penstock.admin.v1.EtcdEndpoint
 	26, // 17: penstock.admin.v1.VolumeHealth.snapshot_undone_since:type_name -> google.protobuf.Timestamp
-	26, // 18: penstock.admin.v1.ClientCutOff.at:type_name -> google.protobuf.Timestamp
-	13, // 19: penstock.admin.v1.ListVolumeHealthResponse.volumes:type_name -> penstock.admin.v1.VolumeHealth
-	6,  // 20: penstock.admin.v1.ListCertificatesResponse.certificates:type_name -> penstock.admin.v1.Certificate
-	22, // 21: penstock.admin.v1.ServerStatus.sessions:type_name -> penstock.admin.v1.SessionStatus
-	23, // 22: penstock.admin.v1.ServerStatus.volumes:type_name -> penstock.admin.v1.VolumeStatus
-	24, // 23: penstock.admin.v1.ServerStatus.checks:type_name -> penstock.admin.v1.CheckStatus
-	25, // 24: penstock.admin.v1.ServerStatus.standbys:type_name -> penstock.admin.v1.StandbyStatus
-	0,  // 25: penstock.admin.v1.Health.ListServers:input_type -> penstock.admin.v1.ListServersRequest
-	3,  // 26: penstock.admin.v1.Health.GetServerHealth:input_type -> penstock.admin.v1.GetServerHealthRequest
-	16, // 27: penstock.admin.v1.Health.ListVolumeHealth:input_type -> penstock.admin.v1.ListVolumeHealthRequest
-	18, // 28: penstock.admin.v1.Health.ListCertificates:input_type -> penstock.admin.v1.ListCertificatesRequest
-	20, // 29: penstock.admin.v1.Health.GetServerStatus:input_type -> penstock.admin.v1.GetServerStatusRequest
-	1,  // 30: penstock.admin.v1.Health.ListServers:output_type -> penstock.admin.v1.ListServersResponse
-	4,  // 31: penstock.admin.v1.Health.GetServerHealth:output_type -> penstock.admin.v1.ServerHealth
-	17, // 32: penstock.admin.v1.Health.ListVolumeHealth:output_type -> penstock.admin.v1.ListVolumeHealthResponse
-	19, // 33: penstock.admin.v1.Health.ListCertificates:output_type -> penstock.admin.v1.ListCertificatesResponse
-	21, // 34: penstock.admin.v1.Health.GetServerStatus:output_type -> penstock.admin.v1.ServerStatus
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	26, // 18: penstock.admin.v1.VolumeHealth.given_up_at:type_name -> google.protobuf.Timestamp
+	26, // 19: penstock.admin.v1.ClientCutOff.at:type_name -> google.protobuf.Timestamp
+	13, // 20: penstock.admin.v1.ListVolumeHealthResponse.volumes:type_name -> penstock.admin.v1.VolumeHealth
+	6,  // 21: penstock.admin.v1.ListCertificatesResponse.certificates:type_name -> penstock.admin.v1.Certificate
+	22, // 22: penstock.admin.v1.ServerStatus.sessions:type_name -> penstock.admin.v1.SessionStatus
+	23, // 23: penstock.admin.v1.ServerStatus.volumes:type_name -> penstock.admin.v1.VolumeStatus
+	24, // 24: penstock.admin.v1.ServerStatus.checks:type_name -> penstock.admin.v1.CheckStatus
+	25, // 25: penstock.admin.v1.ServerStatus.standbys:type_name -> penstock.admin.v1.StandbyStatus
+	0,  // 26: penstock.admin.v1.Health.ListServers:input_type -> penstock.admin.v1.ListServersRequest
+	3,  // 27: penstock.admin.v1.Health.GetServerHealth:input_type -> penstock.admin.v1.GetServerHealthRequest
+	16, // 28: penstock.admin.v1.Health.ListVolumeHealth:input_type -> penstock.admin.v1.ListVolumeHealthRequest
+	18, // 29: penstock.admin.v1.Health.ListCertificates:input_type -> penstock.admin.v1.ListCertificatesRequest
+	20, // 30: penstock.admin.v1.Health.GetServerStatus:input_type -> penstock.admin.v1.GetServerStatusRequest
+	1,  // 31: penstock.admin.v1.Health.ListServers:output_type -> penstock.admin.v1.ListServersResponse
+	4,  // 32: penstock.admin.v1.Health.GetServerHealth:output_type -> penstock.admin.v1.ServerHealth
+	17, // 33: penstock.admin.v1.Health.ListVolumeHealth:output_type -> penstock.admin.v1.ListVolumeHealthResponse
+	19, // 34: penstock.admin.v1.Health.ListCertificates:output_type -> penstock.admin.v1.ListCertificatesResponse
+	21, // 35: penstock.admin.v1.Health.GetServerStatus:output_type -> penstock.admin.v1.ServerStatus
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_penstock_admin_v1_health_proto_init() }

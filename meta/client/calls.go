@@ -241,6 +241,21 @@ func (s *Session) Trouble(v meta.VolumeID, away []meta.ServerID, bad []wire.BadR
 	s.tell(v, m)
 }
 
+// GaveUp tells the owner what an operator gave up of that which was written and is not
+// durable. It does not wait: while the volume has no owner, it is told once there is one.
+func (s *Session) GaveUp(v meta.VolumeID, files, bytes uint64) {
+	m := &wire.GaveUp{Volume: v, Files: files, Bytes: bytes}
+	s.mu.Lock()
+	if vs := s.volume(v); vs.conn == nil {
+		if was := vs.gaveUp; was != nil {
+			m.Files, m.Bytes = m.Files+was.Files, m.Bytes+was.Bytes
+		}
+		vs.gaveUp = m
+	}
+	s.mu.Unlock()
+	s.tell(v, m)
+}
+
 // tell sends what has no answer to a volume's owner. While the volume is not up
 // it is dropped: its next owner knows nothing that it would be about.
 func (s *Session) tell(v meta.VolumeID, m wire.Message) {

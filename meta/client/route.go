@@ -374,6 +374,10 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		c.send.Enqueue(0, vs.trouble)
 		vs.trouble = nil
 	}
+	if vs.gaveUp != nil {
+		c.send.Enqueue(0, vs.gaveUp)
+		vs.gaveUp = nil
+	}
 	s.giveBackAll(v, c, !e.Claim)
 	// What was never answered is no replay: it was given nothing, and before
 	// every session is back it could take what others were given (rule 3). If

@@ -164,6 +164,7 @@ type volumeState struct {
 	route     string // why it is not up, for people
 
 	trouble *wire.Trouble // to be told when it is up
+	gaveUp  *wire.GaveUp  // likewise
 
 	seen     meta.Seq // largest Seq in a reply
 	durable  meta.Seq // largest TDurable

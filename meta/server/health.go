@@ -127,6 +127,7 @@ func diskRank(state string) int {
 func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
 	best, all := s.servers().AtBest(), s.registered()
+	given := s.abandoned.told(time.Now())
 	for _, o := range s.owners() {
 		v := meta.VolumeHealth{ID: o.vol}
 		o.mu.Lock()
@@ -174,12 +175,27 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 			v.AcceptedLost, v.UnderReplicated, v.Corrupt, v.Away = st.AcceptedLost, st.UnderReplicated, st.Corrupt, st.Away
 		}
 		o.inspection.mu.Unlock()
+		if of, ok := given[o.vol]; ok {
+			of.tell(&v)
+			delete(given, o.vol)
+		}
 		if v != (meta.VolumeHealth{ID: v.ID, Name: v.Name}) {
 			h.Volumes = append(h.Volumes, v)
 		}
 	}
 	h.Volumes = append(h.Volumes, s.unservedHealth()...)
-	slices.SortStableFunc(h.Volumes, func(a, b meta.VolumeHealth) int { return cmp.Compare(volumeRank(&a), volumeRank(&b)) })
+	if view := s.cfg.Cluster.View(); view != nil {
+		for id, of := range given { // of volumes that are closed, or another server's by now
+			if row, ok := view.Volume(id); ok {
+				v := meta.VolumeHealth{ID: id, Name: row.Name}
+				of.tell(&v)
+				h.Volumes = append(h.Volumes, v)
+			}
+		}
+	}
+	slices.SortStableFunc(h.Volumes, func(a, b meta.VolumeHealth) int {
+		return cmp.Or(cmp.Compare(volumeRank(&a), volumeRank(&b)), cmp.Compare(a.ID, b.ID))
+	})
 }
 
 // unservedHealth tells of the volumes that were to be opened here a moment ago, and

@@ -67,6 +67,7 @@ var frameRules = [...]frameRule{
 	wire.TServers:   {roles: nobody},
 	wire.TReported:  {roles: nobody},
 	wire.TTrouble:   {roles: users, right: cluster.ReadRights},
+	wire.TGaveUp:    {roles: users, right: cluster.ReadRights},
 	wire.TEnter:     {roles: users, right: cluster.ReadRights},
 	wire.TEntered:   {roles: nobody},
 	wire.TBack:      {roles: users},
@@ -298,6 +299,8 @@ func (s *session) allow(m wire.Message) error {
 		}
 	case *wire.Trouble:
 		err = s.authorize(m.Volume, right(wire.TTrouble))
+	case *wire.GaveUp:
+		err = s.authorize(m.Volume, right(wire.TGaveUp))
 	}
 	if err != nil {
 		return &refusal{err, re}

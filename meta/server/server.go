@@ -200,22 +200,23 @@ type Server struct {
 	suspected suspicion
 
 	// Lock order: an owner's mu before mu; never the other way.
-	mu       sync.Mutex
-	sessions map[meta.SessionID]*session
-	latest   map[string]*session // of each place the session that began last
-	volumes  map[meta.VolumeID]*opening
-	links    map[meta.ServerID]*link
-	keys     []meta.CapKey
-	keysAt   time.Time // when they came
-	paces    paces
-	evicted  []string // identities; with keys, for chunk servers
-	closing  bool
-	standbys *standbys
-	homeWake chan struct{} // capacity 1: to homeLoop
-	leavers  leavers
-	certs    seenCerts
-	cutOff   cutOff
-	unable   unable
+	mu        sync.Mutex
+	sessions  map[meta.SessionID]*session
+	latest    map[string]*session // of each place the session that began last
+	volumes   map[meta.VolumeID]*opening
+	links     map[meta.ServerID]*link
+	keys      []meta.CapKey
+	keysAt    time.Time // when they came
+	paces     paces
+	evicted   []string // identities; with keys, for chunk servers
+	closing   bool
+	standbys  *standbys
+	homeWake  chan struct{} // capacity 1: to homeLoop
+	leavers   leavers
+	certs     seenCerts
+	cutOff    cutOff
+	abandoned abandonedBytes
+	unable    unable
 	// strangers has a slot for each connection without a certificate.
 	strangers chan struct{}
 	gate      peering.Gate // connections that are not known yet

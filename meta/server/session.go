@@ -453,6 +453,12 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			return false, err
 		}
 		s.srv.trouble(s, &m)
+	case wire.TGaveUp:
+		var m wire.GaveUp
+		if err := s.take(body, &m); err != nil {
+			return false, err
+		}
+		s.srv.gaveUp(s, &m)
 	case wire.TLock:
 		m := new(wire.Lock)
 		if err := s.take(body, m); err != nil {

@@ -92,6 +92,7 @@ const (
 	TReserve                   // client: bytes of a quota, before they are written; answered by TReserved
 	TReserved                  //
 	TQuota                     // server: a quota came or went, or what lies idle of it is wanted back
+	TGaveUp                    // client: bytes that an operator gave up; no answer
 	lastType
 )
 

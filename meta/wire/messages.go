@@ -456,6 +456,21 @@ func (m *Trouble) fields(c *coder) {
 	list(c, &m.Bad, func(c *coder, b *BadReplica) { c.chunkID(&b.Chunk); server(c, &b.Server) })
 }
 
+// GaveUp tells the owner what an operator gave up of that which a client was given to write
+// and had not made durable.
+type GaveUp struct {
+	Volume meta.VolumeID
+	Files  uint64
+	Bytes  uint64
+}
+
+func (*GaveUp) frameType() Type { return TGaveUp }
+func (m *GaveUp) fields(c *coder) {
+	c.volume(&m.Volume)
+	c.u64(&m.Files)
+	c.u64(&m.Bytes)
+}
+
 // Lock sets a lock (Wait: until it is granted), or with Test asks who holds a
 // conflicting one.
 type Lock struct {

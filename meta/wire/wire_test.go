@@ -21,7 +21,7 @@ func messages() []Message {
 		new(Hello), new(Call), new(Reply), new(Batch), new(BatchRe), new(Sync), new(Durable), new(Recall), new(Recalled),
 		new(Drop), new(KeepAlive), new(Alloc), new(Grants), new(Seal), new(Lock), new(LockRe), new(Cancel), new(Admin),
 		new(AdminRe), new(Report), new(Order), new(OrderRe), new(Claim), new(Bye), new(Caps), new(CapsRe), new(Servers),
-		new(Reported), new(Trouble), new(Enter), new(Entered), new(Back), new(Moved), new(Metas),
+		new(Reported), new(Trouble), new(GaveUp), new(Enter), new(Entered), new(Back), new(Moved), new(Metas),
 		new(Reserve), new(Reserved), new(Quota),
 	}
 }

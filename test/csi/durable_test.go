@@ -216,6 +216,14 @@ func TestAbandonIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatalf("abandon: %v: %s", err, out)
 	}
+	r.until("health tells", func() error {
+		// Its status says whether all is well.
+		said, _ := exec.CommandContext(t.Context(), program.Path, "health", "--cluster", r.cluster()).CombinedOutput()
+		if !strings.Contains(string(said), "volume csi-pvc-1: has files as they were synced last: an operator gave up") {
+			return fmt.Errorf("%s", said)
+		}
+		return nil
+	})
 	dup, err := unix.Dup(wrote)
 	if err != nil {
 		t.Fatal(err)

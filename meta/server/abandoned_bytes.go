@@ -1,0 +1,72 @@
+package server
+
+import (
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// abandonedTold is how long health tells of bytes that an operator gave up.
+const abandonedTold = 24 * time.Hour
+
+// abandonedBytes is what clients told that an operator gave up of what they had not made durable,
+// by volume. A server that is started anew does not know of it any more.
+type abandonedBytes struct {
+	mu sync.Mutex
+	m  map[meta.VolumeID]*abandonedOf
+}
+
+// abandonedOf sums what was given up of a volume until nothing more was for abandonedTold.
+type abandonedOf struct {
+	files, bytes uint64
+	by           string // the last client that told
+	at           time.Time
+}
+
+func (g *abandonedBytes) add(m *wire.GaveUp, by string, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.forgetLocked(now)
+	of := g.m[m.Volume]
+	if of == nil {
+		if g.m == nil {
+			g.m = map[meta.VolumeID]*abandonedOf{}
+		}
+		of = &abandonedOf{}
+		g.m[m.Volume] = of
+	}
+	of.files, of.bytes, of.by, of.at = of.files+m.Files, of.bytes+m.Bytes, by, now
+}
+
+// forgetLocked drops what is told no longer. The caller holds mu.
+func (g *abandonedBytes) forgetLocked(now time.Time) {
+	for v, of := range g.m {
+		if now.Sub(of.at) > abandonedTold {
+			delete(g.m, v)
+		}
+	}
+}
+
+// told returns what is told now, by volume.
+func (g *abandonedBytes) told(now time.Time) map[meta.VolumeID]abandonedOf {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.forgetLocked(now)
+	all := make(map[meta.VolumeID]abandonedOf, len(g.m))
+	for v, of := range g.m {
+		all[v] = *of
+	}
+	return all
+}
+
+func (of abandonedOf) tell(v *meta.VolumeHealth) {
+	v.GivenUpFiles, v.GivenUpBytes, v.GivenUpBy, v.GivenUpAt = of.files, of.bytes, of.by, of.at
+}
+
+// gaveUp notes what a session says that an operator gave up.
+func (s *Server) gaveUp(sess *session, m *wire.GaveUp) {
+	s.log.Error("an operator gave up what a client had not made durable: the files are as they were synced last", "volume", m.Volume, "session", sess.name, "identity", sess.holder(), "files", m.Files, "bytes", m.Bytes)
+	s.abandoned.add(m, sess.name, time.Now())
+}
