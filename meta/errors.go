@@ -110,7 +110,10 @@ func (e *Error) Error() string {
 	if e.Subject != "" {
 		s += " " + e.Subject
 	}
-	s += ": " + e.Kind.String()
+	if s != "" {
+		s += ": "
+	}
+	s += e.Kind.String()
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}

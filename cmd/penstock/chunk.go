@@ -203,6 +203,6 @@ replicas still serve a part.`,
 	f.StringSliceVar(&only, "volume", nil, "volumes to look into (default all)")
 	f.BoolVar(&all, "all", false, "all that 'penstock chunk lost' shows as lost or short")
 	f.BoolVar(&damaged, "damaged", false, "give up what damaged replicas still serve, too")
-	f.BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	return cmd
 }

@@ -297,7 +297,7 @@ is not ended by this; one that waits to end, ends.`,
 		},
 	}
 	here.flags(cmd)
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	return cmd
 }
 

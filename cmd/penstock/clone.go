@@ -50,6 +50,9 @@ advisory quota, schedule of snapshots, labels. 'penstock volume set' changes the
 			if at && snapshot == "" {
 				return usagef("%s names no snapshot", args[0])
 			}
+			if err := treePath(attach); err != nil {
+				return err
+			}
 			return w.with(ctx, func(s *client.Session) error {
 				if attach != "" { // a mistake here must not leave a volume behind
 					if _, _, err := s.Walk(ctx, path.Dir(path.Clean("/"+attach)), parents); err != nil {

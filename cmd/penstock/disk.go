@@ -97,7 +97,7 @@ func findDisk(ctx context.Context, c *admin.Client, id string) (diskView, error)
 	}
 	switch len(found) {
 	case 0:
-		return diskView{}, meta.E("find disk", meta.NotFound, id, fmt.Errorf("no disk of a connected chunk server has this id; see 'penstock disk list'"))
+		return diskView{}, fmt.Errorf("no disk of a connected chunk server has an id that begins with %s; 'penstock disk list' shows those that there are", printable(id))
 	case 1:
 		return found[0], nil
 	}
@@ -306,7 +306,7 @@ it, see TO MOVE in 'penstock disk list'.`,
 		},
 	}
 	w.flags(cmd)
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nothing is left on it")
 	return cmd
 }
@@ -341,7 +341,7 @@ something is there. A disk that is well is not let go of.`,
 		},
 	}
 	w.flags(cmd)
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	return cmd
 }
 

@@ -519,15 +519,33 @@ func notComplete(now *penstock.Mirror, asked uint64, target string) string {
 }
 
 func newMirrorPromote() *cobra.Command {
-	return mirrorCommand("promote TARGET", "Make a mirror's target writable, as its readers see it",
+	var yes bool
+	var cmd *cobra.Command
+	cmd = mirrorCommand("promote TARGET", "Make a mirror's target writable, as its readers see it",
 		`The target becomes a volume like others, with the last complete snapshot. What a
 round under way copied goes. 'penstock mirror resync' can make it a mirror again,
-or turn the direction.`,
-		`  penstock mirror promote datasets-rack2`,
+or turn the direction; what was written to one of both until then is lost. On a
+terminal the command asks; a script gives --yes.`,
+		`  penstock mirror promote datasets-rack2 --yes`,
 		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
+			if !yes {
+				r, err := m.Find(ctx, target)
+				if err != nil {
+					return err
+				}
+				question := fmt.Sprintf("End the mirroring of %s to %s, and make %s writable?", r.Source.Volume, target, target)
+				if r.Round != nil {
+					question += " What the round under way copied is lost."
+				}
+				if err := confirm(cmd, question, target); err != nil {
+					return err
+				}
+			}
 			_, err := m.Promote(ctx, target)
 			return err
 		})
+	destroying(cmd, &yes)
+	return cmd
 }
 
 func newMirrorResync() *cobra.Command {
@@ -594,22 +612,31 @@ the cluster of TARGET at --back-cluster.`,
 }
 
 func newMirrorDelete() *cobra.Command {
-	var leave bool
-	cmd := mirrorCommand("delete TARGET", "Forget a mirror; its target stays, a volume like others",
+	var leave, yes bool
+	var cmd *cobra.Command
+	cmd = mirrorCommand("delete TARGET", "Forget a mirror; its target stays, a volume like others",
 		`Promotes the target, if it is not yet, and deletes the mirror's snapshots in
 source and target; with --leave-source it leaves those in the source, whose pins run
-out. 'penstock volume delete' deletes the volume.`,
-		`  penstock mirror delete datasets-rack2`,
+out. 'penstock volume delete' deletes the volume. On a terminal the command asks; a
+script gives --yes.`,
+		`  penstock mirror delete datasets-rack2 --yes`,
 		func(ctx context.Context, c *penstock.Client, m penstock.Mirrors, target string) error {
 			r, err := m.Find(ctx, target)
 			if err != nil {
 				return err
+			}
+			if !yes {
+				question := fmt.Sprintf("Forget the mirror of %s to %s? Its snapshots, %s-*, are deleted.", r.Source.Volume, target, r.Name)
+				if err := confirm(cmd, question, target); err != nil {
+					return err
+				}
 			}
 			if leave {
 				return m.Delete(ctx, target, nil)
 			}
 			return sourceClient(ctx, c, r.Source, func(src *penstock.Client) error { return m.Delete(ctx, target, src) })
 		})
+	destroying(cmd, &yes)
 	cmd.Flags().BoolVar(&leave, "leave-source", false, "the source is gone, or can't be reached")
 	return cmd
 }

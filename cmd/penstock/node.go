@@ -201,7 +201,7 @@ func findNode(ctx context.Context, c *admin.Client, word string) (nodeView, erro
 	}
 	switch len(found) {
 	case 0:
-		return nodeView{}, meta.E("find node", meta.NotFound, word, errors.New("see 'penstock node list'"))
+		return nodeView{}, fmt.Errorf("no chunk server has the number or name %s; 'penstock node list' shows those that there are", printable(word))
 	case 1:
 		return found[0], nil
 	}
@@ -395,7 +395,7 @@ replicas; those that are nowhere else are lost then.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&force, "force", false, "though it still holds replicas")
-	f.BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	w.flags(cmd)
 	return cmd
 }

@@ -248,7 +248,7 @@ seconds for a million changes; the volume stays in use. Nothing is changed.`,
 			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
 				answer, err := c.Snapshots.GetSnapshotUsage(cmd.Context(), &admin.GetSnapshotUsageRequest{Volume: v, Delete: args[1:]})
 				if err != nil {
-					return err
+					return adviseSnapshot(err, args[0])
 				}
 				u := answer.Use()
 				return out.print(cmd.OutOrStdout(), u, func(t *table) {
@@ -290,13 +290,17 @@ asks; a script gives --yes.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			return w.ofVolume(ctx, args[0], func(c *admin.Client, v *admin.VolumeRef) error {
+				if names := args[1:]; !yes {
+					word := names[0]
+					if len(names) > 1 {
+						word = args[0]
+					}
+					if err := confirm(cmd, fmt.Sprintf("Delete snapshots %s of volume %s for ever?", strings.Join(names, ", "), args[0]), word); err != nil {
+						return err
+					}
+				}
 				var gone []uint64
 				for _, name := range args[1:] {
-					if !yes {
-						if err := confirm(cmd, fmt.Sprintf("Delete snapshot %s of volume %s for ever?", name, args[0]), name); err != nil {
-							return err
-						}
-					}
 					i, err := c.DeleteSnapshot(ctx, v, name, false)
 					if err != nil {
 						return err
@@ -320,7 +324,7 @@ asks; a script gives --yes.`,
 		},
 	}
 	w.flags(cmd)
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until all is freed")
 	return cmd
 }
@@ -458,7 +462,7 @@ is lost. Meanwhile nobody is let in. On a terminal the command asks; a script gi
 		},
 	}
 	w.flags(cmd)
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	cmd.Flags().BoolVar(&force, "force", false, "end the sessions of who is in the volume")
 	return cmd
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -106,7 +108,11 @@ func adviseGroup(err error) error {
 	case errors.Is(err, meta.Exists):
 		return fmt.Errorf("%w; choose another name, or delete that one", err)
 	case errors.Is(err, meta.NotFound):
-		return fmt.Errorf("%w; 'penstock snapshot group list' shows those that there are", err)
+		name := ""
+		if e, ok := errors.AsType[*meta.Error](err); ok {
+			name = " " + printable(e.Subject)
+		}
+		return fmt.Errorf("there is no group of snapshots%s; 'penstock snapshot group list' shows those that there are", name)
 	}
 	return adviseSnapshot(err, "VOLUME")
 }
@@ -181,19 +187,50 @@ func newSnapshotGroupList() *cobra.Command {
 
 func newSnapshotGroupDelete() *cobra.Command {
 	var w where
+	var yes bool
 	cmd := &cobra.Command{
 		Use:   "delete NAME",
 		Short: "Delete the snapshots of a group",
 		Long: `Deletes the snapshots of a group. Those that clones need go with the last of these;
-those that were deleted by themselves are none.`,
-		Example: `  penstock snapshot group delete before-the-upgrade`,
+those that were deleted by themselves are none. On a terminal the command asks; a
+script gives --yes.`,
+		Example: `  penstock snapshot group delete before-the-upgrade --yes`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				return adviseGroup(s.DeleteGroup(cmd.Context(), args[0]))
+			ctx := cmd.Context()
+			return w.with(ctx, func(s *client.Session) error {
+				if !yes {
+					if err := confirmGroup(ctx, cmd, s, args[0]); err != nil {
+						return err
+					}
+				}
+				return adviseGroup(s.DeleteGroup(ctx, args[0]))
 			})
 		},
 	}
 	w.flags(cmd)
+	destroying(cmd, &yes)
 	return cmd
+}
+
+// confirmGroup names the volumes whose snapshots go with a group, and asks.
+func confirmGroup(ctx context.Context, cmd *cobra.Command, s *client.Session, name string) error {
+	l, err := s.Groups(ctx, 0)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(l, func(g meta.Group) bool { return g.Name == name })
+	if i < 0 {
+		return adviseGroup(meta.E("delete group", meta.NotFound, name, nil))
+	}
+	names, err := namesOfVolumes(ctx, s, l[i:i+1])
+	if err != nil {
+		return err
+	}
+	g := groupAnswerOf(&l[i], names)
+	var of []string
+	for _, v := range g.Volumes {
+		of = append(of, v.Volume)
+	}
+	return confirm(cmd, fmt.Sprintf("Delete the snapshots %s of volumes %s for ever?", name, strings.Join(of, ", ")), name)
 }

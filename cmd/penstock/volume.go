@@ -302,6 +302,9 @@ func newVolumeCreate() *cobra.Command {
   penstock volume create results --attach /results --replicas 3 --spread rack --topology /dc1 --class nvme`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := treePath(attach); err != nil {
+				return err
+			}
 			policy := meta.Policy{Replicas: 1, LocalFirst: true}
 			if _, err := p.change(cmd.Flags(), &policy); err != nil {
 				return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"strconv"
@@ -30,6 +29,15 @@ func onVolume(cmd *cobra.Command, work func(ctx context.Context, s *client.Sessi
 	return cmd
 }
 
+// treePath refuses a path of the tree that does not begin at its root: a shell's working
+// directory has no place there.
+func treePath(path string) error {
+	if path != "" && !strings.HasPrefix(path, "/") {
+		return usagef("%s: a path of the tree begins with /", printable(path))
+	}
+	return nil
+}
+
 func newVolumeAttach() *cobra.Command {
 	var parents bool
 	cmd := onVolume(&cobra.Command{
@@ -39,7 +47,7 @@ func newVolumeAttach() *cobra.Command {
 mount that shows PATH's parent. The last name must be free. That it hangs there
 already is no error.`,
 		Example: `  penstock volume attach datasets /projects/vision/datasets --parents`,
-		Args:    cobra.ExactArgs(2),
+		Args:    cobra.MatchAll(cobra.ExactArgs(2), func(_ *cobra.Command, args []string) error { return treePath(args[1]) }),
 	}, func(ctx context.Context, s *client.Session, v client.Volume, args []string) error {
 		_, err := s.AttachVolume(ctx, v.ID, args[1], parents)
 		return err
@@ -106,7 +114,7 @@ its bytes are freed. On a terminal the command asks; a script gives --yes.`,
 		}
 		return nil
 	})
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	destroying(cmd, &yes)
 	cmd.Flags().BoolVar(&now, "now", false, "free its bytes at once, past the trash")
 	return cmd
 }
@@ -137,20 +145,4 @@ now, --as gives it a new one.`,
 	w.flags(cmd)
 	cmd.Flags().StringVar(&as, "as", "", "its new name")
 	return cmd
-}
-
-// confirm asks a person on a terminal to type a word.
-func confirm(cmd *cobra.Command, question, word string) error {
-	if !isTerminal(cmd.InOrStdin()) {
-		return usagef("%s Nobody can be asked here: give --yes", question)
-	}
-	cmd.PrintErrf("%s Type %q to go on: ", question, word)
-	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-	if err != nil {
-		return err
-	}
-	if strings.TrimSpace(line) != word {
-		return fmt.Errorf("nothing was deleted")
-	}
-	return nil
 }

@@ -193,6 +193,13 @@ func StatusOf(err error) Status {
 	if err == nil {
 		return Status{}
 	}
+	for { // a list of one says what its only error says
+		l, ok := err.(interface{ Unwrap() []error })
+		if !ok || len(l.Unwrap()) != 1 {
+			break
+		}
+		err = l.Unwrap()[0]
+	}
 	s := Status{Err: meta.KindOf(err)}
 	if e, ok := err.(*meta.Error); ok {
 		s.Op, s.Subject = e.Op, e.Subject

@@ -5,6 +5,7 @@ package cmd
 import (
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -92,6 +93,15 @@ func TestScripts(t *testing.T) {
 						ts.Fatalf("no digest of %s@%s", args[0], args[1])
 					}
 				}
+			},
+			// disk-of FILE NAME: sets NAME to the id of the first disk in a list as JSON.
+			"disk-of": func(ts *testscript.TestScript, neg bool, args []string) {
+				var disks []struct{ ID string }
+				ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &disks))
+				if len(disks) == 0 {
+					ts.Fatalf("no disk")
+				}
+				ts.Setenv(args[1], disks[0].ID)
 			},
 			// same A B: the two texts are the same.
 			"same": func(ts *testscript.TestScript, neg bool, args []string) {

@@ -92,13 +92,13 @@ func TestPromoteDuringCopy(t *testing.T) {
 	if _, err := m.Ctl("mirror", "resync", "dst", "--discard"); err == nil {
 		t.Error("a mirror that was not promoted was resynced")
 	}
-	m.Must("mirror", "promote", "dst")
+	m.Must("mirror", "promote", "dst", "--yes")
 	if err := differ(old, walk(t, dst)); err != nil {
 		t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
 	}
 	newWriter(t, dst, *seed+501).file("mine", 10<<10)
 	mine := walk(t, dst)
-	if _, err := m.Ctl("mirror", "promote", "dst"); err == nil || !strings.Contains(err.Error(), "promoted before") {
+	if _, err := m.Ctl("mirror", "promote", "dst", "--yes"); err == nil || !strings.Contains(err.Error(), "promoted before") {
 		t.Errorf("promoted twice: %v", err)
 	}
 	if _, err := m.Ctl("mirror", "resume", "dst"); err == nil {
@@ -138,7 +138,7 @@ func TestPromoteAgain(t *testing.T) {
 	if before.Round == nil {
 		t.Fatal("the round was over")
 	}
-	m.Must("mirror", "promote", "dst")
+	m.Must("mirror", "promote", "dst", "--yes")
 	dst := m.volume("dst")
 	newWriter(t, dst, *seed+601).file("mine", 10<<10)
 	if err := dst.SyncAll(t.Context()); err != nil {
@@ -169,7 +169,7 @@ func TestPromoteAgain(t *testing.T) {
 				return nil
 			})
 		}
-		m.Must("mirror", "promote", "dst")
+		m.Must("mirror", "promote", "dst", "--yes")
 		if r := m.mirror("dst"); r.State != meta.MirrorPromoted || r.Round != nil {
 			t.Fatalf("%s: %+v", state, r.Mirror)
 		}
@@ -190,14 +190,14 @@ func TestPromoteAgain(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	m.Must("mirror", "promote", "dst")
+	m.Must("mirror", "promote", "dst", "--yes")
 	if r := m.mirror("dst"); r.Last.Snapshot != last.Snapshot || r.Last.Digest != last.Digest {
 		t.Errorf("promoted with %+v, readers saw %+v", r.Last, last)
 	}
 	if err := differ(shown, walk(t, dst)); err != nil {
 		t.Fatalf("DATA: readers lost what they had seen:\n%v", err)
 	}
-	m.Must("mirror", "delete", "dst")
+	m.Must("mirror", "delete", "dst", "--yes")
 }
 
 // TestSourceDead promotes while the source's cluster stands still: while a round
@@ -225,7 +225,7 @@ func TestSourceDead(t *testing.T) {
 	// A process that stands still keeps its connections: nobody is told anything.
 	stop(syscall.SIGSTOP)
 	began := time.Now()
-	m.Must("mirror", "promote", "dst")
+	m.Must("mirror", "promote", "dst", "--yes")
 	t.Logf("promoted in %v with a source that stands still", time.Since(began).Round(time.Millisecond))
 	dst := m.volume("dst")
 	if err := differ(old, walk(t, dst)); err != nil {
@@ -238,12 +238,12 @@ func TestSourceDead(t *testing.T) {
 		t.Errorf("who waited for a source that stands still: %v", err)
 	}
 	began = time.Now()
-	m.Must("mirror", "promote", "dst")
+	m.Must("mirror", "promote", "dst", "--yes")
 	t.Logf("promoted in %v with a source that can't be opened", time.Since(began).Round(time.Millisecond))
 	if err := differ(old, walk(t, dst)); err != nil {
 		t.Fatalf("DATA: promoted again, it is not what its readers saw:\n%v", err)
 	}
-	m.Must("mirror", "delete", "dst", "--leave-source")
+	m.Must("mirror", "delete", "dst", "--yes", "--leave-source")
 }
 
 // held holds something up from when it has begun.
@@ -291,7 +291,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 	m.Must("mirror", "sync", "dst")
 	<-h.begun
 	promoted := make(chan error, 1)
-	go func() { _, err := m.Ctl("mirror", "promote", "dst"); promoted <- err }()
+	go func() { _, err := m.Ctl("mirror", "promote", "dst", "--yes"); promoted <- err }()
 	m.Until("the mirror is paused", func() error {
 		if r, err := mirrors.Find(ctx, "dst"); err != nil || r.State == meta.MirrorRunning {
 			return errors.Join(err, errors.New("not yet"))
@@ -336,7 +336,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 			w.must(syscall.Kill(far.up.PID(), syscall.SIGCONT))
 			continue
 		}
-		m.Must("mirror", "promote", "dst")
+		m.Must("mirror", "promote", "dst", "--yes")
 		t.Logf("try %d: promoted in %v", try, time.Since(began).Round(time.Millisecond))
 		err = differ(old, walk(t, m.volume("dst")))
 		if now := m.mirror("dst"); err != nil && now.Last.Snapshot != r.Last.Snapshot {
@@ -395,7 +395,7 @@ func TestStoppedCopier(t *testing.T) {
 	}
 	stopped := m.mirror("one").Round.Snapshot
 	m.rate("one", "0")
-	m.Must("mirror", "promote", "two") // once the session is over
+	m.Must("mirror", "promote", "two", "--yes") // once the session is over
 	two := m.volume("two")
 	if err := differ(old, walk(t, two)); err != nil {
 		t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
@@ -584,12 +584,12 @@ func TestWrongTurns(t *testing.T) {
 	// of b by the record that b has from src.
 	m.Must("mirror", "create", "src", "b")
 	m.Must("mirror", "sync", "b", "--wait")
-	m.Must("mirror", "promote", "b")
+	m.Must("mirror", "promote", "b", "--yes")
 	b := m.volume("b")
 	newWriter(t, b, *seed+1001).file("mine", 10<<10)
 	m.Must("mirror", "create", "b", "c")
 	m.Must("mirror", "sync", "c", "--wait")
-	m.Must("mirror", "promote", "c")
+	m.Must("mirror", "promote", "c", "--yes")
 	mine := walk(t, b)
 	if _, err := m.Ctl("mirror", "resync", "c", "--reverse", "--discard"); err == nil || !strings.Contains(err.Error(), "mirror of its own") {
 		t.Errorf("the record of another mirror was taken: %v", err)
@@ -597,7 +597,7 @@ func TestWrongTurns(t *testing.T) {
 	if err := differ(mine, walk(t, b)); err != nil {
 		t.Fatalf("what was refused changed a volume:\n%v", err)
 	}
-	m.Must("mirror", "delete", "b")
+	m.Must("mirror", "delete", "b", "--yes")
 	m.Must("mirror", "resync", "c", "--reverse", "--discard")
 	m.Must("mirror", "sync", "b", "--wait")
 	r := m.mirror("b")
@@ -622,12 +622,12 @@ func TestWrongTurns(t *testing.T) {
 	w.must(err)
 	_, err = mirrors.Change(t.Context(), "d", func(r *penstock.Mirror) error { r.State = meta.MirrorPaused; return nil })
 	w.must(err)
-	m.Must("mirror", "delete", "d")
+	m.Must("mirror", "delete", "d", "--yes")
 	m.Until("deleted", func() error { _, err := m.Ctl("volume", "delete", "d", "--yes"); return err })
 
 	// One that was promoted: its record goes before it, whatever is pinned.
 	m.Must("mirror", "create", "src", "e")
-	m.Must("mirror", "promote", "e")
+	m.Must("mirror", "promote", "e", "--yes")
 	e, err := m.operator().Snapshots(t.Context(), m.volume("e").ID())
 	w.must(err)
 	for _, s := range e.Snapshots {
@@ -638,7 +638,7 @@ func TestWrongTurns(t *testing.T) {
 	if _, err := m.Ctl("volume", "delete", "e", "--yes"); err == nil || !strings.Contains(err.Error(), "penstock mirror delete e") {
 		t.Errorf("a volume was deleted whose mirror is still known: %v", err)
 	}
-	m.Must("mirror", "delete", "e")
+	m.Must("mirror", "delete", "e", "--yes")
 	m.Must("volume", "delete", "e", "--yes")
 	var l []json.RawMessage
 	w.must(json.Unmarshal(m.Must("mirror", "list", "--output", "json"), &l))

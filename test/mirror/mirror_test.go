@@ -510,7 +510,7 @@ func TestMirror(t *testing.T) {
 		t.Fatal("a mirror's target was deleted")
 	}
 	m.Must("fsck", "--volume", "src,dst")
-	m.Must("mirror", "delete", "dst")
+	m.Must("mirror", "delete", "dst", "--yes")
 	if _, err := dst.Create(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: "x", Mode: meta.TypeRegular}); err != nil {
 		t.Fatalf("what was a target can't be written: %v", err)
 	}
@@ -609,7 +609,7 @@ func TestTwoClusters(t *testing.T) {
 		t.Error("no side was killed while something was being copied")
 	}
 	// The mirror takes over, and is written.
-	b.Must("mirror", "promote", "dst")
+	b.Must("mirror", "promote", "dst", "--yes")
 	dst := b.volume("dst")
 	last := b.mirror("dst").Last
 	w.steps(20) // which will be lost
@@ -745,7 +745,7 @@ func TestBytes(t *testing.T) {
 			first.Sent, took, first.Ended.Sub(first.Began), plain, float64(plain)/float64(took), float64(plain)/float64(first.Ended.Sub(first.Began)))
 		t.Logf("both sides together: %.2f s of processor time a GB, until they were copied and a part of the digests was computed", cost)
 		if target != "dst" {
-			b.Must("mirror", "delete", target)
+			b.Must("mirror", "delete", target, "--yes")
 			b.Must("volume", "delete", target, "--yes")
 		}
 	}

@@ -102,7 +102,7 @@ func TestSecureClusters(t *testing.T) {
 	b.Must("mirror", "sync", "dst", "--wait")
 	r = b.mirror("dst")
 	same(t, src, b.volume("dst"), &r.Mirror)
-	b.Must("mirror", "delete", "dst")
+	b.Must("mirror", "delete", "dst", "--yes")
 	if l, err := a.operator().Snapshots(t.Context(), src.ID()); err != nil || len(l.Snapshots) != 0 {
 		t.Errorf("snapshots of a mirror that is no more: %v %v", l, err)
 	}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// destroys marks commands after which something is gone that no other command
+// brings back.
+const destroys = "penstock.io/destroys"
+
+// destroying marks a command as one that destroys, and gives it --yes. Without --yes the
+// command says what would be lost, and then asks a person on a terminal (confirm); where
+// nobody can be asked it is refused.
+func destroying(cmd *cobra.Command, yes *bool) {
+	if cmd.Annotations == nil {
+		cmd.Annotations = map[string]string{}
+	}
+	cmd.Annotations[destroys] = "yes"
+	cmd.Flags().BoolVar(yes, "yes", false, "do not ask")
+}
+
+func isDestroying(cmd *cobra.Command) bool { return cmd.Annotations[destroys] != "" }
+
+// confirm asks a person on a terminal to type a word. The question says what would be lost,
+// also where nobody can be asked, and the command is refused.
+func confirm(cmd *cobra.Command, question, word string) error {
+	if !isTerminal(cmd.InOrStdin()) {
+		return usagef("%s Nobody can be asked here: give --yes", question)
+	}
+	cmd.PrintErrf("%s Type %q to go on: ", question, word)
+	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(line) != word {
+		return fmt.Errorf("nothing was done: %q was not typed", word)
+	}
+	return nil
+}
