@@ -3,7 +3,7 @@ package main
 import (
 	"bufio"
 	"cmp"
-	"encoding/json"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 )
 
 func newClusterInit() *cobra.Command {
@@ -101,14 +102,14 @@ under that name alone, which may be one whose bearer is to be replaced.`,
   penstock cluster join-token --revoke abcdefghij`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return at.with(cmd.Context(), func(s *client.Session) error {
+			return at.api(cmd.Context(), func(c *admin.Client) error {
 				switch {
 				case revoke != "":
-					_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminRevokeToken, Name: revoke})
+					_, err := c.Grants.RevokeJoinToken(cmd.Context(), &admin.RevokeJoinTokenRequest{Id: revoke})
 					return err
 				case list:
-					var all []cluster.TokenRecord
-					if err := ask(cmd, s, wire.Admin{Op: wire.AdminTokens}, &all); err != nil {
+					all, err := listTokens(cmd.Context(), c)
+					if err != nil {
 						return err
 					}
 					return out.print(cmd.OutOrStdout(), all, func(t *table) {
@@ -118,18 +119,15 @@ under that name alone, which may be one whose bearer is to be replaced.`,
 						}
 					})
 				}
-				if _, err := peer.ParseRole(role); err != nil {
+				r, err := peer.ParseRole(role)
+				if err != nil {
 					return usagef("--role: %w", err)
 				}
-				body, err := json.Marshal(wire.TokenRequest{Role: role, Name: peer.FitName(name), Seconds: uint64(ttl / time.Second)})
+				made, err := c.Grants.MakeJoinToken(cmd.Context(), &admin.MakeJoinTokenRequest{Role: admin.RoleOf(r), Name: peer.FitName(name), Life: durationpb.New(ttl)})
 				if err != nil {
 					return err
 				}
-				var a wire.TokenAnswer
-				if err := ask(cmd, s, wire.Admin{Op: wire.AdminMakeToken, Body: body}, &a); err != nil {
-					return err
-				}
-				fmt.Fprintln(cmd.OutOrStdout(), a.Token)
+				fmt.Fprintln(cmd.OutOrStdout(), made.Token)
 				return nil
 			})
 		},
@@ -145,16 +143,15 @@ under that name alone, which may be one whose bearer is to be replaced.`,
 	return cmd
 }
 
-// ask makes a request whose report is JSON.
-func ask(cmd *cobra.Command, s *client.Session, m wire.Admin, into any) error {
-	re, err := s.Admin(cmd.Context(), m)
-	if err != nil {
-		return err
+// listTokens lists the join tokens that hold.
+func listTokens(ctx context.Context, c *admin.Client) (all []cluster.TokenRecord, err error) {
+	answer, err := c.Grants.ListJoinTokens(ctx, &admin.ListJoinTokensRequest{})
+	for _, x := range answer.GetTokens() {
+		var r cluster.TokenRecord
+		admin.Hear(&r, x)
+		all = append(all, r)
 	}
-	if err := json.Unmarshal(re.Report, into); err != nil {
-		return meta.E("read answer", meta.Protocol, "", err)
-	}
-	return nil
+	return all, err
 }
 
 func timeText(t meta.Time) string { return time.Unix(0, int64(t)).Format(time.RFC3339) }
@@ -235,10 +232,16 @@ func newClusterMembers() *cobra.Command {
 		Example: `  penstock cluster members`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return at.with(cmd.Context(), func(s *client.Session) error {
-				var all []cluster.Member
-				if err := ask(cmd, s, wire.Admin{Op: wire.AdminMembers}, &all); err != nil {
+			return at.api(cmd.Context(), func(c *admin.Client) error {
+				answer, err := c.Grants.ListMembers(cmd.Context(), &admin.ListMembersRequest{})
+				if err != nil {
 					return err
+				}
+				var all []cluster.Member
+				for _, x := range answer.Members {
+					var m cluster.Member
+					admin.Hear(&m, x)
+					all = append(all, m)
 				}
 				return out.print(cmd.OutOrStdout(), all, func(t *table) {
 					t.row("IDENTITY", "JOINED", "TOKEN", "STATE")
@@ -264,14 +267,13 @@ func newClusterEvict() *cobra.Command {
 		Use:   "evict ROLE/NAME",
 		Short: "Make an identity's certificates worthless",
 		Long: `Ends the sessions and connections of an identity and refuses it from now on, on
-every metadata server and chunk server within seconds (a chunk server of a version
-before protocol 4 goes on until its capabilities end, 45 s). A token for its name
-lets it in again, with a new certificate: the earlier ones stay worthless.`,
+every metadata server and chunk server within seconds. A token for its name lets it
+in again, with a new certificate: its earlier ones stay worthless.`,
 		Example: `  penstock cluster evict client/pod-7`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return at.with(cmd.Context(), func(s *client.Session) error {
-				_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminEvict, Name: args[0]})
+			return at.api(cmd.Context(), func(c *admin.Client) error {
+				_, err := c.Grants.EvictMember(cmd.Context(), &admin.EvictMemberRequest{Identity: args[0]})
 				return err
 			})
 		},
@@ -303,32 +305,30 @@ more waits; nothing fails.`,
   penstock cluster set --key-life 12h`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return at.with(cmd.Context(), func(s *client.Session) error {
-				m := wire.Admin{Op: wire.AdminSettings}
-				var set cluster.Settings
-				if err := ask(cmd, s, m, &set); err != nil {
+			return at.api(cmd.Context(), func(c *admin.Client) error {
+				q, change := &admin.ChangeSettingsRequest{}, false
+				for flag, add := range map[string]func(){
+					"plain-bulk":  func() { q.PlainBulk = &plain },
+					"key-life":    func() { q.KeyLife = durationpb.New(keyLife) },
+					"client-rate": func() { q.ClientRate = &clientRate },
+				} {
+					if cmd.Flags().Changed(flag) {
+						change = true
+						add()
+					}
+				}
+				var answer *admin.Settings
+				var err error
+				if change {
+					answer, err = c.Grants.ChangeSettings(cmd.Context(), q)
+				} else {
+					answer, err = c.Grants.GetSettings(cmd.Context(), &admin.GetSettingsRequest{})
+				}
+				if err != nil {
 					return err
 				}
-				was := set
-				if cmd.Flags().Changed("plain-bulk") {
-					set.PlainBulk = plain
-				}
-				if cmd.Flags().Changed("key-life") {
-					set.KeyLife = keyLife
-				}
-				if cmd.Flags().Changed("client-rate") {
-					set.ClientRate = clientRate
-				}
-				if set != was { // they are replaced as a whole
-					body, err := json.Marshal(set)
-					if err != nil {
-						return err
-					}
-					m.Body = body
-					if err := ask(cmd, s, m, &set); err != nil {
-						return err
-					}
-				}
+				var set cluster.Settings
+				admin.Hear(&set, answer)
 				fmt.Fprintf(cmd.OutOrStdout(), "plain-bulk: %t\nkey-life: %v\nclient-rate: %d\n", set.PlainBulk, cmp.Or(set.KeyLife, cluster.DefaultKeyLife), cmp.Or(set.ClientRate, cluster.DefaultClientRate))
 				return nil
 			})

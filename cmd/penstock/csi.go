@@ -276,7 +276,7 @@ func (c *csiFlags) tokenKeeper(log *slog.Logger) (*tokenKeeper, error) {
 	if !c.controller {
 		return nil, usagef("--keep-token is for the controller: it needs an administrator's credentials")
 	}
-	k := &tokenKeeper{with: c.where.with, life: metacluster.MaxTokenLife, log: log, ends: map[string]time.Time{}}
+	k := &tokenKeeper{with: c.where.api, life: metacluster.MaxTokenLife, log: log, ends: map[string]time.Time{}}
 	for _, s := range c.tokens {
 		t, err := parseKeptToken(s)
 		if err != nil {

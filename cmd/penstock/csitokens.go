@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,13 +11,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"penstock.io/penstock/cmd/penstock/kube"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Pods join by a token in a Secret, whenever one starts that has no credentials: the
@@ -62,7 +61,7 @@ func parseKeptToken(s string) (k keptToken, err error) {
 // tokenKeeper keeps join tokens in Secrets from running out.
 type tokenKeeper struct {
 	api    *kube.API
-	with   func(ctx context.Context, work func(*client.Session) error) error
+	with   func(ctx context.Context, work func(*admin.Client) error) error
 	tokens []keptToken
 	life   time.Duration // of a new one
 	log    *slog.Logger
@@ -123,18 +122,14 @@ func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
 		defer k.mu.Unlock()
 		k.well = well
 	}()
-	return k.with(ctx, func(s *client.Session) error {
-		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminTokens})
+	return k.with(ctx, func(c *admin.Client) error {
+		holding, err := listTokens(ctx, c)
 		if err != nil {
 			return err
 		}
-		var holding []cluster.TokenRecord
-		if err := json.Unmarshal(re.Report, &holding); err != nil {
-			return meta.E("list join tokens", meta.Protocol, "", err)
-		}
 		var errs []error
 		for _, t := range k.tokens {
-			if err := k.keep(ctx, s, t, holding, now); err != nil {
+			if err := k.keep(ctx, c, t, holding, now); err != nil {
 				errs = append(errs, fmt.Errorf("of the Secret %s: %w", t.secret, err))
 			} else {
 				well[t.secret] = true
@@ -145,7 +140,7 @@ func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
 }
 
 // keep looks at one Secret.
-func (k *tokenKeeper) keep(ctx context.Context, s *client.Session, t keptToken, holding []cluster.TokenRecord, now time.Time) error {
+func (k *tokenKeeper) keep(ctx context.Context, c *admin.Client, t keptToken, holding []cluster.TokenRecord, now time.Time) error {
 	secret, err := k.api.Secret(ctx, t.secret)
 	if err != nil {
 		return err
@@ -161,17 +156,9 @@ func (k *tokenKeeper) keep(ctx context.Context, s *client.Session, t keptToken, 
 	if end.Sub(now) > k.life/2 {
 		return nil
 	}
-	body, err := json.Marshal(wire.TokenRequest{Role: string(t.role), Name: t.name, Seconds: uint64(k.life / time.Second)})
+	made, err := c.Grants.MakeJoinToken(ctx, &admin.MakeJoinTokenRequest{Role: admin.RoleOf(t.role), Name: t.name, Life: durationpb.New(k.life)})
 	if err != nil {
 		return err
-	}
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminMakeToken, Body: body})
-	if err != nil {
-		return err
-	}
-	var made wire.TokenAnswer
-	if err := json.Unmarshal(re.Report, &made); err != nil {
-		return meta.E("make join token", meta.Protocol, "", err)
 	}
 	fresh, err := peer.ParseToken(made.Token)
 	if err == nil && bad == nil && fresh.Authority != have.Authority {
@@ -183,7 +170,7 @@ func (k *tokenKeeper) keep(ctx context.Context, s *client.Session, t keptToken, 
 	}
 	if err != nil {
 		// Nobody has it.
-		_, revoked := s.Admin(ctx, wire.Admin{Op: wire.AdminRevokeToken, Name: made.ID})
+		_, revoked := c.Grants.RevokeJoinToken(ctx, &admin.RevokeJoinTokenRequest{Id: made.Id})
 		if errors.Is(err, meta.Busy) {
 			err = nil // another controller was faster; the next look sees what it did
 		}

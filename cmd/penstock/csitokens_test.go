@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"maps"
@@ -17,10 +16,10 @@ import (
 	"penstock.io/penstock/cmd/penstock/kube/kubetest"
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/port"
 )
 
@@ -102,18 +101,14 @@ func TestTokensAreKept(t *testing.T) {
 	w := where{cluster: []string{addr}}
 	w.credentials.credentials = at("c/admin")
 	fake := kubetest.New(t)
-	k := &tokenKeeper{api: fake.API(t), with: w.with, life: cluster.MaxTokenLife, log: log, ends: map[string]time.Time{}, tokens: []keptToken{
+	k := &tokenKeeper{api: fake.API(t), with: w.api, life: cluster.MaxTokenLife, log: log, ends: map[string]time.Time{}, tokens: []keptToken{
 		{secret: "controller", role: peer.Admin, name: "kubernetes"}, {secret: "node", role: peer.Client},
 	}}
 	holding := func() (all map[string]cluster.TokenRecord) {
 		t.Helper()
 		all = map[string]cluster.TokenRecord{}
-		if err := w.with(t.Context(), func(s *client.Session) error {
-			re, err := s.Admin(t.Context(), wire.Admin{Op: wire.AdminTokens})
-			var l []cluster.TokenRecord
-			if err == nil {
-				err = json.Unmarshal(re.Report, &l)
-			}
+		if err := w.api(t.Context(), func(c *admin.Client) error {
+			l, err := listTokens(t.Context(), c)
 			for _, r := range l {
 				all[r.ID] = r
 			}
@@ -189,8 +184,8 @@ func TestTokensAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.with(t.Context(), func(s *client.Session) error {
-		_, err := s.Admin(t.Context(), wire.Admin{Op: wire.AdminRevokeToken, Name: parsed.ID})
+	if err := w.api(t.Context(), func(c *admin.Client) error {
+		_, err := c.Grants.RevokeJoinToken(t.Context(), &admin.RevokeJoinTokenRequest{Id: parsed.ID})
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -209,14 +204,14 @@ func TestTokensAreKept(t *testing.T) {
 	// Nobody answers.
 	dead := where{cluster: []string{"127.0.0.1:1"}}
 	dead.credentials = w.credentials
-	k.with = dead.with
+	k.with = dead.api
 	asking, stop := context.WithTimeout(t.Context(), time.Second)
 	if err := k.look(asking, time.Now()); err == nil {
 		t.Error("a cluster that is not there is well")
 	}
 	stop()
 	kept("no cluster answers", map[string]float64{"controller": 0, "node": 0})
-	k.with = w.with
+	k.with = w.api
 
 	// Of another cluster.
 	before := len(holding())

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/json"
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/wire"
 )
 
 func newGrant() *cobra.Command {
@@ -53,19 +53,18 @@ kernel, as on any network file system.`,
 			if err := g.Check(); err != nil {
 				return usagef("%w", err)
 			}
-			body, err := json.Marshal(g)
-			if err != nil {
-				return err
-			}
-			m := wire.Admin{Op: wire.AdminAddGrant, Body: body}
+			said := &admin.Grant{}
+			admin.Say(said, g)
+			q := &admin.AddGrantRequest{Client: said.Client, Rights: said.Rights, Users: said.Users, Uid: said.Uid, Gid: said.Gid}
 			if args[1] != "*" {
-				m.Name = args[1]
+				q.Volume = admin.Named(args[1])
 			}
-			return at.with(cmd.Context(), func(s *client.Session) error {
-				if err := ask(cmd, s, m, &g); err != nil {
+			return at.api(cmd.Context(), func(c *admin.Client) error {
+				made, err := c.Grants.AddGrant(cmd.Context(), q)
+				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "grant %d\n", g.ID)
+				fmt.Fprintf(cmd.OutOrStdout(), "grant %d\n", made.Id)
 				return nil
 			})
 		},
@@ -111,8 +110,8 @@ a volume that the CSI driver published to the client, until it is unpublished.`,
 		Example: `  penstock grant list`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return at.with(cmd.Context(), func(s *client.Session) error {
-				all, err := client.Grants(cmd.Context(), s, func(g *cluster.Grant) uint64 { return g.ID })
+			return at.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+				all, err := listGrants(cmd.Context(), c)
 				if err != nil {
 					return err
 				}
@@ -145,6 +144,24 @@ a volume that the CSI driver published to the client, until it is unpublished.`,
 	return cmd
 }
 
+// listGrants lists all grants, by number.
+func listGrants(ctx context.Context, c *admin.Client) (all []cluster.Grant, err error) {
+	for q := (&admin.ListGrantsRequest{}); ; {
+		page, err := c.Grants.ListGrants(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, x := range page.Grants {
+			var g cluster.Grant
+			admin.Hear(&g, x)
+			all = append(all, g)
+		}
+		if q.PageToken = page.NextPageToken; q.PageToken == "" {
+			return all, nil
+		}
+	}
+}
+
 func newGrantRevoke() *cobra.Command {
 	var at where
 	cmd := &cobra.Command{
@@ -160,8 +177,8 @@ may still read from chunk servers ends within 60 seconds.`,
 			if err != nil || id == 0 {
 				return usagef("%q is no grant's number; see 'penstock grant list'", args[0])
 			}
-			return at.with(cmd.Context(), func(s *client.Session) error {
-				_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminRevokeGrant, Ino: meta.Ino(id)})
+			return at.api(cmd.Context(), func(c *admin.Client) error {
+				_, err := c.Grants.RevokeGrant(cmd.Context(), &admin.RevokeGrantRequest{Id: id})
 				return err
 			})
 		},

@@ -1,16 +1,18 @@
 package main
 
 import (
-	"encoding/json"
 	"io"
 	"net"
 	"os"
 	"slices"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
@@ -124,22 +126,19 @@ func TestJoinAnswerLost(t *testing.T) {
 	lost := deaf(t, addr)
 	w := where{cluster: []string{addr}}
 	w.credentials.credentials = at("c/admin")
-	admin := func(m wire.Admin, report any) {
+	ask := func(call func(admin.GrantsClient) error) {
 		t.Helper()
-		if err := w.with(t.Context(), func(s *client.Session) error {
-			re, err := s.Admin(t.Context(), m)
-			if err == nil && report != nil {
-				err = json.Unmarshal(re.Report, report)
-			}
-			return err
-		}); err != nil {
+		if err := w.api(t.Context(), func(c *admin.Client) error { return call(c.Grants) }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var token wire.TokenAnswer
+	var token *admin.MakeJoinTokenResponse
 	fresh := func() {
 		t.Helper()
-		admin(wire.Admin{Op: wire.AdminMakeToken, Body: []byte(`{"role":"client","seconds":3600}`)}, &token)
+		ask(func(c admin.GrantsClient) (err error) {
+			token, err = c.MakeJoinToken(t.Context(), &admin.MakeJoinTokenRequest{Role: admin.Role_ROLE_CLIENT, Life: durationpb.New(time.Hour)})
+			return err
+		})
 	}
 	fresh()
 	asks := func(dir string) bool {
@@ -167,9 +166,12 @@ func TestJoinAnswerLost(t *testing.T) {
 		return err
 	}
 	enrolled := func(name string) bool {
-		var all []cluster.Member
-		admin(wire.Admin{Op: wire.AdminMembers}, &all)
-		return slices.ContainsFunc(all, func(m cluster.Member) bool { return m.Role == peer.Client && m.Name == name })
+		var all *admin.ListMembersResponse
+		ask(func(c admin.GrantsClient) (err error) {
+			all, err = c.ListMembers(t.Context(), &admin.ListMembersRequest{})
+			return err
+		})
+		return slices.ContainsFunc(all.Members, func(m *admin.Member) bool { return m.Role == admin.Role_ROLE_CLIENT && m.Name == name })
 	}
 
 	// In one call: the next server knows who asks.
@@ -193,7 +195,10 @@ func TestJoinAnswerLost(t *testing.T) {
 	if err := join("c", "c", lost); meta.KindOf(err) != meta.Unavailable || !enrolled("c") {
 		t.Fatalf("joined: %t, %v", enrolled("c"), err)
 	}
-	admin(wire.Admin{Op: wire.AdminEvict, Name: "client/c"}, nil)
+	ask(func(c admin.GrantsClient) error {
+		_, err := c.EvictMember(t.Context(), &admin.EvictMemberRequest{Identity: "client/c"})
+		return err
+	})
 	if err := join("c", "c", addr); meta.KindOf(err) != meta.Exists {
 		t.Errorf("who was evicted joins: %v", err)
 	}
@@ -208,7 +213,10 @@ func TestJoinAnswerLost(t *testing.T) {
 		t.Fatalf("joined: %t, asks: %t, %v", enrolled("d"), asks("d"), err)
 	}
 	// The token has ended before the next try.
-	admin(wire.Admin{Op: wire.AdminRevokeToken, Name: token.ID}, nil)
+	ask(func(c admin.GrantsClient) error {
+		_, err := c.RevokeJoinToken(t.Context(), &admin.RevokeJoinTokenRequest{Id: token.Id})
+		return err
+	})
 	if err := join("d", "d", addr); meta.KindOf(err) != meta.AccessDenied || !asks("d") {
 		t.Fatalf("asks: %t, %v", asks("d"), err)
 	}

@@ -47,6 +47,7 @@ type Client struct {
 	Nodes     NodesClient
 	Health    HealthClient
 	Snapshots SnapshotsClient
+	Grants    GrantsClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -124,6 +125,7 @@ func New(cfg Config) (*Client, error) {
 		return nil, meta.E("connect", meta.Invalid, strings.Join(cfg.Addrs, ", "), err)
 	}
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
+	c.Grants = NewGrantsClient(c.conn)
 	return c, nil
 }
 

@@ -14,13 +14,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 )
 
 // Say fills a message of the API from a struct of this module, field by field, by their
 // names: that of a struct's field is its tag pb, or json, or its own name in lower case with
 // underscores. Times become Timestamps and durations Durations; the zero time is absent. A
-// word becomes the value of an enum that ends in it: "active" is NODE_ACTIVE. What only one
-// of both has stays as it is: Unsaid lists such fields, for tests.
+// word becomes the value of an enum that ends in it: "active" is NODE_ACTIVE, and the role of a
+// certificate a Role. What only one of both has stays as it is: Unsaid lists such fields, for tests.
 //
 // Fields of one name that can't be translated are a fault of the program, and Say panics.
 func Say(to proto.Message, from any) {
@@ -41,6 +42,7 @@ var (
 	timeType     = reflect.TypeFor[time.Time]()
 	metaTimeType = reflect.TypeFor[meta.Time]()
 	durationType = reflect.TypeFor[time.Duration]()
+	roleType     = reflect.TypeFor[peer.Role]()
 )
 
 // fieldName is what a struct's field is called in messages; empty: nothing.
@@ -112,6 +114,8 @@ func sayOne(f protoreflect.FieldDescriptor, v reflect.Value) protoreflect.Value 
 		return protoreflect.ValueOfMessage(timestamppb.New(time.Unix(0, v.Int())).ProtoReflect())
 	case v.Type() == durationType && f.Message() != nil:
 		return protoreflect.ValueOfMessage(durationpb.New(time.Duration(v.Int())).ProtoReflect())
+	case v.Type() == roleType && f.Kind() == protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(RoleOf(peer.Role(v.String())).Number())
 	case v.Kind() == reflect.Pointer:
 		return sayOne(f, v.Elem())
 	}
@@ -156,10 +160,15 @@ func number(v reflect.Value) int64 {
 	return v.Int()
 }
 
-// wordOf is what an enum's value is in words: NODE_ACTIVE is "active".
+// wordOf is what an enum's value is in words: NODE_ACTIVE is "active", SNAPSHOT_ROLLING_BACK
+// "rolling back". Those of Users have hyphens: "as-is".
 func wordOf(v protoreflect.EnumValueDescriptor) string {
+	between := " "
+	if v.Parent().FullName() == Users(0).Descriptor().FullName() {
+		between = "-"
+	}
 	_, word, _ := strings.Cut(string(v.Name()), "_")
-	return strings.ReplaceAll(strings.ToLower(word), "_", " ")
+	return strings.ReplaceAll(strings.ToLower(word), "_", between)
 }
 
 func hear(s reflect.Value, m protoreflect.Message) {
@@ -200,6 +209,9 @@ func hearOne(v reflect.Value, f protoreflect.FieldDescriptor, x protoreflect.Val
 		return
 	case v.Type() == durationType && f.Message() != nil:
 		v.SetInt(int64(x.Message().Interface().(*durationpb.Duration).AsDuration()))
+		return
+	case v.Type() == roleType && f.Kind() == protoreflect.EnumKind:
+		v.SetString(string(Role(x.Enum()).Peer()))
 		return
 	case v.Kind() == reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))

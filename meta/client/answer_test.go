@@ -24,7 +24,6 @@ func TestAnswersAreWaitedForSoLong(t *testing.T) {
 	}{
 		{"show", 100 * time.Millisecond, wire.Admin{Op: wire.AdminVolumeByName, Name: "v"}, true},
 		{"snapshots", 100 * time.Millisecond, wire.Admin{Op: wire.AdminViews, Volume: 1}, true},
-		{"changed settings", 100 * time.Millisecond, wire.Admin{Op: wire.AdminSettings, Body: []byte("{}")}, false},
 		{"fsck", 100 * time.Millisecond, wire.Admin{Op: wire.AdminFsck, Volume: 1}, false},
 		{"a mount", 0, wire.Admin{Op: wire.AdminVolumeByName, Name: "v"}, false},
 	} {

@@ -501,11 +501,8 @@ func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, 
 // and neither read much nor wait for something to come.
 func quick(a *wire.Admin) bool {
 	switch a.Op {
-	case wire.AdminVolumes, wire.AdminVolumeByName, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants,
-		wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminRevision, wire.AdminGroups, wire.AdminViews:
+	case wire.AdminVolumes, wire.AdminVolumeByName, wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminGroups, wire.AdminViews:
 		return true
-	case wire.AdminSettings: // without a body only asked for
-		return len(a.Body) == 0
 	}
 	return false
 }

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
@@ -62,10 +65,10 @@ const NobodyID = 65534
 
 // Grant gives identities rights on a volume, or on all.
 type Grant struct {
-	Version int           `json:"v"`
+	Version int           `json:"v,omitzero" pb:"-"`
 	ID      uint64        `json:"id"`
-	Who     string        `json:"who"`    // "client/name"; the name may be a pattern as in path.Match
-	Volume  meta.VolumeID `json:"volume"` // 0: all
+	Who     string        `json:"who" pb:"client"` // "client/name"; the name may be a pattern as in path.Match
+	Volume  meta.VolumeID `json:"volume"`          // 0: all
 	Rights  Rights        `json:"rights"`
 	Users   Users         `json:"users"`
 	UID     uint32        `json:"uid,omitempty"` // UsersAllTo
@@ -73,7 +76,9 @@ type Grant struct {
 	Created meta.Time     `json:"created"`
 	// For is the use with which the grant ends (see GrantFor); empty: an administrator revokes
 	// it.
-	For string `json:"for,omitempty"`
+	For string `json:"for,omitempty" pb:"use"`
+	// Request is the id of the request that made the grant: sent again, it makes no second one.
+	Request uint64 `json:"request,omitempty" pb:"-"`
 	// Revision of the record in etcd; not stored.
 	Revision int64  `json:"-"`
 	key      string // in a view: the record's, without the cluster's prefix
@@ -204,19 +209,50 @@ func (c *Cluster) keyOf(g *Grant) string {
 	return c.grantKey(g.ID)
 }
 
-// AddGrant adds a grant without a use and numbers it. Errors: Invalid.
+// AddGrant adds a grant without a use and numbers it. A request that was served before adds
+// none, as long as its grant is there. Errors: Invalid.
 func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
+	const op = "grant"
 	g.For = ""
 	if err := g.Check(); err != nil {
 		return g, err
 	}
-	var err error
-	if g.ID, err = c.nextID(ctx, grantCounter); err != nil {
-		return g, err
-	}
 	g.Version = recordVersion
-	_, err = c.cli.Put(ctx, c.grantKey(g.ID), encode(g))
-	return g, wrap("grant", g.Who, err)
+	counter := c.counterKey(grantCounter)
+	for {
+		r, err := c.cli.Get(ctx, counter)
+		if err != nil {
+			return g, wrap(op, g.Who, err)
+		}
+		last, revision, err := lastID(r.Kvs)
+		if err != nil {
+			return g, err
+		}
+		if made, is, err := c.grantOfRequest(ctx, g.Request); is || err != nil {
+			return made, err
+		}
+		g.ID = last + 1
+		// Whatever was granted since the look has raised the counter.
+		t, err := c.cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.ModRevision(counter), "=", revision)).
+			Then(clientv3.OpPut(counter, strconv.FormatUint(g.ID, 10)), clientv3.OpPut(c.grantKey(g.ID), encode(g))).Commit()
+		if err != nil || t.Succeeded {
+			return g, wrap(op, g.Who, err)
+		}
+	}
+}
+
+// grantOfRequest finds the grant that a request made; 0 is none's id.
+func (c *Cluster) grantOfRequest(ctx context.Context, request uint64) (g Grant, found bool, err error) {
+	if request == 0 {
+		return g, false, nil
+	}
+	all, err := list[Grant](ctx, c, "/grants/0") // not those for a use
+	i := slices.IndexFunc(all, func(g Grant) bool { return g.Request == request })
+	if err != nil || i < 0 {
+		return g, false, err
+	}
+	return all[i], true, nil
 }
 
 // RevokeGrant removes a grant. Errors: NotFound.

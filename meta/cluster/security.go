@@ -121,12 +121,12 @@ func get[T any](ctx context.Context, c *Cluster, what, key string) (v T, err err
 
 // TokenRecord is the record of a join token. Its etcd lease ends it.
 type TokenRecord struct {
-	Version int       `json:"v"`
+	Version int       `json:"v,omitzero" pb:"-"`
 	ID      string    `json:"id"`
 	Role    peer.Role `json:"role"`
-	Name    string    `json:"name,omitempty"` // the name of the identity that joins; empty: any new name
-	Hash    string    `json:"hash,omitempty"` // of the secret
-	Expires meta.Time `json:"expires"`        // for people
+	Name    string    `json:"name,omitempty"`        // the name of the identity that joins; empty: any new name
+	Hash    string    `json:"hash,omitempty" pb:"-"` // of the secret
+	Expires meta.Time `json:"expires"`               // for people
 }
 
 // MaxTokenLife bounds a join token's life.
@@ -193,14 +193,14 @@ func (c *Cluster) RevokeToken(ctx context.Context, id string) error {
 
 // Member is an identity for which certificates were signed.
 type Member struct {
-	Version int       `json:"v"`
+	Version int       `json:"v,omitzero" pb:"-"`
 	Role    peer.Role `json:"role"`
 	Name    string    `json:"name"`
 	Joined  meta.Time `json:"joined"`
 	Token   string    `json:"token,omitempty"` // id of the token; empty: made with the cluster
 	// Key is the digest of the key with which the identity joined (peer.KeyDigest); empty: it
 	// has renewed its certificate since, or was made with the cluster.
-	Key string `json:"key,omitempty"`
+	Key string `json:"key,omitempty" pb:"-"`
 	// Evicted: its certificates are void.
 	Evicted bool `json:"evicted,omitempty"`
 	// Admission counts how often the name was admitted again after an eviction: certificates
@@ -315,7 +315,7 @@ func (c *Cluster) Evict(ctx context.Context, role peer.Role, name string) error 
 
 // Settings are the cluster's settings.
 type Settings struct {
-	Version int `json:"v"`
+	Version int `json:"v" pb:"-"`
 	// PlainBulk allows plain TCP, with tickets, for bytes of volumes that do not require
 	// encryption.
 	PlainBulk bool `json:"plain_bulk"`

@@ -334,3 +334,37 @@ func TestUsesRace(t *testing.T) {
 		}
 	}
 }
+
+// TestGrantRequestAgain: a request to grant that comes again, at once with itself or later,
+// grants once; another request grants again, though it says the same.
+func TestGrantRequestAgain(t *testing.T) {
+	c, cli := uses(t)
+	ctx := t.Context()
+	other := c.watching(cli)
+	give := func(c *Cluster, request uint64) uint64 {
+		g, err := c.AddGrant(ctx, Grant{Who: "client/a", Volume: 1, Rights: ReadRights, Users: UsersAsIs, Request: request})
+		if err != nil {
+			t.Error(err)
+		}
+		return g.ID
+	}
+	var wg sync.WaitGroup
+	var ids [16]uint64
+	for i := range ids {
+		wg.Go(func() { ids[i] = give([]*Cluster{c, other}[i%2], uint64(7+i/8)) })
+	}
+	wg.Wait()
+	for i, id := range ids {
+		if id != ids[i/8*8] {
+			t.Errorf("request %d made the grants %d and %d", 7+i/8, ids[i/8*8], id)
+		}
+	}
+	if again := give(c, 7); again != ids[0] || ids[0] == ids[8] {
+		t.Errorf("later it made grant %d; two requests made %d and %d", again, ids[0], ids[8])
+	}
+	give(c, 0)
+	give(c, 0)
+	if all, err := c.Grants(ctx); err != nil || len(all) != 4 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}

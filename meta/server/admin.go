@@ -171,7 +171,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)
 	default:
-		return s.adminTrust(ctx, m, re)
+		return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
 	}
 	return nil
 }

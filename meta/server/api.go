@@ -61,6 +61,7 @@ func newAPI(s *Server) *api {
 	admin.RegisterNodesServer(a.grpc, nodesAPI{s: s})
 	admin.RegisterHealthServer(a.grpc, healthAPI{s: s})
 	admin.RegisterSnapshotsServer(a.grpc, snapshotsAPI{s: s})
+	admin.RegisterGrantsServer(a.grpc, grantsAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }
@@ -283,15 +284,9 @@ func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request
 	return a.mayCall(ctx, sess, m, request)
 }
 
-// roleNumber is a certificate's role in the words of the API.
-var roleNumber = map[peering.Role]admin.Role{
-	peering.Meta: admin.Role_ROLE_META, peering.ChunkServer: admin.Role_ROLE_CHUNK_SERVER,
-	peering.Client: admin.Role_ROLE_CLIENT, peering.Admin: admin.Role_ROLE_ADMIN,
-}
-
 // mayCall applies a method's rule. Errors: AccessDenied.
 func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, request proto.Message) error {
-	if sess.who.Anyone() || slices.Contains(m.Rule.Roles, roleNumber[sess.who.Role]) {
+	if sess.who.Anyone() || slices.Contains(m.Rule.Roles, admin.RoleOf(sess.who.Role)) {
 		return nil
 	}
 	refused := meta.E("call", meta.AccessDenied, sess.who.String(), fmt.Errorf("%s is not for its role", m.Name))

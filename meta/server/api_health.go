@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"strconv"
 
 	"penstock.io/penstock/meta"
@@ -36,12 +35,9 @@ func (a healthAPI) ListVolumeHealth(_ context.Context, q *admin.ListVolumeHealth
 	if err := a.s.here(q.Server); err != nil {
 		return nil, err
 	}
-	var after uint64
-	if q.PageToken != "" {
-		var err error
-		if after, err = strconv.ParseUint(q.PageToken, 10, 32); err != nil {
-			return nil, meta.E("list volumes' health", meta.Invalid, q.PageToken, errors.New("it is no page token of an answer"))
-		}
+	after, err := parsePageToken("list volumes' health", q.PageToken, 32)
+	if err != nil {
+		return nil, err
 	}
 	page, left := a.s.VolumesHealth(meta.VolumeID(after))
 	answer := &admin.ListVolumeHealthResponse{}

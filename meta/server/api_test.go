@@ -86,7 +86,7 @@ func TestWhoMayCall(t *testing.T) {
 	}
 	for _, m := range admin.Methods() {
 		for _, role := range allRoles {
-			named := slices.Contains(m.Rule.Roles, roleNumber[role])
+			named := slices.Contains(m.Rule.Roles, admin.RoleOf(role))
 			if got := may(role, m, nil); got != named {
 				t.Errorf("%s by a %s: allowed is %v, its rule says %v", m.Name, role, got, named)
 			}
@@ -169,8 +169,13 @@ func TestRightsAreThoseOfGrants(t *testing.T) {
 			t.Errorf("%v is %d, that of a grant %d", api, api, own)
 		}
 	}
-	if len(roleNumber) != len(admin.Role_name)-1 || len(roleNumber) != len(allRoles) {
-		t.Errorf("%d roles of the API, %d of certificates, %d are translated", len(admin.Role_name)-1, len(allRoles), len(roleNumber))
+	for _, role := range allRoles {
+		if api := admin.RoleOf(role); api == 0 || api.Peer() != role {
+			t.Errorf("a %s is %v, and that is a %s", role, api, api.Peer())
+		}
+	}
+	if len(admin.Role_name)-1 != len(allRoles) {
+		t.Errorf("%d roles of the API, %d of certificates", len(admin.Role_name)-1, len(allRoles))
 	}
 }
 
@@ -191,6 +196,10 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.ServerStatus{}, Status{}, nil},
 		{&admin.ListSnapshotsResponse{}, meta.SnapshotList{}, nil},
 		{&admin.SnapshotUsage{}, meta.SnapshotUse{}, nil},
+		{&admin.Grant{}, cluster.Grant{}, nil},
+		{&admin.JoinToken{}, cluster.TokenRecord{}, nil},
+		{&admin.Member{}, cluster.Member{}, nil},
+		{&admin.Settings{}, cluster.Settings{}, nil},
 	} {
 		if l := admin.Unsaid(c.m, c.s); !slices.Equal(l, c.less) {
 			t.Errorf("%T and %T: these have no partner: %q, want %q", c.m, c.s, l, c.less)
@@ -226,6 +235,10 @@ func fill(v reflect.Value, n *int) {
 			v.SetString(string(cluster.NodeDraining))
 		case reflect.TypeFor[meta.SnapshotState]():
 			v.SetString(string(meta.SnapshotDropped))
+		case reflect.TypeFor[cluster.Users]():
+			v.SetString(string(cluster.UsersNoRoot))
+		case reflect.TypeFor[peering.Role]():
+			v.SetString(string(peering.ChunkServer))
 		}
 	case reflect.Bool:
 		v.SetBool(true)
@@ -250,7 +263,7 @@ func fill(v reflect.Value, n *int) {
 			return
 		}
 		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
+			if f := v.Type().Field(i); f.IsExported() && f.Tag.Get("pb") != "-" && f.Tag.Get("json") != "-" {
 				fill(v.Field(i), n)
 			}
 		}

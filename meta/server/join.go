@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -186,170 +185,39 @@ func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin,
 	return reportJSON(re, wire.JoinAnswer{Cluster: who.Cluster, Role: string(who.Role), Name: who.Name, Chain: chain, Authority: a.CertPEM()})
 }
 
-// makeToken makes a join token. The answer is the only place where its secret
-// ever stands.
-func (s *Server) makeToken(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	var q wire.TokenRequest
-	if err := json.Unmarshal(m.Body, &q); err != nil {
-		return meta.E("make join token", meta.Invalid, "", err)
-	}
-	role, err := peering.ParseRole(q.Role)
-	if err != nil {
-		return err
-	}
-	if q.Name != "" {
-		if err := peering.CheckName(q.Name); err != nil {
-			return err
-		}
-	}
+// trust gives what the methods about identities need. Errors: NotSupported.
+func (s *Server) trust() (*Trust, error) {
 	if s.cfg.Trust == nil {
-		return meta.E("make join token", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates; 'penstock cluster init' makes one that has"))
+		return nil, meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, so nobody to tell apart; 'penstock cluster init' makes one that has"))
 	}
-	a, err := s.cfg.Trust.Authority(ctx)
-	if err != nil {
-		return err
-	}
-	t := peering.NewToken(role, a.Fingerprint())
-	life := time.Duration(q.Seconds) * time.Second
-	err = s.cfg.Trust.Members.AddToken(ctx, cluster.TokenRecord{
-		ID: t.ID, Role: role, Name: q.Name, Hash: t.SecretHash(), Expires: meta.Time(time.Now().Add(life).UnixNano()),
-	}, life)
-	if err != nil {
-		return err
-	}
-	return reportJSON(re, wire.TokenAnswer{Token: t.String(), ID: t.ID})
+	return s.cfg.Trust, nil
 }
 
-// adminTrust serves the requests about tokens, members, grants and settings.
-func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	if s.cfg.Trust == nil {
-		switch m.Op { // nobody needs grants
-		case wire.AdminGrantFor:
-			return reportJSON(re, []cluster.Grant{})
-		case wire.AdminRevision:
-			return reportJSON(re, wire.RevisionAnswer{})
-		}
-		return meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, so nobody to tell apart; 'penstock cluster init' makes one that has"))
+// makeToken makes a join token. The answer is the only place where its secret
+// ever stands.
+func (t *Trust) makeToken(ctx context.Context, role peering.Role, name string, life time.Duration) (token peering.Token, err error) {
+	if _, err := peering.ParseRole(string(role)); err != nil {
+		return token, err
 	}
-	members := s.cfg.Trust.Members
-	switch m.Op {
-	case wire.AdminMakeToken:
-		return s.makeToken(ctx, m, re)
-	case wire.AdminTokens:
-		all, err := members.Tokens(ctx)
-		for i := range all {
-			all[i].Hash = "" // nobody's business
+	if name != "" {
+		if err := peering.CheckName(name); err != nil {
+			return token, err
 		}
-		return errors.Join(err, reportJSON(re, all))
-	case wire.AdminRevokeToken:
-		return members.RevokeToken(ctx, m.Name)
-	case wire.AdminMembers:
-		all, err := members.Members(ctx)
-		return errors.Join(err, reportJSON(re, all))
-	case wire.AdminEvict:
-		role, name, _ := strings.Cut(m.Name, "/")
-		if err := members.Evict(ctx, peering.Role(role), name); err != nil {
-			return err
-		}
-		s.log.Warn("evicted", "identity", m.Name)
-		return nil
-	case wire.AdminAddGrant:
-		var g cluster.Grant
-		if err := json.Unmarshal(m.Body, &g); err != nil {
-			return meta.E("grant", meta.Invalid, "", err)
-		}
-		if m.Name != "" {
-			v, err := s.cfg.Cluster.VolumeByName(ctx, m.Name)
-			if err != nil {
-				return err
-			}
-			g.Volume = v.ID
-		}
-		g.Created = meta.Time(time.Now().UnixNano())
-		g, err := members.AddGrant(ctx, g)
-		if err != nil {
-			return err
-		}
-		s.log.Info("granted", "grant", g.ID, "to", g.Who, "volume", g.Volume, "rights", g.Rights.String(), "users", g.Users)
-		return reportJSON(re, g)
-	case wire.AdminGrants:
-		var all []cluster.Grant
-		var err error
-		if m.Name != "" {
-			all, err = members.GrantsOf(ctx, m.Name)
-		} else {
-			all, err = members.Grants(ctx)
-		}
-		if err == nil && m.Entry == wire.PageOfGrants {
-			all = grantsAfter(all, uint64(m.Ino))
-		}
-		return errors.Join(err, reportJSON(re, all))
-	case wire.AdminRevokeGrant:
-		s.log.Info("grant revoked", "grant", uint64(m.Ino))
-		return members.RevokeGrant(ctx, uint64(m.Ino))
-	case wire.AdminGrantFor:
-		return s.grantFor(ctx, m, re)
-	case wire.AdminRevision:
-		r, err := members.Revision(ctx)
-		return errors.Join(err, reportJSON(re, wire.RevisionAnswer{Revision: r}))
-	case wire.AdminSettings:
-		if len(m.Body) > 0 {
-			var set cluster.Settings
-			if err := json.Unmarshal(m.Body, &set); err != nil {
-				return meta.E("set", meta.Invalid, "", err)
-			}
-			if err := members.SetSettings(ctx, set); err != nil {
-				return err
-			}
-			return reportJSON(re, set)
-		}
-		v, err := s.cfg.Cluster.Current(ctx) // another server may have set them just now
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, v.Settings)
 	}
-	return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
+	a, err := t.Authority(ctx)
+	if err != nil {
+		return token, err
+	}
+	token = peering.NewToken(role, a.Fingerprint())
+	return token, t.Members.AddToken(ctx, cluster.TokenRecord{
+		ID: token.ID, Role: role, Name: name, Hash: token.SecretHash(), Expires: meta.Time(time.Now().Add(life).UnixNano()),
+	}, life)
 }
 
 // grantsAfter is the page of grants, by number, that follows a number.
 func grantsAfter(all []cluster.Grant, after uint64) []cluster.Grant {
 	i, _ := slices.BinarySearchFunc(all, after+1, func(g cluster.Grant, id uint64) int { return cmp.Compare(g.ID, id) })
 	return pageOf(all[i:], jsonSize)
-}
-
-// grantFor makes or ends the grants for a use.
-func (s *Server) grantFor(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	const op = "grant"
-	var q wire.GrantsFor
-	if err := json.Unmarshal(m.Body, &q); err != nil {
-		return meta.E(op, meta.Invalid, "", err)
-	}
-	if len(q.Volumes) == 0 {
-		n, err := s.cfg.Trust.Members.EndUse(ctx, q.Who, q.For, q.AsOf)
-		if err != nil {
-			return err
-		}
-		s.log.Info("grants ended", "to", q.Who, "for", q.For, "grants", n)
-		return reportJSON(re, []cluster.Grant{})
-	}
-	want := map[meta.VolumeID]cluster.Rights{}
-	for _, v := range q.Volumes {
-		r, err := cluster.ParseRights(v.Rights)
-		if err != nil {
-			return err
-		}
-		if _, twice := want[v.Volume]; twice || v.Volume == 0 {
-			return meta.E(op, meta.Invalid, fmt.Sprint(v.Volume), errors.New("each volume is named once"))
-		}
-		want[v.Volume] = r
-	}
-	all, err := s.cfg.Trust.Members.GrantFor(ctx, q.Who, q.For, q.AsOf, want, meta.Time(time.Now().UnixNano()))
-	if err != nil {
-		return err
-	}
-	s.log.Info("granted", "to", q.Who, "for", q.For, "grants", len(all))
-	return reportJSON(re, all)
 }
 
 // mayConnect refuses who was evicted, and roles that the certificate is not for.

@@ -101,15 +101,6 @@ var adminRules = [...]adminRule{
 	wire.AdminHandOver:     {roles: admins},
 	wire.AdminJoin:         {roles: nobody}, // strangers only: see stranger
 	wire.AdminRenew:        {roles: members},
-	wire.AdminMakeToken:    {roles: admins},
-	wire.AdminTokens:       {roles: admins},
-	wire.AdminRevokeToken:  {roles: admins},
-	wire.AdminMembers:      {roles: admins},
-	wire.AdminEvict:        {roles: admins},
-	wire.AdminAddGrant:     {roles: admins},
-	wire.AdminGrants:       {roles: admins},
-	wire.AdminRevokeGrant:  {roles: admins},
-	wire.AdminSettings:     {roles: admins},
 	wire.AdminPathOf:       {roles: admins},
 	wire.AdminTake:         {roles: []peering.Role{peering.Meta}},
 
@@ -137,8 +128,6 @@ var adminRules = [...]adminRule{
 	wire.AdminMirrorPut:  {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorDrop: {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorShow: {roles: admins, right: cluster.AdminRights},
-	wire.AdminGrantFor:   {roles: admins},
-	wire.AdminRevision:   {roles: admins},
 	wire.AdminGroups:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminGroupPut:   {roles: admins, right: cluster.AdminRights}, // on each volume
 	wire.AdminGroupStep:  {roles: admins, right: cluster.AdminRights},

@@ -533,20 +533,8 @@ const (
 	AdminEnrol
 	// AdminHandOver asks the owner of Volume to give it to the server at Entry.
 	AdminHandOver
-	AdminJoin        // by who has a token and no certificate; Body, Report: JoinRequest, JoinAnswer
-	AdminRenew       // Body, Report: JoinRequest, JoinAnswer
-	AdminMakeToken   // Body, Report: TokenRequest, TokenAnswer
-	AdminTokens      // Report: a list of cluster.TokenRecord
-	AdminRevokeToken // Name: its id
-	AdminMembers     // Report: a list of cluster.Member
-	AdminEvict       // Name: role/name
-	AdminAddGrant    // Body, Report: cluster.Grant; Name: the volume, if it is not in the body
-	// AdminGrants lists all grants, by number; with Name, those for that use. With
-	// PageOfGrants as Entry, as many of those with greater numbers than Ino as one answer
-	// takes; none: there are no more. Report: a list of cluster.Grant.
-	AdminGrants
-	AdminRevokeGrant // Ino: its number
-	AdminSettings    // Body: cluster.Settings, or empty to ask; Report: cluster.Settings
+	AdminJoin  // by who has a token and no certificate; Body, Report: JoinRequest, JoinAnswer
+	AdminRenew // Body, Report: JoinRequest, JoinAnswer
 	// AdminPathOf gives the names from Volume's root to the directory Ino. Report
 	// is a JSON list.
 	AdminPathOf
@@ -583,10 +571,6 @@ const (
 	// AdminMirrorShow shows the readers of Volume, a mirror's target from now on,
 	// the snapshot Entry; with "" it is a volume like others again.
 	AdminMirrorShow
-	// AdminGrantFor makes or takes back grants that end with a use. Body: GrantsFor;
-	// Report: a list of cluster.Grant, those that are there for it now.
-	AdminGrantFor
-	AdminRevision // of the cluster's state, not older than the request. Report: RevisionAnswer
 	// AdminGroups lists the records of group snapshots: of Volume, or all; with Entry,
 	// the one of that name. Report: a list of meta.Group.
 	AdminGroups
@@ -594,9 +578,6 @@ const (
 	AdminGroupStep // at Volume; Entry: the group's name; Body: GroupStep; Report, of GroupTake: meta.GroupMember
 	lastAdminOp
 )
-
-// PageOfGrants is the Entry of AdminGrants by who asks for one page after the other.
-const PageOfGrants = "page"
 
 // AdminOps bounds the numbers of administrative requests.
 const AdminOps = int(lastAdminOp)

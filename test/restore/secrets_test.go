@@ -130,12 +130,9 @@ func (r *rig) dump() []byte {
 	t := r.t
 	t.Helper()
 	var b bytes.Buffer
-	for _, op := range []wire.AdminOp{
-		wire.AdminVolumes, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants, wire.AdminSettings,
-	} {
-		fmt.Fprintf(&b, "%+v", r.admin(wire.Admin{Op: op}))
-		b.Write(r.admin(wire.Admin{Op: op}).Report)
-	}
+	volumes := r.admin(wire.Admin{Op: wire.AdminVolumes})
+	fmt.Fprintf(&b, "%+v", volumes)
+	b.Write(volumes.Report)
 	r.api(func(ctx context.Context, c *admin.Client) error {
 		status, err := c.Health.GetServerStatus(ctx, &admin.GetServerStatusRequest{})
 		if err != nil {
@@ -150,7 +147,23 @@ func (r *rig) dump() []byte {
 			return err
 		}
 		repair, err := c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{})
-		fmt.Fprintf(&b, "%v %v %v %v", status, health, nodes, repair)
+		if err != nil {
+			return err
+		}
+		tokens, err := c.Grants.ListJoinTokens(ctx, &admin.ListJoinTokensRequest{})
+		if err != nil {
+			return err
+		}
+		members, err := c.Grants.ListMembers(ctx, &admin.ListMembersRequest{})
+		if err != nil {
+			return err
+		}
+		grants, err := c.Grants.ListGrants(ctx, &admin.ListGrantsRequest{})
+		if err != nil {
+			return err
+		}
+		settings, err := c.Grants.GetSettings(ctx, &admin.GetSettingsRequest{})
+		fmt.Fprintf(&b, "%v %v %v %v %v %v %v %v", status, health, nodes, repair, tokens, members, grants, settings)
 		return err
 	})
 	web := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
