@@ -10,8 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/meta/server"
 )
 
 func newChunk() *cobra.Command {
@@ -37,12 +38,12 @@ never zeros, until the files are removed or written anew.`,
 
 // lostView is a lost chunk as commands print it.
 type lostView struct {
-	Volume         string `json:"volume" yaml:"volume"`
-	wire.LostChunk `yaml:",inline"`
+	Volume           string `json:"volume" yaml:"volume"`
+	server.LostChunk `yaml:",inline"`
 }
 
 // lostIn asks the owners of volumes for their lost chunks; all if none is named.
-func lostIn(ctx context.Context, s *client.Session, only []string) (views []lostView, ids map[string]meta.VolumeID, err error) {
+func lostIn(ctx context.Context, s *client.Session, api *admin.Client, only []string) (views []lostView, ids map[string]meta.VolumeID, err error) {
 	views, ids = []lostView{}, map[string]meta.VolumeID{}
 	for v, err := range s.Volumes(ctx) {
 		if err != nil {
@@ -52,17 +53,31 @@ func lostIn(ctx context.Context, s *client.Session, only []string) (views []lost
 			continue
 		}
 		ids[v.Name] = v.ID
-		for c, err := range s.LostChunks(ctx, v.ID) {
+		for q := (&admin.ListLostChunksRequest{Volume: admin.Numbered(v.ID)}); ; {
+			page, err := api.Volumes.ListLostChunks(ctx, q)
 			if err != nil {
 				return nil, nil, fmt.Errorf("volume %s: %w", v.Name, err)
 			}
-			views = append(views, lostView{v.Name, c})
+			views = append(views, viewLost(v.Name, page.Chunks)...)
+			if q.PageToken = page.NextPageToken; q.PageToken == "" {
+				break
+			}
 		}
 	}
 	if len(only) > len(ids) {
 		return nil, nil, usagef("not all of the volumes %v exist; see 'penstock volume list'", only)
 	}
 	return views, ids, nil
+}
+
+// viewLost gives lost chunks of a volume as commands print them.
+func viewLost(volume string, chunks []*admin.LostChunk) (views []lostView) {
+	for _, x := range chunks {
+		v := lostView{Volume: volume, LostChunk: server.LostChunk{Files: []server.LostFile{}}}
+		admin.Hear(&v.LostChunk, x)
+		views = append(views, v)
+	}
+	return views
 }
 
 func lostTable(t *table, views []lostView) {
@@ -113,8 +128,8 @@ by their paths in the volume, that have bytes in it. States:
   penstock chunk lost --volume datasets --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				views, _, err := lostIn(cmd.Context(), s, only)
+			return w.withAPI(cmd.Context(), func(s *client.Session, api *admin.Client) error {
+				views, _, err := lostIn(cmd.Context(), s, api, only)
 				if err != nil {
 					return err
 				}
@@ -148,8 +163,8 @@ replicas still serve a part.`,
 				return usagef("name chunks, as 'penstock chunk lost' shows them, or give --all")
 			}
 			ctx := cmd.Context()
-			return w.with(ctx, func(s *client.Session) error {
-				views, ids, err := lostIn(ctx, s, only)
+			return w.withAPI(ctx, func(s *client.Session, api *admin.Client) error {
+				views, ids, err := lostIn(ctx, s, api, only)
 				if err != nil {
 					return err
 				}
@@ -161,7 +176,7 @@ replicas still serve a part.`,
 					if i >= 0 {
 						left = slices.Delete(left, i, i+1)
 					}
-					if v.State != wire.LossAccepted && (i >= 0 || all && (v.State == wire.LossTotal || v.State == wire.LossShort || damaged && v.State == wire.LossDamaged)) {
+					if v.State != server.LossAccepted && (i >= 0 || all && (v.State == server.LossTotal || v.State == server.LossShort || damaged && v.State == server.LossDamaged)) {
 						give[v.Volume], chosen = append(give[v.Volume], v.Chunk), append(chosen, v)
 					}
 				}
@@ -184,10 +199,8 @@ replicas still serve a part.`,
 				}
 				done := []lostView{}
 				for name, chunks := range give {
-					l, lerr := s.AcceptLoss(ctx, ids[name], chunks, damaged)
-					for _, c := range l {
-						done = append(done, lostView{name, c})
-					}
+					l, lerr := acceptLoss(ctx, api, ids[name], chunks, damaged)
+					done = append(done, viewLost(name, l)...)
 					if lerr != nil {
 						err = fmt.Errorf("volume %s: %w", name, lerr)
 						break
@@ -205,4 +218,20 @@ replicas still serve a part.`,
 	f.BoolVar(&damaged, "damaged", false, "give up what damaged replicas still serve, too")
 	destroying(cmd, &yes)
 	return cmd
+}
+
+// acceptAtOnce bounds the chunks of one request to accept their loss.
+const acceptAtOnce = 1000
+
+// acceptLoss accepts that chunks of a volume are lost, and gives those of which that is on
+// record; with an error those before it.
+func acceptLoss(ctx context.Context, api *admin.Client, v meta.VolumeID, chunks []string, damaged bool) (done []*admin.LostChunk, err error) {
+	for some := range slices.Chunk(chunks, acceptAtOnce) {
+		answer, err := api.Volumes.AcceptLoss(ctx, &admin.AcceptLossRequest{Volume: admin.Numbered(v), Chunks: some, Damaged: damaged})
+		if err != nil {
+			return done, err
+		}
+		done = append(done, answer.Chunks...)
+	}
+	return done, nil
 }

@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/meta/server"
 )
 
 // checkView is the outcome of a check of one volume.
@@ -132,14 +132,20 @@ func check(ctx context.Context, s *client.Session, c *admin.Client, only []strin
 		}
 		done := make(chan struct{})
 		go showChecks(ctx, c, v.Name, tell, done)
-		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminFsck, Name: v.Name, Volume: v.ID})
+		answer, err := c.Volumes.CheckVolume(ctx, &admin.CheckVolumeRequest{Volume: admin.Numbered(v.ID)})
 		close(done)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
+		report := server.FsckReport{Problems: []string{}}
+		admin.Hear(&report, answer)
 		view := checkView{Volume: v.Name}
-		if err := json.Unmarshal(re.Report, &view.Report); err != nil {
-			return nil, fmt.Errorf("volume %s: the report: %w", v.Name, err)
+		b, err := json.Marshal(report)
+		if err == nil {
+			err = json.Unmarshal(b, &view.Report)
+		}
+		if err != nil {
+			panic("a report is plain data: " + err.Error())
 		}
 		views = append(views, view)
 	}

@@ -48,6 +48,7 @@ type Client struct {
 	Health    HealthClient
 	Snapshots SnapshotsClient
 	Grants    GrantsClient
+	Volumes   VolumesClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -125,7 +126,7 @@ func New(cfg Config) (*Client, error) {
 		return nil, meta.E("connect", meta.Invalid, strings.Join(cfg.Addrs, ", "), err)
 	}
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
-	c.Grants = NewGrantsClient(c.conn)
+	c.Grants, c.Volumes = NewGrantsClient(c.conn), NewVolumesClient(c.conn)
 	return c, nil
 }
 

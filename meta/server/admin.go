@@ -124,36 +124,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		}
 		_, err := s.openAs(ctx, m.Volume, cluster.VolumeActive, m.Entry)
 		return err
-	case wire.AdminCheckpoint:
-		o, err := s.ownerOf(ctx, m)
-		if err != nil {
-			return err
-		}
-		if err := o.flush(ctx); err != nil {
-			return err
-		}
-		// What is in the journal is in the store a moment later.
-		o.mu.Lock()
-		seq := o.durable
-		o.mu.Unlock()
-		if err := o.awaitApplied(ctx, seq); err != nil {
-			return err
-		}
-		return o.checkpoint(ctx)
-	case wire.AdminFsck:
-		v, err := s.find(ctx, m)
-		if err != nil {
-			return err
-		}
-		report, err := s.Fsck(ctx, v.ID)
-		if err != nil {
-			return err
-		}
-		b, err := json.Marshal(report)
-		if err != nil {
-			panic("server: a report is plain data: " + err.Error())
-		}
-		re.Report = b
 	case wire.AdminViews:
 		return s.listViews(ctx, m, re)
 	case wire.AdminTakeTarget, wire.AdminRollBackTarget:
@@ -162,8 +132,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.groupOp(ctx, sess, m, re)
 	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
-	case wire.AdminLostChunks, wire.AdminAcceptLoss:
-		return s.lossOp(ctx, sess, m, re)
 	case wire.AdminEvents, wire.AdminSetEvents:
 		return s.eventsOp(ctx, sess, m, re)
 	case wire.AdminMirrors, wire.AdminMirrorPut, wire.AdminMirrorDrop, wire.AdminMirrorShow:
@@ -300,6 +268,21 @@ func (o *owner) durably(ctx context.Context, op meta.Op) error {
 	err := o.await(ctx, wait)
 	o.mu.Lock()
 	return err
+}
+
+// checkpointNow writes the volume's state to chunk servers, with all that was answered before.
+func (o *owner) checkpointNow(ctx context.Context) error {
+	if err := o.flush(ctx); err != nil {
+		return err
+	}
+	// What is in the journal is in the store a moment later.
+	o.mu.Lock()
+	seq := o.durable
+	o.mu.Unlock()
+	if err := o.awaitApplied(ctx, seq); err != nil {
+		return err
+	}
+	return o.checkpoint(ctx)
 }
 
 // flush waits until the journal has everything answered so far.

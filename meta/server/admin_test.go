@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
@@ -88,7 +89,9 @@ func TestVolumes(t *testing.T) {
 	if len(f.ordered(g[0].ID, meta.OrderDelete)) == 0 {
 		t.Error("the volume's chunk was not deleted")
 	}
-	a.refused(t, meta.NoSuchVolume, wire.Admin{Op: wire.AdminFsck, Volume: v3})
+	if _, err := s.api().Volumes.CheckVolume(t.Context(), &admin.CheckVolumeRequest{Volume: admin.Numbered(v3)}); !errors.Is(err, meta.NoSuchVolume) {
+		t.Errorf("the deleted volume is checked: %v", err)
+	}
 	if _, err := a.Do(t.Context(), v3, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone); !errors.Is(err, meta.NoSuchVolume) {
 		t.Errorf("the deleted volume answers: %v", err)
 	}

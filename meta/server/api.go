@@ -62,6 +62,7 @@ func newAPI(s *Server) *api {
 	admin.RegisterHealthServer(a.grpc, healthAPI{s: s})
 	admin.RegisterSnapshotsServer(a.grpc, snapshotsAPI{s: s})
 	admin.RegisterGrantsServer(a.grpc, grantsAPI{s: s})
+	admin.RegisterVolumesServer(a.grpc, volumesAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }

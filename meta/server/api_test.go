@@ -200,6 +200,8 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.JoinToken{}, cluster.TokenRecord{}, nil},
 		{&admin.Member{}, cluster.Member{}, nil},
 		{&admin.Settings{}, cluster.Settings{}, nil},
+		{&admin.VolumeCheck{}, FsckReport{}, nil},
+		{&admin.LostChunk{}, LostChunk{}, nil},
 	} {
 		if l := admin.Unsaid(c.m, c.s); !slices.Equal(l, c.less) {
 			t.Errorf("%T and %T: these have no partner: %q, want %q", c.m, c.s, l, c.less)
@@ -235,6 +237,8 @@ func fill(v reflect.Value, n *int) {
 			v.SetString(string(cluster.NodeDraining))
 		case reflect.TypeFor[meta.SnapshotState]():
 			v.SetString(string(meta.SnapshotDropped))
+		case reflect.TypeFor[LossState]():
+			v.SetString(string(LossShort))
 		case reflect.TypeFor[cluster.Users]():
 			v.SetString(string(cluster.UsersNoRoot))
 		case reflect.TypeFor[peering.Role]():

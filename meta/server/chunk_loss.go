@@ -15,7 +15,6 @@ import (
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/replica"
-	"penstock.io/penstock/meta/wire"
 )
 
 // A chunk whose last replica is gone stays as it is: reads of it fail, repair
@@ -29,35 +28,6 @@ const (
 	maxLostFiles = 100    // files listed of one chunk
 	maxAccepted  = 10_000 // chunks in one request
 )
-
-// lossOp answers the administrative requests about lost chunks.
-func (s *Server) lossOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	o, err := s.ownerOf(ctx, m)
-	if err != nil {
-		return err
-	}
-	if err := o.await(ctx, o.recovered); err != nil {
-		return err
-	}
-	var found *wire.LostChunks
-	if m.Op == wire.AdminLostChunks {
-		var q wire.LostRequest
-		if err := readBody(m, &q); err != nil {
-			return err
-		}
-		found, err = o.lostChunks(ctx, q.After)
-	} else {
-		var body wire.AcceptLoss
-		if err := readBody(m, &body); err != nil {
-			return err
-		}
-		found, err = o.acceptLoss(ctx, &body, sess.name)
-	}
-	if err != nil {
-		return err
-	}
-	return reportJSON(re, found)
-}
 
 // neverBack: an operator gave the chunk server up, and it is not here.
 func (s *Server) neverBack(id meta.ServerID) bool {
@@ -84,8 +54,8 @@ func (s *Server) failedDisk(id meta.ServerID) string {
 // lossOf asks about every replica of a chunk that none seems to be left of. good
 // tells that one is, of a sealed chunk; of an open one replicas have what they
 // have, which is not enough to tell where it ends.
-func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l wire.LostChunk, good bool) {
-	l = wire.LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: wire.LossTotal, Live: rec.Live, Length: rec.Length}
+func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk, good bool) {
+	l = LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: LossTotal, Live: rec.Live, Length: rec.Length}
 	waits, damaged, some := false, false, false
 	for _, id := range rec.Servers {
 		ask, cancel := context.WithTimeout(ctx, orderPatience)
@@ -111,15 +81,15 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l wire.LostC
 		default:
 			why, waits = "its node does not answer", true
 		}
-		l.Replicas = append(l.Replicas, wire.LostReplica{Server: id, Why: why})
+		l.Replicas = append(l.Replicas, LostReplica{Server: id, Why: why})
 	}
 	switch {
 	case waits:
-		l.State = wire.LossPending
+		l.State = LossPending
 	case damaged:
-		l.State = wire.LossDamaged
+		l.State = LossDamaged
 	case some:
-		l.State = wire.LossShort
+		l.State = LossShort
 	}
 	return l, false
 }
@@ -129,7 +99,7 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l wire.LostC
 // from the first after the one named. An open chunk whose writer is gone is sealed
 // on the way, if its end can be told, and is then none of them. Errors: Invalid
 // (after is no id).
-func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks, error) {
+func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, error) {
 	var from meta.ChunkID
 	if after != "" {
 		var err error
@@ -148,7 +118,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks,
 	if err != nil {
 		return nil, err
 	}
-	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
+	out := &lostChunks{}
 	var recs []meta.ChunkRecord
 	silent := map[meta.ChunkID]bool{} // open, and nobody can be asked where they end
 	m, most := o.srv.servers(), cmp.Or(o.srv.cfg.lostPage, lostPage)
@@ -168,7 +138,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks,
 			return
 		}
 		if len(recs) == most {
-			out.More++
+			out.more++
 			return
 		}
 		recs = append(recs, *rec)
@@ -176,13 +146,13 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks,
 	if err != nil {
 		return nil, err
 	}
-	found := make([]*wire.LostChunk, len(recs))
+	found := make([]*LostChunk, len(recs))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, sealsAtOnce)
 	for i := range recs {
 		rec := &recs[i]
 		if rec.Lost {
-			found[i] = &wire.LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: wire.LossAccepted, Live: rec.Live, Length: rec.Length}
+			found[i] = &LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: LossAccepted, Live: rec.Live, Length: rec.Length}
 			if rec.Gone() {
 				found[i].Length = 0
 			}
@@ -204,25 +174,25 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks,
 	wg.Wait()
 	for _, l := range found {
 		if l != nil {
-			out.Chunks = append(out.Chunks, *l)
+			out.chunks = append(out.chunks, *l)
 		}
 	}
-	if out.More > 0 {
-		out.After = recs[len(recs)-1].ID.String()
+	if out.more > 0 {
+		out.after = recs[len(recs)-1].ID.String()
 	}
-	if err := o.filesIn(ctx, out.Chunks); err != nil {
+	if err := o.filesIn(ctx, out.chunks); err != nil {
 		return nil, err
 	}
-	if n := len(pageOf(out.Chunks, jsonSize)); n < len(out.Chunks) {
-		out.After = out.Chunks[n-1].Chunk
-		out.More += uint64(len(out.Chunks) - n)
-		out.Chunks = out.Chunks[:n]
+	if n := len(pageOf(out.chunks, jsonSize)); n < len(out.chunks) {
+		out.after = out.chunks[n-1].Chunk
+		out.more += uint64(len(out.chunks) - n)
+		out.chunks = out.chunks[:n]
 	}
 	return out, nil
 }
 
 // filesIn fills in which files have bytes in chunks.
-func (o *owner) filesIn(ctx context.Context, chunks []wire.LostChunk) error {
+func (o *owner) filesIn(ctx context.Context, chunks []LostChunk) error {
 	if len(chunks) == 0 {
 		return nil
 	}
@@ -247,13 +217,13 @@ func (o *owner) filesIn(ctx context.Context, chunks []wire.LostChunk) error {
 	wanted := map[meta.Ino]bool{}
 	for i := range chunks {
 		c := &chunks[i]
-		c.Files = []wire.LostFile{}
+		c.Files = []LostFile{}
 		for _, ino := range slices.Sorted(maps.Keys(in[c.ID])) {
 			if len(c.Files) == maxLostFiles {
 				c.More++
 				continue
 			}
-			c.Files = append(c.Files, wire.LostFile{Ino: ino, Bytes: in[c.ID][ino]})
+			c.Files = append(c.Files, LostFile{Ino: ino, Bytes: in[c.ID][ino]})
 			wanted[ino] = true
 		}
 	}
@@ -279,41 +249,41 @@ func (o *owner) filesIn(ctx context.Context, chunks []wire.LostChunk) error {
 // stops at the first that it refuses. Errors: Invalid (no such id, or too many),
 // NoSuchChunk, Unavailable (a server or disk may have it), Busy (it is not lost), Corrupt
 // (damaged replicas are left, and may be given up only by name).
-func (o *owner) acceptLoss(ctx context.Context, m *wire.AcceptLoss, by string) (*wire.LostChunks, error) {
-	if n := len(m.Chunks); n > maxAccepted {
+func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, by string) (*lostChunks, error) {
+	if n := len(chunks); n > maxAccepted {
 		return nil, meta.E("accept loss", meta.Invalid, o.subject(), fmt.Errorf("%d chunks in one request, at most %d: name some at a time", n, maxAccepted))
 	}
-	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
-	for _, name := range m.Chunks {
+	out := &lostChunks{}
+	for _, name := range chunks {
 		id, err := meta.ParseChunkID(name)
 		if err != nil || id.Volume != o.vol {
 			return nil, meta.E("accept loss", meta.Invalid, name, errors.Join(err, fmt.Errorf("it is no chunk of volume %d", o.vol)))
 		}
-		l, err := o.acceptOne(ctx, id, m.Damaged)
+		l, err := o.acceptOne(ctx, id, damaged)
 		if err != nil {
 			return nil, err
 		}
 		if l != nil {
 			o.log.Warn("a chunk was accepted as lost", "chunk", id, "live", l.Live, "left", l.Length, "by", by)
-			out.Chunks = append(out.Chunks, *l)
+			out.chunks = append(out.chunks, *l)
 		}
 	}
-	if err := o.filesIn(ctx, out.Chunks); err != nil {
+	if err := o.filesIn(ctx, out.chunks); err != nil {
 		return nil, err
 	}
 	// It is done, and can't be told in pages: the last go without their files.
-	for left, i := pageBytes, 0; i < len(out.Chunks); i++ {
-		c := &out.Chunks[i]
+	for left, i := pageBytes, 0; i < len(out.chunks); i++ {
+		c := &out.chunks[i]
 		if left -= jsonSize(&c.Files); left < 0 {
 			c.More += uint64(len(c.Files))
-			c.Files = []wire.LostFile{}
+			c.Files = []LostFile{}
 		}
 	}
 	return out, nil
 }
 
 // acceptOne accepts the loss of one chunk; nil: there was nothing to accept.
-func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*wire.LostChunk, error) {
+func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*LostChunk, error) {
 	unlock, ok := o.srv.repairs.lock(o, id)
 	if !ok {
 		return nil, refuseLoss(id, meta.Busy, "it is being repaired")
@@ -330,9 +300,9 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 	switch {
 	case good:
 		return nil, refuseLoss(id, meta.Busy, "a good replica is left")
-	case l.State == wire.LossPending:
+	case l.State == LossPending:
 		return nil, refuseLoss(id, meta.Unavailable, "%s: give up what is gone for good ('penstock node remove --force', 'penstock disk replace')", whyLost(&l))
-	case l.State == wire.LossDamaged && !damaged:
+	case l.State == LossDamaged && !damaged:
 		return nil, refuseLoss(id, meta.Corrupt, "%s: what verifies can still be read, and --damaged gives it up", whyLost(&l))
 	}
 	if rec.State == meta.ChunkOpen {
@@ -345,12 +315,12 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 	for _, s := range rec.Servers {
 		o.stale.add(id, s, 0, false)
 	}
-	l.State, l.Length = wire.LossAccepted, 0
+	l.State, l.Length = LossAccepted, 0
 	return &l, nil
 }
 
 // acceptEnd seals an open chunk at what is left of it.
-func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *wire.LostChunk) (*wire.LostChunk, error) {
+func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostChunk) (*LostChunk, error) {
 	o.mu.Lock()
 	_, file, err := namespace.ReadChunk(&view{o: o}, rec.ID)
 	o.mu.Unlock()
@@ -379,11 +349,11 @@ func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *wire.Lo
 		}
 	}
 	o.faults.forget(rec.ID)
-	l.State, l.Length = wire.LossAccepted, end.Length
+	l.State, l.Length = LossAccepted, end.Length
 	return l, nil
 }
 
-func whyLost(l *wire.LostChunk) string {
+func whyLost(l *LostChunk) string {
 	var all []string
 	for _, r := range l.Replicas {
 		all = append(all, fmt.Sprintf("node %d: %s", r.Server, r.Why))

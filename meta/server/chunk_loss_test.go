@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
@@ -10,38 +9,51 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/placement"
-	"penstock.io/penstock/meta/wire"
 )
 
 // loss asks for the lost chunks, by id.
-func (g *grid) loss(p *peer) map[meta.ChunkID]wire.LostChunk {
+func (g *grid) loss() map[meta.ChunkID]LostChunk {
 	g.t.Helper()
-	var l wire.LostChunks
-	if err := json.Unmarshal(p.admin(g.t, wire.Admin{Op: wire.AdminLostChunks, Volume: 1}).Report, &l); err != nil {
+	answer, err := g.s.api().Volumes.ListLostChunks(g.t.Context(), &admin.ListLostChunksRequest{Volume: admin.Numbered(1)})
+	if err != nil {
 		g.t.Fatal(err)
 	}
-	m := map[meta.ChunkID]wire.LostChunk{}
-	for _, c := range l.Chunks {
-		id, err := meta.ParseChunkID(c.Chunk)
-		if err != nil {
-			g.t.Fatal(err)
-		}
-		m[id] = c
+	m := map[meta.ChunkID]LostChunk{}
+	for _, x := range answer.Chunks {
+		m[heardLost(g.t, x).ID] = heardLost(g.t, x)
 	}
 	return m
 }
 
-func accept(damaged bool, ids ...meta.ChunkID) wire.Admin {
-	body := wire.AcceptLoss{Damaged: damaged}
+// heardLost reads what is told of a lost chunk.
+func heardLost(t *testing.T, x *admin.LostChunk) (c LostChunk) {
+	t.Helper()
+	admin.Hear(&c, x)
+	var err error
+	if c.ID, err = meta.ParseChunkID(c.Chunk); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// accept asks that chunks be given up.
+func (g *grid) accept(damaged bool, ids ...meta.ChunkID) ([]*admin.LostChunk, error) {
+	q := &admin.AcceptLossRequest{Volume: admin.Numbered(1), Damaged: damaged}
 	for _, id := range ids {
-		body.Chunks = append(body.Chunks, id.String())
+		q.Chunks = append(q.Chunks, id.String())
 	}
-	b, err := json.Marshal(body)
-	if err != nil {
-		panic(err)
+	answer, err := g.s.api().Volumes.AcceptLoss(g.t.Context(), q)
+	return answer.GetChunks(), err
+}
+
+// accepts demands how that ends.
+func (g *grid) accepts(want meta.Kind, damaged bool, ids ...meta.ChunkID) {
+	g.t.Helper()
+	if _, err := g.accept(damaged, ids...); meta.KindOf(err) != want {
+		g.t.Fatalf("accepted: %v, want %v", err, want)
 	}
-	return wire.Admin{Op: wire.AdminAcceptLoss, Volume: 1, Body: b}
 }
 
 func (g *grid) record(id meta.ChunkID) (r meta.ChunkRecord) {
@@ -64,15 +76,15 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	sealed, kept := g.chunk(p, "sealed", 500).ID, g.chunk(p, "kept", 300).ID
 	open := g.open(p, "open", 100)
 	g.await("full", full)
-	p.refused(t, meta.Busy, accept(true, sealed)) // there is nothing wrong with it
+	g.accepts(meta.Busy, true, sealed) // there is nothing wrong with it
 	g.nodes[1].halt()
 	g.nodes[2].halt()
 	g.await("gone", func(st *RepairStatus) bool { return st.Lost == 3 })
-	if l := g.loss(p); l[sealed].State != wire.LossPending || l[open].State != wire.LossPending {
+	if l := g.loss(); l[sealed].State != LossPending || l[open].State != LossPending {
 		t.Fatalf("of servers that are only away: %+v", l)
 	}
-	p.refused(t, meta.Unavailable, accept(true, sealed)) // they may come back
-	p.refused(t, meta.Unavailable, accept(true, open))
+	g.accepts(meta.Unavailable, true, sealed) // they may come back
+	g.accepts(meta.Unavailable, true, open)
 	for _, id := range []meta.ServerID{1, 2} {
 		if err := g.s.srv.removeNode(t.Context(), id, true); err != nil {
 			t.Fatal(err)
@@ -81,24 +93,24 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	// Nobody accepted anything yet: one that comes back brings the bytes.
 	g.add(1, racks[0])
 	g.await("back", func(st *RepairStatus) bool { return st.Lost == 0 && st.Unscanned == 0 })
-	p.refused(t, meta.Busy, accept(true, kept))
+	g.accepts(meta.Busy, true, kept)
 	g.nodes[1].halt()
 	g.await("gone again", func(st *RepairStatus) bool { return st.Lost >= 2 })
-	l := g.loss(p)
-	if s := l[sealed]; s.State != wire.LossTotal || len(s.Files) != 1 || s.Files[0].Path != "/sealed" || s.Files[0].Bytes != 500 || s.Live != 500 {
+	l := g.loss()
+	if s := l[sealed]; s.State != LossTotal || len(s.Files) != 1 || s.Files[0].Path != "/sealed" || s.Files[0].Bytes != 500 || s.Live != 500 {
 		t.Fatalf("%+v", l)
 	}
-	p.admin(t, accept(false, sealed, open))
+	g.accepts(meta.KindOK, false, sealed, open)
 	g.s.crash()
 	g.s.start()
 	p = g.s.dial("b")
-	p.refused(t, meta.Invalid, accept(false, meta.ChunkID{Volume: 9}))
+	g.accepts(meta.Invalid, false, meta.ChunkID{Volume: 9})
 	for _, id := range []meta.ChunkID{sealed, open} {
 		if rec := g.record(id); !rec.Gone() {
 			t.Fatalf("%+v", rec)
 		}
 	}
-	if l = g.loss(p); l[sealed].State != wire.LossAccepted || l[open].State != wire.LossAccepted || l[kept].State != wire.LossTotal {
+	if l = g.loss(); l[sealed].State != LossAccepted || l[open].State != LossAccepted || l[kept].State != LossTotal {
 		t.Fatalf("%+v", l)
 	}
 	// What comes back has what was not given up, and loses what was.
@@ -145,24 +157,24 @@ func TestLossOfPart(t *testing.T) {
 	}
 	writer.Close(t.Context())
 	eventually(t, "both are lost", func() error {
-		l := g.loss(p)
-		if l[bad].State != wire.LossDamaged || l[short].State != wire.LossShort {
+		l := g.loss()
+		if l[bad].State != LossDamaged || l[short].State != LossShort {
 			return fmt.Errorf("%+v", l)
 		}
 		return nil
 	})
-	answer := func(want meta.Kind, a wire.Admin) { // Busy: a repair is trying it
+	answer := func(want meta.Kind, damaged bool, ids ...meta.ChunkID) { // Busy: a repair is trying it
 		t.Helper()
 		eventually(t, "it is answered", func() error {
-			_, err := p.Admin(t.Context(), a)
+			_, err := g.accept(damaged, ids...)
 			if kind := meta.KindOf(err); kind != want && kind != meta.Busy {
-				t.Fatalf("admin %d: %v, want %v", a.Op, err, want)
+				t.Fatalf("accepted: %v, want %v", err, want)
 			}
 			return unless(meta.KindOf(err) == want)
 		})
 	}
-	answer(meta.Corrupt, accept(false, bad))
-	answer(meta.KindOK, accept(true, bad, short))
+	answer(meta.Corrupt, false, bad)
+	answer(meta.KindOK, true, bad, short)
 	if rec := g.record(short); rec.State != meta.ChunkSealed || rec.Length != 60 || len(rec.Servers) != 2 || !rec.Lost {
 		t.Fatalf("%+v", rec)
 	}

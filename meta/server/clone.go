@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
@@ -561,6 +562,21 @@ const (
 
 // atOwner runs here at the owner of a volume, or asks the server that has it.
 func (s *Server) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner) error, there *wire.Admin, to func(*wire.AdminRe) error) error {
+	return s.whereOwned(ctx, v, here, func(addr string) error {
+		re, err := s.askPeer(ctx, addr, there)
+		if err == nil {
+			err = re.Status.Error()
+		}
+		if err == nil && to != nil {
+			err = to(re)
+		}
+		return err
+	})
+}
+
+// whereOwned calls here with the owner of a volume, or if that is another server's there with
+// that server's address, until one of them has done it, or refused it, or ctx ends.
+func (s *Server) whereOwned(ctx context.Context, v meta.VolumeID, here func(*owner) error, there func(addr string) error) error {
 	for {
 		o, err := s.ownerFor(ctx, v)
 		if err == nil {
@@ -568,12 +584,7 @@ func (s *Server) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner)
 		}
 		var e *meta.Error
 		if errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "" && e.Subject != s.cfg.Addr {
-			var re *wire.AdminRe
-			if re, err = s.askPeer(ctx, e.Subject, there); err == nil {
-				if err = re.Status.Error(); err == nil && to != nil {
-					err = to(re)
-				}
-			}
+			err = there(e.Subject)
 		}
 		if !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.Unavailable) {
 			return err
@@ -625,12 +636,18 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 	if errors.Is(err, meta.NotFound) {
 		ask, cancel := context.WithTimeoutCause(ctx, maxLoad, errors.New("the origin's owner makes no checkpoint"))
 		defer cancel()
-		err = s.atOwner(ask, from, func(o *owner) error {
+		err = s.whereOwned(ask, from, func(o *owner) error {
 			if err := o.flush(ask); err != nil {
 				return err
 			}
 			return o.checkpoint(ask)
-		}, &wire.Admin{Op: wire.AdminCheckpoint, Volume: from}, nil)
+		}, func(addr string) error {
+			c, err := s.api.peers.client(addr)
+			if err == nil {
+				_, err = c.Volumes.CheckpointVolume(ask, &admin.CheckpointVolumeRequest{Volume: admin.Numbered(from)})
+			}
+			return err
+		})
 		if err == nil {
 			cp, release, err = log.Pin(ctx)
 		}

@@ -507,7 +507,7 @@ func TestCloneFromCheckpoint(t *testing.T) {
 		a.snapshot(t, fmt.Sprint("later ", i))
 		a.createIn(t, 1, fmt.Sprint("later ", i))
 	}
-	a.admin(t, wire.Admin{Op: wire.AdminCheckpoint, Volume: 1})
+	s.checkpoint()
 	a.createIn(t, 1, "after the checkpoint")
 	if err := a.Sync(t.Context(), 1); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
@@ -87,8 +88,9 @@ func TestVolumesSpread(t *testing.T) {
 		}
 	}
 	// The owner answers what only it knows, whoever is asked.
+	api := newAPIClient(t, "unix:"+c.hands[0].addr(), nil)
 	for _, v := range ids {
-		if _, err := p.Admin(t.Context(), wire.Admin{Op: wire.AdminFsck, Volume: v}); err != nil {
+		if _, err := api.Volumes.CheckVolume(t.Context(), &admin.CheckVolumeRequest{Volume: admin.Numbered(v)}); err != nil {
 			t.Errorf("fsck of volume %d: %v", v, err)
 		}
 	}

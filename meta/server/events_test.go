@@ -147,7 +147,7 @@ func TestEventsMakeTheTree(t *testing.T) {
 			s.crash()
 			s.start()
 		case 2:
-			a.admin(t, wire.Admin{Op: wire.AdminCheckpoint, Volume: 1})
+			s.checkpoint()
 		}
 		work.Wait()
 	}

@@ -760,6 +760,14 @@ func (s *site) session(name string, h client.Handler) *client.Session {
 // api is a client of the administrative API, over the server's socket.
 func (s *site) api() *admin.Client { return newAPIClient(s.t, "unix:"+s.addr, nil) }
 
+// checkpoint has the root volume's state written.
+func (s *site) checkpoint() {
+	s.t.Helper()
+	if _, err := s.api().Volumes.CheckpointVolume(s.t.Context(), &admin.CheckpointVolumeRequest{Volume: admin.Numbered(1)}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 func newAPIClient(t *testing.T, addr string, creds *peering.Credentials) *admin.Client {
 	t.Helper()
 	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds})

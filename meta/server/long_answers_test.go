@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -9,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
@@ -167,56 +169,52 @@ func TestLossesInPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.await("lost", func(st *RepairStatus) bool { return st.Lost == chunks })
-	// The long way, and the short.
+	api := g.s.api().Volumes
+	var told []meta.ChunkID
 	pages := 0
-	for q := (wire.LostRequest{}); ; pages++ {
-		body, _ := json.Marshal(q)
-		re := p.admin(t, wire.Admin{Op: wire.AdminLostChunks, Volume: 1, Body: body})
-		var l wire.LostChunks
-		if err := json.Unmarshal(re.Report, &l); err != nil {
+	for q := (&admin.ListLostChunksRequest{Volume: admin.Numbered(1)}); ; pages++ {
+		page, err := api.ListLostChunks(t.Context(), q)
+		if err != nil {
 			t.Fatal(err)
 		}
 		// By its bytes before by its chunks.
-		if len(re.Report) > pageBytes+1<<10 || len(l.Chunks) >= 18 {
-			t.Errorf("%d chunks in %d bytes", len(l.Chunks), len(re.Report))
+		if n := proto.Size(page); n > pageBytes+1<<10 || len(page.Chunks) >= 18 {
+			t.Errorf("%d chunks in %d bytes", len(page.Chunks), n)
 		}
-		if q.After = l.After; l.More == 0 {
+		for _, x := range page.Chunks {
+			c := heardLost(t, x)
+			if c.State != LossTotal || len(c.Files) != files || c.More != 0 || (c.Files[7].Path == "") != (c.ID == ids[0]) {
+				t.Errorf("%s %s: %d files", c.Chunk, c.State, len(c.Files))
+			}
+			told = append(told, c.ID)
+		}
+		if (page.NextPageToken == "") != (page.MoreChunks == 0) {
+			t.Errorf("%d chunks more, and the page token %q", page.MoreChunks, page.NextPageToken)
+		}
+		if q.PageToken = page.NextPageToken; q.PageToken == "" {
 			break
 		}
 	}
 	if pages < 2 || pages > 4 {
 		t.Errorf("%d pages", pages+1)
 	}
-	var told []meta.ChunkID
-	for c, err := range p.LostChunks(t.Context(), 1) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		id, err := meta.ParseChunkID(c.Chunk)
-		if err != nil || c.State != wire.LossTotal || len(c.Files) != files || c.More != 0 || (c.Files[7].Path == "") != (id == ids[0]) {
-			t.Errorf("%s %s: %d files, %v", c.Chunk, c.State, len(c.Files), err)
-		}
-		told = append(told, id)
-	}
 	if slices.SortFunc(ids, meta.ChunkID.Compare); !slices.Equal(told, ids) {
 		t.Errorf("%v\n%v", told, ids)
 	}
-	p.refused(t, meta.Invalid, wire.Admin{Op: wire.AdminLostChunks, Volume: 1, Body: []byte(`{"after":"x"}`)})
-	p.refused(t, meta.Invalid, accept(false, make([]meta.ChunkID, maxAccepted+1)...))
-	var names []string
-	for _, id := range ids {
-		names = append(names, id.String())
+	if _, err := api.ListLostChunks(t.Context(), &admin.ListLostChunksRequest{Volume: admin.Numbered(1), PageToken: "x"}); !errors.Is(err, meta.Invalid) {
+		t.Errorf("a bad page token: %v", err)
 	}
-	done, err := p.AcceptLoss(t.Context(), 1, names, false)
+	g.accepts(meta.Invalid, false, make([]meta.ChunkID, maxAccepted+1)...)
+	done, err := g.accept(false, ids...)
 	if err != nil || len(done) != chunks {
 		t.Fatalf("%d accepted, %v", len(done), err)
 	}
 	listed := uint64(0)
 	for _, c := range done {
-		if c.State != wire.LossAccepted {
+		if c.State != admin.LossState_LOSS_ACCEPTED {
 			t.Errorf("%+v", c)
 		}
-		listed += uint64(len(c.Files)) + c.More
+		listed += uint64(len(c.Files)) + c.MoreFiles
 	}
 	if listed != chunks*files {
 		t.Errorf("%d files", listed)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // takeDisk has a server lose all that it has, as one whose disk was exchanged.
@@ -73,7 +72,7 @@ func TestHurtOpenChunksAreTold(t *testing.T) {
 		n.chunks[short].data = n.chunks[short].data[:60]
 		n.mu.Unlock()
 	}
-	if l := g.loss(p); len(l) != 1 || l[short].State != wire.LossShort {
+	if l := g.loss(); len(l) != 1 || l[short].State != LossShort {
 		t.Errorf("an open chunk that ends before what was synced: %+v", l)
 	}
 	for _, n := range g.nodes {
@@ -81,7 +80,7 @@ func TestHurtOpenChunksAreTold(t *testing.T) {
 		delete(n.chunks, gone)
 		n.mu.Unlock()
 	}
-	if l := g.loss(p); len(l) != 2 || l[gone].State != wire.LossTotal || len(l[gone].Files) != 1 || l[gone].Files[0].Path != "/gone" {
+	if l := g.loss(); len(l) != 2 || l[gone].State != LossTotal || len(l[gone].Files) != 1 || l[gone].Files[0].Path != "/gone" {
 		t.Errorf("an open chunk that is on no disk: %+v", l)
 	}
 	g.await("told", func(st *RepairStatus) bool { return st.Lost >= 1 })
@@ -92,7 +91,7 @@ func TestHurtOpenChunksAreTold(t *testing.T) {
 	}
 	g.nodes[1].halt()
 	g.await("none is left", func(st *RepairStatus) bool { return st.Unreachable > 0 && st.LastReachable == 0 })
-	if l := g.loss(p); l[one].State != wire.LossPending {
+	if l := g.loss(); l[one].State != LossPending {
 		t.Errorf("a chunk whose servers are all away: %+v", l)
 	}
 }

@@ -94,8 +94,6 @@ var adminRules = [...]adminRule{
 	wire.AdminSetPolicy:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminAttach:       {roles: admins, right: cluster.AdminRights}, // on the parent, too
 	wire.AdminDetach:       {roles: admins, right: cluster.AdminRights},
-	wire.AdminCheckpoint:   {roles: admins, right: cluster.AdminRights},
-	wire.AdminFsck:         {roles: admins, right: cluster.AdminRights},
 	wire.AdminVolumeByName: {roles: admins, right: cluster.ReadRights},
 	wire.AdminEnrol:        {roles: storage},
 	wire.AdminHandOver:     {roles: admins},
@@ -117,10 +115,6 @@ var adminRules = [...]adminRule{
 	wire.AdminPromote:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
-
-	// Not a volume's own administrator's: it is about servers and disks.
-	wire.AdminLostChunks: {roles: admins},
-	wire.AdminAcceptLoss: {roles: admins},
 
 	wire.AdminEvents:     {roles: admins, right: cluster.ReadRights},
 	wire.AdminSetEvents:  {roles: admins, right: cluster.AdminRights},

@@ -318,7 +318,7 @@ func TestEveryAdminRequestIsRefused(t *testing.T) {
 	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminVolumeByName, Name: "root"}); k != meta.KindOK {
 		t.Errorf("naming a volume that it may read: %v", k)
 	}
-	for _, op := range []wire.AdminOp{wire.AdminSetPolicy, wire.AdminDeleteVolume, wire.AdminAttach, wire.AdminFsck} {
+	for _, op := range []wire.AdminOp{wire.AdminSetPolicy, wire.AdminDeleteVolume, wire.AdminAttach} {
 		if k := s.ask(nc, rd, &wire.Admin{Op: op, Name: "root"}); k != meta.AccessDenied {
 			t.Errorf("request %d with the right to write: %v", op, k)
 		}

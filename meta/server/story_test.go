@@ -498,12 +498,7 @@ func TestCheckpointTrimRestore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	checkpoint := func() {
-		t.Helper()
-		if _, err := a.Admin(t.Context(), wire.Admin{Op: wire.AdminCheckpoint, Volume: 1}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	checkpoint := s.checkpoint
 	more(50)
 	checkpoint()
 	more(50)

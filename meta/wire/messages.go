@@ -525,8 +525,6 @@ const (
 	AdminSetPolicy            // Body: VolumeWords, or empty
 	AdminAttach
 	AdminDetach
-	AdminCheckpoint
-	AdminFsck
 	AdminVolumeByName
 	// AdminEnrol gives a chunk server its number: Ino is the one it has, or
 	// zero. Report is JSON: cluster, server.
@@ -559,10 +557,8 @@ const (
 	// AdminChunkPlaces asks Volume's owner where chunks lie: Body is a list of
 	// ids in hex, Report a list of ChunkWhere; Entry "seal": open ones are sealed.
 	AdminChunkPlaces
-	AdminLostChunks // of Volume; Report: LostChunks
-	AdminAcceptLoss // of Volume; Body: AcceptLoss; Report: LostChunks, those accepted now
-	AdminEvents     // of Volume; Body, Report: EventsRequest, EventsAnswer
-	AdminSetEvents  // of Volume; Body: SetEventsRequest
+	AdminEvents    // of Volume; Body, Report: EventsRequest, EventsAnswer
+	AdminSetEvents // of Volume; Body: SetEventsRequest
 	// AdminMirrors lists the records of mirrors, or that of the target Volume.
 	// Report: a list of meta.Mirror.
 	AdminMirrors

@@ -142,6 +142,26 @@ func (r *rig) api(work func(context.Context, *admin.Client) error) {
 	}
 }
 
+// checkpoint has a volume's state written.
+func (r *rig) checkpoint(volume string) {
+	r.t.Helper()
+	r.api(func(ctx context.Context, c *admin.Client) error {
+		_, err := c.Volumes.CheckpointVolume(ctx, &admin.CheckpointVolumeRequest{Volume: admin.Named(volume)})
+		return err
+	})
+}
+
+// problems checks a volume.
+func (r *rig) problems(volume string) (l []string) {
+	r.t.Helper()
+	r.api(func(ctx context.Context, c *admin.Client) error {
+		report, err := c.Volumes.CheckVolume(ctx, &admin.CheckVolumeRequest{Volume: admin.Named(volume)})
+		l = report.GetProblems()
+		return err
+	})
+	return l
+}
+
 // connected counts the chunk servers that are connected.
 func (r *rig) connected() (n int) {
 	r.t.Helper()
@@ -242,7 +262,7 @@ func TestEtcdLostWhole(t *testing.T) {
 	write(t, c, "data", kept...)
 	write(t, c, "root", rootKept...)
 	for _, v := range []string{"data", "root"} {
-		r.admin(wire.Admin{Op: wire.AdminCheckpoint, Name: v})
+		r.checkpoint(v)
 	}
 	// After the checkpoint: new files, and one of before that goes.
 	lost := names("lost", 10)
@@ -326,12 +346,8 @@ func TestEtcdLostWhole(t *testing.T) {
 	if err != nil || uint64(e.Attr.Ino) < 1<<32 {
 		t.Fatalf("inode %d may have been given out before: %v", e.Attr.Ino, err)
 	}
-	re := r.admin(wire.Admin{Op: wire.AdminFsck, Name: "data"})
-	var report struct {
-		Problems []string `json:"problems"`
-	}
-	if err := json.Unmarshal(re.Report, &report); err != nil || len(report.Problems) > 0 {
-		t.Fatal(report, err)
+	if l := r.problems("data"); len(l) > 0 {
+		t.Fatal(l)
 	}
 	// The client of before finds that it is no longer known.
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -364,7 +380,7 @@ func TestBackup(t *testing.T) {
 	before, behind := names("before", 5), names("behind", 20)
 	write(t, c, "old", before...)
 	for _, v := range []string{"old", "root"} {
-		r.admin(wire.Admin{Op: wire.AdminCheckpoint, Name: v})
+		r.checkpoint(v)
 	}
 	// In no checkpoint: files of a volume that has one, a volume that has none, where
 	// that is attached.
@@ -436,12 +452,8 @@ func TestBackup(t *testing.T) {
 			if _, err := tree.Tree().Stat(t.Context(), "/"+name); err != nil {
 				t.Errorf("DATA: volume %s is not attached any more: %v", name, err)
 			}
-			re := r.admin(wire.Admin{Op: wire.AdminFsck, Name: name})
-			var report struct {
-				Problems []string `json:"problems"`
-			}
-			if err := json.Unmarshal(re.Report, &report); err != nil || len(report.Problems) > 0 {
-				t.Errorf("DATA: %v %v", report, err)
+			if l := r.problems(name); len(l) > 0 {
+				t.Errorf("DATA: %v", l)
 			}
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

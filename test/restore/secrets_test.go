@@ -216,7 +216,7 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 	token := r.command("cluster", "join-token", "--role", "client", "--cluster", addr, "--credentials", r.path("cred", "admin"))
 	c := r.client()
 	write(t, c, "root", "/one")
-	r.admin(wire.Admin{Op: wire.AdminCheckpoint, Name: "root"})
+	r.checkpoint("root")
 	dump := r.dump()
 	closing, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()
