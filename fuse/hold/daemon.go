@@ -45,6 +45,7 @@ const (
 	yieldFor        = 30 * time.Second       // a process that was asked may take to go
 	respawnPause    = 200 * time.Millisecond // more before each successor
 	maxRespawnPause = 5 * time.Second
+	lastAnswers     = 2 * time.Second // a process may take to read them when the daemon ends
 	acceptAgain     = 100 * time.Millisecond
 	outlastLook     = 20 * time.Millisecond
 	inspectEvery    = 100 * time.Millisecond // between looks at a mount and its server
@@ -135,7 +136,7 @@ func (d *Daemon) Serve(ctx context.Context, l *net.UnixListener) error {
 			cancel()
 			d.mu.Lock()
 			for conn := range d.connections {
-				conn.socket.Close()
+				_ = conn.socket.CloseRead() // the answers that are queued are still written
 			}
 			d.mu.Unlock()
 			return err
@@ -202,16 +203,28 @@ func (d *Daemon) accept(c *net.UnixConn, pid int) {
 	d.mu.Lock()
 	d.connections[conn] = true
 	d.mu.Unlock()
-	d.wg.Go(conn.writeQueued)
+	written := make(chan struct{})
+	d.wg.Go(func() {
+		defer close(written)
+		conn.writeQueued()
+	})
 	d.wg.Go(func() {
 		d.serveRequests(conn)
-		c.Close()
+		if d.ctx.Err() == nil {
+			c.Close()
+		}
 		d.mu.Lock()
 		delete(d.connections, conn)
 		d.disconnected(conn)
 		close(conn.queue)
 		d.endIfOver()
 		d.mu.Unlock()
+		// A daemon that ends because a process serves now first writes its answer to that
+		// process: without the answer the process takes its put for failed and ends, and the
+		// mount ends with both. A process that reads nothing is not waited for.
+		_ = c.SetWriteDeadline(time.Now().Add(lastAnswers))
+		<-written
+		c.Close()
 	})
 }
 

@@ -213,6 +213,42 @@ func (r *rig) cutOff(device, memory *os.File) *Registration {
 	return server
 }
 
+// A daemon that is to end waits for a process that serves, and ends once there is one: that
+// process hears that its put was taken.
+func TestLastPutIsAnswered(t *testing.T) {
+	for range 20 {
+		dir, err := os.MkdirTemp("", "ho")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		h, err := NewDaemon(Config{Outlast: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &rig{t, h, filepath.Join(dir, "s")}
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: r.socket, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- h.Serve(ctx, l) }()
+		p, q := r.dial(), r.dial()
+		r.put(p, "/m", someCommand)
+		r.goes(p)
+		took := comes(t, "the mount", r.take(q, "/m", false))
+		took.have(t)
+		end()
+		if err := q.Put("/m", someCommand, 0, took.device, took.memory); err != nil {
+			t.Fatal("the daemon took the mount and ended, and its server does not know:", err)
+		}
+		if err := comes(t, "the daemon's end", ended); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A server whose holder was replaced finds the mount given to another process: it is told
 // that it serves no more.
 func TestServerComesBackTooLate(t *testing.T) {
