@@ -166,6 +166,8 @@ func TestNewServerFills(t *testing.T) {
 		where[r.ID] = r.Servers[0]
 	}
 	before := g.status().Copied
+	move := g.holdsPulls()
+	defer move()
 	join(64)
 	st := g.await("chunks are to move", func(st *RepairStatus) bool { return st.Imbalanced > 0 && st.Nodes[3].ToArrive > 0 })
 	var leave, arrive uint64
@@ -175,6 +177,7 @@ func TestNewServerFills(t *testing.T) {
 	if leave != arrive || leave != st.Imbalanced*size {
 		t.Errorf("%d bytes are to leave, %d to arrive, in %d chunks", leave, arrive, st.Imbalanced)
 	}
+	move()
 	// What was just deleted or copied may or may not be in a server's report, and
 	// then nothing moves for its sake: settled is what stays so.
 	var copies uint64
@@ -206,6 +209,21 @@ func TestNewServerFills(t *testing.T) {
 	}
 }
 
+// holdsPulls keeps chunk servers from copying until move is called: nobody might see before
+// what is to be moved.
+func (g *grid) holdsPulls() (move func()) {
+	counted := make(chan struct{})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.before = func(_ meta.ServerID, o meta.Order) bool {
+		if o.Kind == meta.OrderPull {
+			<-counted
+		}
+		return true
+	}
+	return sync.OnceFunc(func() { close(counted) })
+}
+
 // A disk is given up, and its server is the only one: what it holds moves to
 // the server's other disk.
 func TestFailedDiskMovesWithinItsServer(t *testing.T) {
@@ -228,17 +246,8 @@ func TestFailedDiskMovesWithinItsServer(t *testing.T) {
 	if n := on(); n == 0 || n == 24 {
 		t.Fatalf("%d of 24 chunks lie on the disk", n)
 	}
-	counted := make(chan struct{})
-	move := sync.OnceFunc(func() { close(counted) }) // until then nothing moves, or nobody might see the count
+	move := g.holdsPulls()
 	defer move()
-	g.mu.Lock()
-	g.before = func(_ meta.ServerID, o meta.Order) bool {
-		if o.Kind == meta.OrderPull {
-			<-counted
-		}
-		return true
-	}
-	g.mu.Unlock()
 	if r := srv.Order(t.Context(), meta.Order{Kind: meta.OrderDisk, Disk: bad}); r.Err != meta.KindOK {
 		t.Fatalf("%+v", r)
 	}
