@@ -23,6 +23,10 @@ import (
 const crashDir = "PENSTOCK_STATE_CRASH_DIR"
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(failingDir); dir != "" {
+		fmt.Fprintln(os.Stderr, syncFails(dir)) // and the process ends before
+		return
+	}
 	if dir := os.Getenv(crashDir); dir != "" {
 		if err := applyUntilKilled(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)

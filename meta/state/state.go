@@ -99,7 +99,7 @@ func (s *Shared) options(dir string) *pebble.Options {
 		L0StopWritesThreshold:       24,
 		LBaseMaxBytes:               64 << 20,
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
-		Logger:                      logger{log},
+		Logger:                      logger{log, dir},
 		EventListener: &pebble.EventListener{
 			BackgroundError: func(err error) { log.Error("store's background work failed", "err", err) },
 			DataCorruption:  func(i pebble.DataCorruptionInfo) { log.Error("store is corrupt", "file", i.Path, "err", i.Details) },
@@ -121,16 +121,6 @@ func (s *Shared) options(dir string) *pebble.Options {
 	}
 	return o
 }
-
-// logger hands Pebble's log to slog. What it calls fatal is a bug or a broken
-// disk under the manifest: the program stops, since the store can't go on.
-type logger struct{ log *slog.Logger }
-
-func (l logger) Infof(string, ...any) {}
-
-func (l logger) Errorf(format string, a ...any) { l.log.Warn("store: " + fmt.Sprintf(format, a...)) }
-
-func (l logger) Fatalf(format string, a ...any) { panic("state: " + fmt.Sprintf(format, a...)) }
 
 // Store is the state of one volume. Its methods may be called from any goroutine; Apply from
 // one at a time.
