@@ -106,8 +106,10 @@ type Client struct {
 	closed  bool
 	volumes map[meta.VolumeID]*Volume // by ID: live ones and views
 	expired map[meta.VolumeID]uint64  // how often the session did in a volume, open or not
-	views   views
-	kept    kept
+	// policies counts what owners said of volumes' policies.
+	policies uint64
+	views    views
+	kept     kept
 
 	stats counters
 }
@@ -270,6 +272,9 @@ func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, err
 }
 
 func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) (*Volume, error) {
+	c.mu.Lock()
+	news := c.policies
+	c.mu.Unlock()
 	i, err := c.sess.Volume(ctx, id, name)
 	if err != nil {
 		return nil, err
@@ -292,7 +297,12 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 		v.meter.epoch = 1 + c.expired[i.ID]
 		c.volumes[i.ID] = v
 	}
-	v.setPolicy(i.Policy)
+	if fresh || news == c.policies {
+		v.setPolicy(i.Policy)
+	}
+	if news != c.policies {
+		v.policyAt.Store(0) // the answer may be older than what an owner said
+	}
 	if fresh {
 		v.meter.on.Store(i.Policy.QuotaBytes > 0) // until the owner sends the quota
 		v.meter.overwrites.Store(i.Policy.QuotaSnapshots)

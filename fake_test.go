@@ -82,6 +82,8 @@ type world struct {
 	delay  time.Duration
 	policy meta.Policy
 	bad    []string
+	// overtake, unless nil, is called between a question about the policy and its answer.
+	overtake func()
 }
 
 type memItem struct{ k, v []byte }
@@ -823,7 +825,13 @@ func (s *fakeSession) Volume(_ context.Context, id meta.VolumeID, name string) (
 	if id != 1 && name != "root" {
 		return volumeInfo{}, meta.E("open volume", meta.NoSuchVolume, name, nil)
 	}
-	return volumeInfo{1, "root", s.w.policy}, nil
+	s.w.mu.Lock()
+	i, overtake := volumeInfo{1, "root", s.w.policy}, s.w.overtake
+	s.w.mu.Unlock()
+	if overtake != nil {
+		overtake()
+	}
+	return i, nil
 }
 
 func (s *fakeSession) Close(context.Context) error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 )
 
 // Volume is one volume of the tree, live or as of a snapshot. Its methods may be called from
@@ -41,7 +42,9 @@ type Volume struct {
 	failure    lastFailure  // of its write-back
 	flying     atomic.Int64 // of these, in groups that the flusher is flushing
 	policy     atomic.Pointer[meta.Policy]
-	policyAt   atomic.Int64 // nanoseconds of the clock
+	policyAt   atomic.Int64  // nanoseconds of the clock
+	policyNews atomic.Uint64 // how often the owner said which policy was set
+	policyMu   sync.Mutex    // held while the policy is replaced
 
 	placeMu sync.Mutex
 	places  map[meta.ChunkID]*chunkRef
@@ -66,7 +69,8 @@ func (v *Volume) ID() meta.VolumeID { return v.id }
 // Name returns the volume's name at the time of opening; of a view, VOLUME@SNAPSHOT.
 func (v *Volume) Name() string { return v.name }
 
-// Policy returns the volume's policy, at most a few seconds old.
+// Policy returns the volume's policy. The owner tells of changes; a client that the owner can't
+// reach learns of them when it is back.
 func (v *Volume) Policy() meta.Policy {
 	v.refreshPolicy(v.c.ctx)
 	return *v.policy.Load()
@@ -80,8 +84,25 @@ func (v *Volume) setPolicy(p meta.Policy) {
 	v.policyAt.Store(time.Now().UnixNano())
 }
 
-// refreshPolicy asks the owner for the policy if the cached one is old. If the owner does not
-// answer, the cached policy stays in force.
+// PolicySet tells which policy a volume has by the word of its owner.
+func (c *Client) PolicySet(id meta.VolumeID, p meta.Policy) {
+	c.mu.Lock()
+	c.policies++
+	v := c.volumes[id]
+	c.mu.Unlock()
+	if v == nil {
+		return
+	}
+	v.policyMu.Lock()
+	defer v.policyMu.Unlock()
+	v.policyNews.Add(1)
+	v.setPolicy(p)
+}
+
+var _ metaclient.PolicyHandler = (*Client)(nil) // else the session would tell nobody
+
+// refreshPolicy asks for the policy if the cached one is old. If nobody answers, the cached
+// policy stays in force.
 func (v *Volume) refreshPolicy(ctx context.Context) {
 	if v.frozen() {
 		return
@@ -92,7 +113,14 @@ func (v *Volume) refreshPolicy(ctx context.Context) {
 		return
 	}
 	v.c.stats.rpcs.Add(1)
-	if i, err := v.c.sess.Volume(ctx, v.id, ""); err == nil {
+	news := v.policyNews.Load()
+	i, err := v.c.sess.Volume(ctx, v.id, "")
+	if err != nil {
+		return
+	}
+	v.policyMu.Lock()
+	defer v.policyMu.Unlock()
+	if v.policyNews.Load() == news { // else the answer may be older than what the owner said
 		v.setPolicy(i.Policy)
 	}
 }

@@ -380,6 +380,12 @@ func (c *conn) read(rd *wire.Reader) error {
 				return err
 			}
 			s.recall(c, id, &m)
+		case wire.TPolicy:
+			var m wire.Policy
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			s.policy(c, id, &m)
 		case wire.TQuota:
 			var m wire.Quota
 			if err := wire.Decode(body, &m); err != nil {

@@ -338,6 +338,9 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 	if h, ok := s.cfg.Handler.(QuotaHandler); ok {
 		h.Metered(v, e.Metered, e.Overwrites, nil)
 	}
+	if h, ok := s.cfg.Handler.(PolicyHandler); ok {
+		h.PolicySet(v, e.Policy)
+	}
 	// Replays first: what was answered, in the order of the answers, then what
 	// an earlier connection was asked again and did not answer.
 	var replays []*wire.Call

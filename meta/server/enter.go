@@ -95,6 +95,10 @@ func (o *owner) enter(s *session, m *wire.Enter, e *wire.Entered) <-chan struct{
 		o.entries++
 		o.entered[s] = o.entries
 	}
+	if e.Policy, err = o.enteredPolicy(s); err != nil {
+		e.Status = wire.StatusOf(err)
+		return nil
+	}
 	e.Known, e.Claim, e.Metered = true, awaited, o.quota.metered()
 	e.Overwrites = o.quota.overwrites
 	return nil

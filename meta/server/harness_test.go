@@ -608,6 +608,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoMeet = true
 		case "meta-noreplaycheck":
 			cfg.Unsafe.NoReplayCheck = true
+		case "meta-notellpolicy":
+			cfg.Unsafe.NoTellPolicy = true
 		}
 	}
 	if s.adjust != nil {
@@ -651,13 +653,28 @@ type peer struct {
 	lost               []meta.Ino
 	locks              []meta.Lock // to be claimed
 
-	comeBack <-chan struct{} // not nil: it claims nothing before, and replays nothing
+	policy meta.Policy // of the volume, as its owner said last
+	// policySet, unless nil, is called before a policy counts as taken in.
+	policySet func(meta.Policy)
+	comeBack  <-chan struct{} // not nil: it claims nothing before, and replays nothing
 }
 
 func (p *peer) Granted(_ meta.VolumeID, g meta.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.leases[g.Ino] = g.Mode
+}
+
+func (p *peer) PolicySet(_ meta.VolumeID, policy meta.Policy) {
+	p.mu.Lock()
+	set := p.policySet
+	p.mu.Unlock()
+	if set != nil {
+		set(policy)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.policy = policy
 }
 
 func (p *peer) Recall(r meta.Recall, done func()) {

@@ -78,6 +78,7 @@ type owner struct {
 	entered  map[*session]uint64
 	entries  uint64
 	departed []departed // for the task that ends them
+	told     policyTold
 	// leaving: the volume is being handed over, and nothing new is answered;
 	// closed if it stays after all.
 	leaving chan struct{}

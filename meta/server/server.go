@@ -186,6 +186,8 @@ type Unsafe struct {
 	NoMeet bool
 	// NoReplayCheck: a client is believed what it calls a replay, and each inode number.
 	NoReplayCheck bool
+	// NoTellPolicy: sessions in a volume are not told of a policy that was set.
+	NoTellPolicy bool
 }
 
 // Server serves the volumes of a cluster.

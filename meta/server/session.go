@@ -374,6 +374,16 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			o.leases.Answer(time.Now(), s, m.Ino, id, m.Held)
 			o.mu.Unlock()
 		}
+	case wire.TPolicyTaken:
+		var m wire.PolicyTaken
+		if err := s.take(body, &m); err != nil {
+			return false, err
+		}
+		if o := s.srv.opened(m.Volume); o != nil {
+			o.mu.Lock()
+			o.told.answered(s, id)
+			o.mu.Unlock()
+		}
 	case wire.TDrop:
 		var m wire.Drop
 		if err := s.take(body, &m); err != nil {

@@ -333,7 +333,11 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 			unmet = o.endUnmet(ctx, &to, plain)
 		}
 	}
-	if v, err = o.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) }); err != nil {
+	v, err = o.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) })
+	if w.Only == nil || len(w.Only) > 0 {
+		o.tellPolicy(ctx) // after the row says so: clients read the row as well
+	}
+	if err != nil {
 		return v, err
 	}
 	o.setWords(&v)

@@ -55,44 +55,46 @@ type Type uint8
 
 // Frame types. The table in docs/formats.md says which answers which.
 const (
-	THello     Type = 1 + iota // both directions, first
-	TCall                      // client: one operation
-	TReply                     // server: its answer
-	TBatch                     // client: several operations of one volume
-	TBatchRe                   // server: their answers
-	TSync                      // client: tell me when Seq is in the journal
-	TDurable                   // server: everything up to Seq is in the journal
-	TRecall                    // server: lower a lease
-	TRecalled                  // client: done
-	TDrop                      // client: leases given back
-	TKeepAlive                 // client; the server echoes it
-	TAlloc                     // client: chunks to write; answered by TGrants
-	TGrants                    //
-	TSeal                      // client: seal a chunk; answered by TReply
-	TLock                      // client: set or test a lock; answered by TLockRe
-	TLockRe                    //
-	TCancel                    // client: stop waiting for request id
-	TAdmin                     // client: volumes, cluster; answered by TAdminRe
-	TAdminRe                   //
-	TReport                    // chunk server: who I am, how full
-	TOrder                     // server: seal, delete, ...
-	TOrderRe                   // chunk server: done
-	TClaim                     // client after a change of owner: leases and locks I held
-	TBye                       // client: the session ends in order; the server echoes it
-	TCaps                      // client: renew read capabilities; answered by TCapsRe
-	TCapsRe                    //
-	TServers                   // server: the chunk servers, whenever they change
-	TEnter                     // client: I want to use a volume; answered by TEntered
-	TEntered                   //
-	TBack                      // client: claims and replays of a volume are complete
-	TMoved                     // server: a volume is served here no more
-	TMetas                     // server: the meta servers, whenever they change
-	TReported                  // server: events of a chunk server's reports taken in
-	TTrouble                   // client: chunk servers that failed it; no answer
-	TReserve                   // client: bytes of a quota, before they are written; answered by TReserved
-	TReserved                  //
-	TQuota                     // server: a quota came or went, or what lies idle of it is wanted back
-	TGaveUp                    // client: bytes that an operator gave up; no answer
+	THello       Type = 1 + iota // both directions, first
+	TCall                        // client: one operation
+	TReply                       // server: its answer
+	TBatch                       // client: several operations of one volume
+	TBatchRe                     // server: their answers
+	TSync                        // client: tell me when Seq is in the journal
+	TDurable                     // server: everything up to Seq is in the journal
+	TRecall                      // server: lower a lease
+	TRecalled                    // client: done
+	TDrop                        // client: leases given back
+	TKeepAlive                   // client; the server echoes it
+	TAlloc                       // client: chunks to write; answered by TGrants
+	TGrants                      //
+	TSeal                        // client: seal a chunk; answered by TReply
+	TLock                        // client: set or test a lock; answered by TLockRe
+	TLockRe                      //
+	TCancel                      // client: stop waiting for request id
+	TAdmin                       // client: volumes, cluster; answered by TAdminRe
+	TAdminRe                     //
+	TReport                      // chunk server: who I am, how full
+	TOrder                       // server: seal, delete, ...
+	TOrderRe                     // chunk server: done
+	TClaim                       // client after a change of owner: leases and locks I held
+	TBye                         // client: the session ends in order; the server echoes it
+	TCaps                        // client: renew read capabilities; answered by TCapsRe
+	TCapsRe                      //
+	TServers                     // server: the chunk servers, whenever they change
+	TEnter                       // client: I want to use a volume; answered by TEntered
+	TEntered                     //
+	TBack                        // client: claims and replays of a volume are complete
+	TMoved                       // server: a volume is served here no more
+	TMetas                       // server: the meta servers, whenever they change
+	TReported                    // server: events of a chunk server's reports taken in
+	TTrouble                     // client: chunk servers that failed it; no answer
+	TReserve                     // client: bytes of a quota, before they are written; answered by TReserved
+	TReserved                    //
+	TQuota                       // server: a quota came or went, or what lies idle of it is wanted back
+	TGaveUp                      // client: bytes that an operator gave up; no answer
+	TPolicy                      // server: the policy of a volume, which was set
+	TPolicyTaken                 // client: it follows that policy
 	lastType
 )
 

@@ -367,6 +367,8 @@ type Entered struct {
 	Metered bool
 	// Overwrites: also what it overwrites, since snapshots count.
 	Overwrites bool
+	// Policy is the volume's.
+	Policy meta.Policy
 }
 
 func (*Entered) frameType() Type { return TEntered }
@@ -376,6 +378,7 @@ func (m *Entered) fields(c *coder) {
 	c.bool(&m.Claim)
 	c.bool(&m.Metered)
 	c.bool(&m.Overwrites)
+	c.policy(&m.Policy)
 }
 
 // Back tells that the claims and replays of a volume were sent: the owner need

@@ -2,6 +2,7 @@ package volumes
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -74,9 +75,34 @@ func TestWritingEnds(t *testing.T) {
 	}
 
 	r.Must("volume", "set", "v", "--immutable=false")
-	// Bytes tell, and not the name: the mount asks for the policy each 2 s, and refuses them by
-	// what it knows.
-	r.Until("the mount may write again", func() error { return os.WriteFile(filepath.Join(one, "v", "again"), []byte("x"), 0o644) })
+	// Mounts follow each policy when the command has returned.
+	write := func(mount, name string) error {
+		return os.WriteFile(filepath.Join(mount, "v", name), []byte("x"), 0o644)
+	}
+	for i, mount := range []string{one, two, one} {
+		if err := write(mount, "again"); err != nil {
+			t.Errorf("round %d: writing after immutable=false: %v", i, err)
+		}
+		r.Must("volume", "set", "v", "--immutable")
+		r.fails("writing after immutable", write(mount, "again"), unix.EROFS)
+		r.Must("volume", "set", "v", "--immutable=false", "--seal-on-close")
+		if err := write(mount, fmt.Sprint("sealed", i)); err != nil {
+			t.Errorf("round %d: writing after immutable=false: %v", i, err)
+		}
+		// The kernel tells of the end of an open file after close(2) has returned.
+		r.Until("a file that was closed after seal-on-close is sealed", func() error {
+			if err := write(mount, fmt.Sprint("sealed", i)); !errors.Is(err, unix.EPERM) {
+				return fmt.Errorf("writing to it: %v", err)
+			}
+			return nil
+		})
+		r.Must("volume", "set", "v", "--seal-on-close=false")
+		for range 2 {
+			if err := write(mount, fmt.Sprint("open", i)); err != nil {
+				t.Errorf("round %d: writing to a file that was closed after seal-on-close=false: %v", i, err)
+			}
+		}
+	}
 	open = copyAll("deleted")
 	r.Must("volume", "detach", "v")
 	r.Must("volume", "delete", "v", "--yes")

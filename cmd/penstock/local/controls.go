@@ -64,6 +64,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoReplayCheck = true
 		case "meta-nomeet":
 			u.Meta.NoMeet = true
+		case "meta-notellpolicy":
+			u.Meta.NoTellPolicy = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:

@@ -1,0 +1,107 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Clients act on a volume's policy by themselves: they refuse to write, sync when a file is
+// closed, leave access times alone. So the owner tells the sessions in the volume of a policy
+// that was set, and a change of policy is answered when all that can be reached follow it.
+// A session that has no connection, or is late, is told when it enters again.
+
+// policyWait bounds how long a change of policy waits for sessions that can be reached, and
+// policyLook is how often the owner looks whether they still can be.
+const (
+	policyWait = 10 * time.Second
+	policyLook = 50 * time.Millisecond
+)
+
+// policyTold has the sessions that were told of the policy and have not answered. mu of the
+// owner guards it.
+type policyTold struct {
+	round   uint64
+	pending map[*session]struct{}
+	done    chan struct{} // closed when nothing is pending
+}
+
+// answered notes that a session follows the policy of a round, or of a later one.
+func (t *policyTold) answered(s *session, round uint64) {
+	if _, ok := t.pending[s]; !ok || round != t.round {
+		return
+	}
+	delete(t.pending, s)
+	if len(t.pending) == 0 {
+		close(t.done)
+	}
+}
+
+// tellPolicy tells the sessions in the volume of its policy, and waits until they follow it.
+// The caller has the turn to change the policy.
+func (o *owner) tellPolicy(ctx context.Context) {
+	o.mu.Lock()
+	t := &o.told
+	policy, err := namespace.Policy(&view{o: o})
+	if err != nil || o.failed != nil || o.srv.cfg.Unsafe.NoTellPolicy {
+		o.mu.Unlock()
+		return // who owns the volume next says so itself
+	}
+	t.round++
+	t.pending, t.done = map[*session]struct{}{}, make(chan struct{})
+	for s := range o.entered {
+		if s.enqueue(t.round, &wire.Policy{Volume: o.vol, Policy: policy}) && !s.away.Load() {
+			t.pending[s] = struct{}{}
+			go s.flush()
+		}
+	}
+	if len(t.pending) == 0 {
+		close(t.done)
+	}
+	done := t.done
+	o.mu.Unlock()
+	look := time.NewTicker(policyLook)
+	defer look.Stop()
+	bound := time.After(policyWait)
+	for {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+			return
+		case <-bound:
+			o.mu.Lock()
+			left := len(t.pending)
+			o.mu.Unlock()
+			if left > 0 {
+				o.log.Warn("the policy is set, but mounts have not said yet that they follow it: they do once they read what their owner sent", "mounts", left, "waited", policyWait)
+			}
+			return
+		case <-look.C:
+			o.mu.Lock()
+			for s := range t.pending {
+				if _, in := o.entered[s]; !in || s.away.Load() || s.ended.Load() || !s.connected() {
+					t.answered(s, t.round)
+				}
+			}
+			o.mu.Unlock()
+		}
+	}
+}
+
+// connected reports whether the session has a connection.
+func (s *session) connected() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.send != nil
+}
+
+// enteredPolicy is the policy that a session is told which enters: it need not answer.
+// Caller holds mu.
+func (o *owner) enteredPolicy(s *session) (meta.Policy, error) {
+	o.told.answered(s, o.told.round)
+	return namespace.Policy(&view{o: o})
+}
