@@ -524,7 +524,7 @@ func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
 				l.aside("volume", v.Name, "it is tried again by itself; see penstock volume show "+v.Name, "has no snapshot by its schedule: since %s none could be taken: %s", v.UndoneSince.UTC().Format(time.DateTime+" UTC"), v.Undone)
 			}
 			if v.GivenUpFiles > 0 {
-				l.aside("volume", v.Name, "write those files again; which ones is in the log of that mount. It is told for a day", "has files as they were synced last: an operator gave up %s of %d files that were not durable, the last %v ago by the client %s", sizeText(v.GivenUpBytes), v.GivenUpFiles, f.now.Sub(v.GivenUpAt).Round(time.Second), v.GivenUpBy)
+				l.aside("volume", v.Name, "write those files again; 'penstock client abandon' listed them when they were given up. This is told for a day", "has files as they were synced last: an operator gave up %s of %d files that were not durable, the last %v ago by the client %s", sizeText(v.GivenUpBytes), v.GivenUpFiles, f.now.Sub(v.GivenUpAt).Round(time.Second), v.GivenUpBy)
 			}
 			if v.Advisory {
 				l.add(Warning, "quota", v.Name, "see penstock volume show "+v.Name, "is above its advisory quota")

@@ -32,7 +32,7 @@ func documents(t *testing.T) map[string]string {
 			return err
 		}
 		rel, err := filepath.Rel("../..", name)
-		if err == nil && !strings.Contains(filepath.ToSlash(rel), "docs/changelog/unreleased/") {
+		if err == nil {
 			read(rel)
 		}
 		return err

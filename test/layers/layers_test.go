@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"go/ast"
+	"go/build"
 	"go/importer"
 	"go/parser"
 	"go/token"
 	"go/types"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -17,6 +19,20 @@ import (
 	"strings"
 	"testing"
 )
+
+// A test that was built with -trimpath does not know where Go's own packages are, but the go
+// command does.
+func TestMain(m *testing.M) {
+	if build.Default.GOROOT == "" {
+		root, err := exec.Command("go", "env", "GOROOT").Output()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "go env GOROOT:", err)
+			os.Exit(1)
+		}
+		build.Default.GOROOT = strings.TrimSpace(string(root))
+	}
+	os.Exit(m.Run())
+}
 
 // folder is the parsed content of one package folder.
 type folder struct {
