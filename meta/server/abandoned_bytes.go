@@ -8,20 +8,21 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// abandonedTold is how long health tells of bytes that an operator gave up.
+// abandonedTold is how long health reports bytes that an operator gave up.
 const abandonedTold = 24 * time.Hour
 
-// abandonedBytes is what clients told that an operator gave up of what they had not made durable,
-// by volume. A server that is started anew does not know of it any more.
+// abandonedBytes counts, by volume, the bytes not yet durable that an operator gave up, as
+// reported by clients. The counts are lost when the server restarts.
 type abandonedBytes struct {
 	mu sync.Mutex
 	m  map[meta.VolumeID]*abandonedOf
 }
 
-// abandonedOf sums what was given up of a volume until nothing more was for abandonedTold.
+// abandonedOf counts the bytes given up of a volume. The count ends when no bytes were given
+// up for abandonedTold.
 type abandonedOf struct {
 	files, bytes uint64
-	by           string // the last client that told
+	by           string // the client of the last report
 	at           time.Time
 }
 
@@ -40,7 +41,7 @@ func (g *abandonedBytes) add(m *wire.GaveUp, by string, now time.Time) {
 	of.files, of.bytes, of.by, of.at = of.files+m.Files, of.bytes+m.Bytes, by, now
 }
 
-// forgetLocked drops what is told no longer. The caller holds mu.
+// forgetLocked drops the counts older than abandonedTold. The caller holds mu.
 func (g *abandonedBytes) forgetLocked(now time.Time) {
 	for v, of := range g.m {
 		if now.Sub(of.at) > abandonedTold {
@@ -49,7 +50,7 @@ func (g *abandonedBytes) forgetLocked(now time.Time) {
 	}
 }
 
-// told returns what is told now, by volume.
+// told returns the counts to report, by volume.
 func (g *abandonedBytes) told(now time.Time) map[meta.VolumeID]abandonedOf {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -65,7 +66,7 @@ func (of abandonedOf) tell(v *meta.VolumeHealth) {
 	v.GivenUpFiles, v.GivenUpBytes, v.GivenUpBy, v.GivenUpAt = of.files, of.bytes, of.by, of.at
 }
 
-// gaveUp notes what a session says that an operator gave up.
+// gaveUp records a session's report of bytes that an operator gave up.
 func (s *Server) gaveUp(sess *session, m *wire.GaveUp) {
 	s.log.Error("an operator gave up what a client had not made durable: the files are as they were synced last", "volume", m.Volume, "session", sess.name, "identity", sess.holder(), "files", m.Files, "bytes", m.Bytes)
 	s.abandoned.add(m, sess.name, time.Now())

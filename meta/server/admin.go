@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// admin answers one administrative request.
+// admin answers an administrative request.
 func (s *Server) admin(ctx context.Context, sess *session, m *wire.Admin) *wire.AdminRe {
 	re := &wire.AdminRe{}
 	re.Status = wire.StatusOf(s.adminOp(ctx, sess, m, re))
@@ -55,8 +55,9 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err != nil {
 			return err
 		}
-		// Who asks by name wants to use it, or to know all of it: its owner says.
-		// By number only the policy is asked for, again and again.
+		// A request by name asks for all of an active volume, often before using the volume:
+		// the owner answers. Requests by number need only the policy, and are frequent: any
+		// server answers.
 		if m.Volume == 0 && v.State == cluster.VolumeActive {
 			if _, err := s.ownerFor(ctx, v.ID); err != nil {
 				return err
@@ -105,7 +106,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		}
 		re.Report = fmt.Appendf(nil, `{"cluster":%q,"server":%d}`, c.ID(), id)
 	case wire.AdminHandOver:
-		// Who takes the volume next has made ready for it.
+		// The requester takes the volume next, and is ready to.
 		o := s.opened(m.Volume)
 		if o == nil {
 			return s.elsewhere(m.Volume)
@@ -114,8 +115,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		defer cancel()
 		return o.handOver(ctx, m.Entry)
 	case wire.AdminTake:
-		// Of a server that stops; or else of one that could not open the volume, or with
-		// its address, that has no room for it.
+		// With Name, the requester is stopping. With its address in Entry, it has no room for
+		// the volume. With neither, it could not open the volume.
 		if m.Name != "" {
 			s.leavers.add(m.Name)
 		}
@@ -144,8 +145,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 	return nil
 }
 
-// mayAdmin refuses what is not the session's to ask. A client's rights are those
-// on the volume that the request names, and on the one that it attaches to.
+// mayAdmin refuses a request that the session has no right to make. A client needs rights on
+// the volume that the request names and, to attach, on the parent volume.
 func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) error {
 	err := sess.mayAdmin(m.Op)
 	if err == nil || int(m.Op) >= len(adminRules) || adminRules[m.Op].right == cluster.NoRights || sess.who.Role != peering.Client {
@@ -153,7 +154,7 @@ func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) err
 	}
 	volumes, ferr := s.adminOf(ctx, m)
 	if ferr != nil {
-		return err // whether there is such a volume is not for it to know, either
+		return err // don't reveal whether the volume exists
 	}
 	if err = sess.mayAdmin(m.Op, volumes...); err == nil {
 		return nil
@@ -167,7 +168,7 @@ func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) err
 	return sess.mayAdmin(m.Op, volumes...)
 }
 
-// adminOf gives the volumes that a request is about.
+// adminOf returns the volumes that a request concerns.
 func (s *Server) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, error) {
 	switch {
 	case m.Op == wire.AdminGroupPut:
@@ -188,7 +189,7 @@ func (s *Server) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, e
 	return []meta.VolumeID{v.ID}, nil
 }
 
-// find names a volume by its id or its name.
+// find returns the volume that a request names by id or by name.
 func (s *Server) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
 	if m.Volume != 0 {
 		return s.cfg.Cluster.Volume(ctx, m.Volume)
@@ -196,7 +197,7 @@ func (s *Server) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error
 	return s.cfg.Cluster.VolumeByName(ctx, m.Name)
 }
 
-// ownerOf gives the owner of the volume that a request names.
+// ownerOf returns the owner of the volume that a request names.
 func (s *Server) ownerOf(ctx context.Context, m *wire.Admin) (*owner, error) {
 	v, err := s.find(ctx, m)
 	if err != nil {
@@ -205,11 +206,10 @@ func (s *Server) ownerOf(ctx context.Context, m *wire.Admin) (*owner, error) {
 	return s.ownerFor(ctx, v.ID)
 }
 
-// pageBytes is where an answer that has a successor ends, in bytes of JSON: far
-// below wire.MaxFrame.
+// pageBytes bounds a page of a longer answer, in bytes of JSON: far below wire.MaxFrame.
 const pageBytes = 4 << 20
 
-// pageOf is the beginning of a list that fits into pageBytes, one item at least.
+// pageOf returns the first items of a list that fit into pageBytes, at least the first.
 func pageOf[T any](all []T, size func(*T) int) []T {
 	n := 0
 	for i := range all {
@@ -220,7 +220,7 @@ func pageOf[T any](all []T, size func(*T) int) []T {
 	return all
 }
 
-// jsonSize is how long an item is in an answer, at most.
+// jsonSize returns the bytes that an item takes in an answer, at most.
 func jsonSize[T any](item *T) int {
 	b, err := json.Marshal(item)
 	if err != nil {
@@ -229,7 +229,7 @@ func jsonSize[T any](item *T) int {
 	return len(b) + 1
 }
 
-// durably runs an operation of the owner and waits for the journal.
+// durably runs an operation of the owner, and waits until the operation is journaled.
 func (o *owner) durably(ctx context.Context, op meta.Op) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -270,12 +270,13 @@ func (o *owner) durably(ctx context.Context, op meta.Op) error {
 	return err
 }
 
-// checkpointNow writes the volume's state to chunk servers, with all that was answered before.
+// checkpointNow writes the volume's state to chunk servers, with every operation answered
+// before the call.
 func (o *owner) checkpointNow(ctx context.Context) error {
 	if err := o.flush(ctx); err != nil {
 		return err
 	}
-	// What is in the journal is in the store a moment later.
+	// A journaled entry is applied to the store a moment later.
 	o.mu.Lock()
 	seq := o.durable
 	o.mu.Unlock()
@@ -285,7 +286,7 @@ func (o *owner) checkpointNow(ctx context.Context) error {
 	return o.checkpoint(ctx)
 }
 
-// flush waits until the journal has everything answered so far.
+// flush waits until the journal has every operation answered so far.
 func (o *owner) flush(ctx context.Context) error {
 	o.mu.Lock()
 	wait := o.untilDurable(o.newest())
@@ -293,7 +294,7 @@ func (o *owner) flush(ctx context.Context) error {
 	return o.await(ctx, wait)
 }
 
-// Status is what an administrator sees of a server.
+// Status is a server's status for an administrator.
 type Status struct {
 	Name         string         `json:"name"`
 	Cluster      string         `json:"cluster"`
@@ -308,13 +309,13 @@ type Status struct {
 	Expired      uint64         `json:"sessions_expired"`
 	Sealed       uint64         `json:"chunks_sealed"`
 	Deleted      uint64         `json:"chunks_deleted"`
-	// Checks are those under way.
+	// Checks are the running checks.
 	Checks []CheckStatus `json:"checks,omitempty"`
-	// Standbys are the volumes that are followed here, for others to own.
+	// Standbys are the volumes followed here and owned by other servers.
 	Standbys []StandbyStatus `json:"standbys,omitempty"`
 }
 
-// SessionInfo is one client.
+// SessionInfo is the status of a session.
 type SessionInfo struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
@@ -322,7 +323,7 @@ type SessionInfo struct {
 	Idle string `json:"idle"`
 }
 
-// VolumeStatus is one volume that is open here.
+// VolumeStatus is the status of a volume open here.
 type VolumeStatus struct {
 	ID      meta.VolumeID `json:"id"`
 	Term    meta.Term     `json:"term"`

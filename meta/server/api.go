@@ -28,24 +28,24 @@ import (
 )
 
 // The administrative API (package meta/admin) is gRPC on the port of the frames. The first
-// bytes of a connection tell which of the two it speaks: HTTP/2 begins with "PRI ", which as
-// the length of a frame would be beyond every bound. The caller's identity is that of the
-// connection's certificate; there is no session.
+// bytes of a connection select gRPC or frames: HTTP/2 begins with "PRI ", which as the length
+// of a frame would be beyond every bound. The caller's identity is the identity in the
+// connection's certificate; no session is opened.
 //
-// Every call takes the same way (call): admit applies the method's rule from the service
-// definition, then this server does the call or, if another server must do it, passes it on
-// to that server. So every server answers every call.
+// Every call takes the same path (call): admit applies the method's rule from the service
+// definition. Then this server does the call or, if another server must do it, passes the call
+// on to that server. So every server answers every call.
 
 // api serves the administrative API.
 type api struct {
 	s     *Server
 	grpc  *grpc.Server
-	conns chan net.Conn // to Accept
+	conns chan net.Conn // for Accept
 	peers *peerClients
-	done  atomic.Uint64 // calls that were handed to their method here, whether it succeeded or not
+	done  atomic.Uint64 // calls handed to their method here, failed calls included
 }
 
-// newAPI makes the API of a server. It serves from run on.
+// newAPI makes the API of a server. The API serves from run on.
 func newAPI(s *Server) *api {
 	a := &api{s: s, conns: make(chan net.Conn), peers: &peerClients{creds: s.cfg.Creds, at: map[string]*admin.Client{}}}
 	a.grpc = grpc.NewServer(
@@ -67,10 +67,10 @@ func newAPI(s *Server) *api {
 	return a
 }
 
-// maxCalls bounds the calls that are under way on one connection; further calls wait.
+// maxCalls bounds the running calls of a connection; further calls wait.
 const maxCalls = 100
 
-// run serves until the server ends. It returns when no call is under way any more.
+// run serves until the server ends. It returns when no call is running any more.
 func (a *api) run() {
 	stop := context.AfterFunc(a.s.ctx, a.grpc.Stop)
 	defer stop()
@@ -81,7 +81,7 @@ func (a *api) run() {
 	a.peers.close()
 }
 
-// Accept, Close and Addr make api the net.Listener of its gRPC server.
+// Accept, Close and Addr make api the net.Listener of the API's gRPC server.
 func (a *api) Accept() (net.Conn, error) {
 	select {
 	case c := <-a.conns:
@@ -94,20 +94,20 @@ func (a *api) Accept() (net.Conn, error) {
 // Close does nothing: Accept ends with the server.
 func (a *api) Close() error { return nil }
 
-// Addr is for logs.
+// Addr is used in logs.
 func (a *api) Addr() net.Addr { return &net.UnixAddr{Name: a.s.cfg.Addr, Net: "penstock"} }
 
-// http2 is how every connection of HTTP/2 begins.
+// http2 begins every HTTP/2 connection.
 const http2 = "PRI "
 
-// speaksHTTP2 looks at the first bytes of a connection. An error of the connection is left
+// speaksHTTP2 peeks at the first bytes of a connection. It leaves an error of the connection
 // to the next read.
 func speaksHTTP2(rd *wire.Reader) bool {
 	b, err := rd.Peek(len(http2))
 	return err == nil && string(b) == http2
 }
 
-// serve hands a connection to the gRPC server and returns when the connection has ended.
+// serve passes a connection to the gRPC server, and returns when the connection has ended.
 func (a *api) serve(conn net.Conn, rd *wire.Reader, who peering.Identity) {
 	if !who.Anyone() && who.Role == "" {
 		a.s.refusals.Warn(a.s.log, "a connection was refused", "error", meta.E("call", meta.AccessDenied, who.String(), errors.New("it showed no certificate")))
@@ -131,14 +131,14 @@ func (a *api) serve(conn net.Conn, rd *wire.Reader, who peering.Identity) {
 // calling is a connection on which a caller uses the API.
 type calling struct {
 	net.Conn
-	rest   io.Reader // the bytes that were read of Conn already, then Conn
+	rest   io.Reader // the bytes already read of Conn, then Conn
 	caller caller
 
 	once   sync.Once
 	closed chan struct{}
 }
 
-// Read reads the bytes that were read of Conn already, then Conn.
+// Read reads the bytes already read of Conn, then Conn.
 func (c *calling) Read(b []byte) (int, error) { return c.rest.Read(b) }
 
 // Close ends serve.
@@ -147,17 +147,17 @@ func (c *calling) Close() error {
 	return c.Conn.Close()
 }
 
-// caller is the AuthInfo of gRPC: the identity at the other end of a connection. Its session
-// is not one of a client: it serves to look up rights and to pace calls.
+// caller is the AuthInfo of gRPC: the identity at the other end of a connection. sess is not a
+// client's session; the server uses sess to look up rights and to pace calls.
 type caller struct {
 	credentials.CommonAuthInfo
 	sess *session
 }
 
-// AuthType is the name of this kind of AuthInfo in logs.
+// AuthType names this kind of AuthInfo in logs.
 func (caller) AuthType() string { return "penstock" }
 
-// knownCaller are transport credentials for connections whose handshake is over.
+// knownCaller are transport credentials for connections after their handshake.
 type knownCaller struct{}
 
 func (knownCaller) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -178,7 +178,7 @@ func (knownCaller) Info() credentials.ProtocolInfo {
 func (k knownCaller) Clone() credentials.TransportCredentials { return k }
 func (knownCaller) OverrideServerName(string) error           { return nil }
 
-// callerOf gives the session of the connection that a call came over.
+// callerOf returns the session of a call's connection.
 func callerOf(ctx context.Context) *session {
 	p, ok := grpcpeer.FromContext(ctx)
 	if ok {
@@ -189,13 +189,13 @@ func callerOf(ctx context.Context) *session {
 	panic("server: a call came over a connection that knownCaller did not see")
 }
 
-// passedOn is the key in a call's metadata under which a metadata server that passes the call
-// on names the caller.
+// passedOn is the metadata key under which a metadata server that passes a call on names the
+// caller.
 const passedOn = "penstock-for"
 
-// passer gives the caller for whom another metadata server passed a call on; "" if the call
-// was not passed on. Only metadata servers are believed, and processes on the server's own
-// socket, which may speak as one.
+// passer returns the caller on whose behalf another metadata server passed a call on, or "" if
+// the call was not passed on. Only metadata servers may name a caller, and processes on the
+// server's own socket, which may act as metadata servers.
 func passer(ctx context.Context, by peering.Identity) string {
 	if by.Role != peering.Meta && !by.Anyone() {
 		return ""
@@ -207,8 +207,8 @@ func passer(ctx context.Context, by peering.Identity) string {
 	return ""
 }
 
-// askerOf gives a session of the identity that asks for a call: the caller, or the one for
-// whom another server passes the call on. Like the caller's it serves to look up rights.
+// askerOf returns a session of the identity that makes a call: the caller, or the original
+// caller if another server passed the call on. The session serves to look up rights.
 func (s *Server) askerOf(ctx context.Context) *session {
 	sess := callerOf(ctx)
 	from := passer(ctx, sess.who)
@@ -228,12 +228,12 @@ func (s *Server) askerOf(ctx context.Context) *session {
 	return &session{srv: s, ctx: s.ctx, who: who, role: wire.RoleAdmin, name: from}
 }
 
-// administers tells whether a session may administer a volume.
+// administers reports whether a session may administer a volume.
 func (s *session) administers(v meta.VolumeID) bool {
 	return s.who.Anyone() || slices.Contains(admins, s.who.Role) || s.access(v).Rights >= cluster.AdminRights
 }
 
-// call is the way of every call but those of reflection.
+// call handles every call except reflection.
 func (a *api) call(ctx context.Context, request any, info *grpc.UnaryServerInfo, do grpc.UnaryHandler) (any, error) {
 	sess := callerOf(ctx)
 	m := admin.MethodOf(info.FullMethod)
@@ -246,12 +246,13 @@ func (a *api) call(ctx context.Context, request any, info *grpc.UnaryServerInfo,
 		a.s.stats.refused.Add(1)
 		return nil, admin.StatusOf(err)
 	}
-	m.NameRequest(request.(proto.Message)) // it may be sent on more than once
+	m.NameRequest(request.(proto.Message)) // so that the request can be sent several times
 	answer, err := a.doOrPass(ctx, sess, m, request.(proto.Message), from != "", do)
 	return answer, admin.StatusOf(err)
 }
 
-// stream admits calls of reflection, which tells everybody with a certificate what there is.
+// stream admits calls of reflection, which lists the services for every caller with a
+// certificate.
 func (a *api) stream(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, do grpc.StreamHandler) error {
 	sess := callerOf(st.Context())
 	if m := admin.MethodOf(info.FullMethod); m != nil {
@@ -264,10 +265,10 @@ func (a *api) stream(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo,
 	return do(srv, st)
 }
 
-// admit refuses a call that is not the caller's to make, or that this server can't answer
-// for now. Errors: AccessDenied, Unavailable.
+// admit refuses a call that the caller has no right to make, or that this server can't answer
+// now. Errors: AccessDenied, Unavailable.
 func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request proto.Message) error {
-	if err := a.s.mayConnect(sess.who, wire.RoleEnrol); err != nil { // it may have been evicted since
+	if err := a.s.mayConnect(sess.who, wire.RoleEnrol); err != nil { // the caller may have been evicted
 		return err
 	}
 	if _, lost := a.s.cfg.Cluster.(*lostCluster); lost {
@@ -300,7 +301,7 @@ func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, reque
 	for _, ref := range named {
 		v, err := a.s.named(ctx, ref)
 		if err != nil {
-			return refused // whether there is such a volume is not for it to know
+			return refused // don't reveal whether the volume exists
 		}
 		volumes = append(volumes, v.ID)
 	}
@@ -325,7 +326,7 @@ func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, reque
 	return enough()
 }
 
-// named finds the volume that a request names. Errors: NoSuchVolume, Invalid.
+// named returns the volume that a request names. Errors: NoSuchVolume, Invalid.
 func (s *Server) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volume, error) {
 	switch v := ref.GetVolume().(type) {
 	case *admin.VolumeRef_Id:
@@ -336,12 +337,12 @@ func (s *Server) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volum
 	return cluster.Volume{}, meta.E("find volume", meta.Invalid, "", errors.New("the request names no volume"))
 }
 
-// passWait bounds the search for the server that must do a call: the owner of its volume may
-// be changing.
+// passWait bounds the search for the server that must do a call: the call's volume may be
+// changing its owner.
 const passWait = 30 * time.Second
 
-// doOrPass does a call here or, if another server must do it, passes it on. A call that was
-// passed on already is not passed on again: the server that passed it on looks further.
+// doOrPass does a call here or, if another server must do it, passes the call on. It does not
+// pass on a call already passed on: the first server goes on searching.
 func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, request proto.Message, passed bool, do grpc.UnaryHandler) (any, error) {
 	began, wait := time.Now(), 10*time.Millisecond
 	for {
@@ -357,7 +358,7 @@ func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, requ
 				return answer, err
 			}
 		}
-		// The server that was to do the call may be gone, and another may own the volume by now.
+		// The server named by the error may be gone, and another may own the volume by now.
 		again := errors.Is(err, meta.NotOwner) || admin.IsUnanswered(err) && m.Resend && ctx.Err() == nil
 		if !again || passed || time.Since(began) > passWait {
 			return answer, err
@@ -371,7 +372,7 @@ func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, requ
 	}
 }
 
-// pass has another server do a call.
+// pass sends a call to the server at addr, on behalf of the session's identity.
 func (a *api) pass(ctx context.Context, sess *session, m *admin.Method, request proto.Message, addr string) (proto.Message, error) {
 	c, err := a.peers.client(addr)
 	if err != nil {
@@ -384,15 +385,15 @@ func (a *api) pass(ctx context.Context, sess *session, m *admin.Method, request 
 	return answer, nil
 }
 
-// atOther is the error of a call that one other server alone can answer. Code that passes no
-// calls on sees a NotOwner.
+// atOther is the error of a call that only a certain other server can answer. For code that
+// passes no calls on, the error is a NotOwner.
 type atOther struct{ why *meta.Error }
 
 func (e *atOther) Error() string { return e.why.Error() }
 func (e *atOther) Unwrap() error { return e.why }
 
-// atServer gives the address at which a call must be made, if the error names one, and whether
-// no other server can answer it.
+// atServer returns the address at which a call must be made, or "" if the error names no
+// address. only: no other server can answer the call.
 func atServer(err error) (addr string, only bool) {
 	if other, is := errors.AsType[*atOther](err); is {
 		return other.why.Subject, true
@@ -403,8 +404,8 @@ func atServer(err error) (addr string, only bool) {
 	return "", false
 }
 
-// here refuses a call that another server, named by the request, must answer. Errors:
-// NotFound; *atOther.
+// here returns nil if name is "" or this server, else the error that refuses a call to be
+// answered by the server name. Errors: NotFound; *atOther.
 func (s *Server) here(name string) error {
 	if name == "" || name == s.cfg.Name {
 		return nil
@@ -426,7 +427,7 @@ type peerClients struct {
 	closed bool
 }
 
-// peerReach is how long is tried to reach another server.
+// peerReach bounds the tries to reach another server.
 const peerReach = 3 * time.Second
 
 func (p *peerClients) client(addr string) (*admin.Client, error) {

@@ -115,7 +115,7 @@ func (a grantsAPI) GrantForUse(ctx context.Context, q *admin.GrantForUseRequest)
 
 func (a grantsAPI) EndUse(ctx context.Context, q *admin.EndUseRequest) (*admin.EndUseResponse, error) {
 	if a.s.cfg.Trust == nil {
-		return &admin.EndUseResponse{}, nil // there are no grants
+		return &admin.EndUseResponse{}, nil // without grants
 	}
 	n, err := a.s.cfg.Trust.Members.EndUse(ctx, q.Client, q.Use, q.AsOf)
 	if err != nil {
@@ -153,7 +153,7 @@ func (a grantsAPI) ListJoinTokens(ctx context.Context, _ *admin.ListJoinTokensRe
 	all, err := t.Members.Tokens(ctx)
 	answer := &admin.ListJoinTokensResponse{}
 	for _, r := range all {
-		one := &admin.JoinToken{} // it has no place for the secret's hash
+		one := &admin.JoinToken{} // has no field for the secret's hash
 		admin.Say(one, r)
 		answer.Tokens = append(answer.Tokens, one)
 	}
@@ -196,7 +196,7 @@ func (a grantsAPI) EvictMember(ctx context.Context, q *admin.EvictMemberRequest)
 	return &admin.EvictMemberResponse{}, nil
 }
 
-// settings gives those of now: another server may have changed them a moment ago.
+// settings returns the current settings: another server may have changed them a moment ago.
 func (a grantsAPI) settings(ctx context.Context) (set cluster.Settings, err error) {
 	v, err := a.s.cfg.Cluster.Current(ctx)
 	if err != nil {
@@ -244,7 +244,7 @@ func (a grantsAPI) ChangeSettings(ctx context.Context, q *admin.ChangeSettingsRe
 	return answer, nil
 }
 
-// parsePageToken reads a page token that is a number: that of the last item before the page.
+// parsePageToken reads a numeric page token: the number of the last item before the page.
 // Errors: Invalid.
 func parsePageToken(op, token string, bits int) (after uint64, err error) {
 	if after, err = strconv.ParseUint(cmp.Or(token, "0"), 10, bits); err != nil {

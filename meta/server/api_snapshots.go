@@ -17,8 +17,8 @@ type snapshotsAPI struct {
 	s *Server
 }
 
-// owned finds the volume that a request names, and its owner, which is this server. Errors:
-// NoSuchVolume, Invalid, NotOwner.
+// owned returns the volume that a request names, and the volume's owner, which is this server.
+// Errors: NoSuchVolume, Invalid, NotOwner.
 func (s *Server) owned(ctx context.Context, ref *admin.VolumeRef) (*owner, cluster.Volume, error) {
 	v, err := s.named(ctx, ref)
 	if err != nil {
@@ -59,7 +59,7 @@ func (a snapshotsAPI) ListSnapshots(ctx context.Context, q *admin.ListSnapshotsR
 	return answer, nil
 }
 
-// markDropped marks the snapshots that stay for their clones alone.
+// markDropped marks the snapshots that stay for their clones only.
 func markDropped(l *meta.SnapshotList, dropped []meta.Generation) {
 	for i, x := range l.Snapshots {
 		if x.State == meta.SnapshotReady && slices.Contains(dropped, x.At) {
@@ -153,7 +153,7 @@ func (a snapshotsAPI) SetSchedule(ctx context.Context, q *admin.SetScheduleReque
 	if err != nil {
 		return nil, err
 	}
-	// A schedule may be taken from a target: it would take no snapshots.
+	// A schedule may be removed from a target, where it would take no snapshots.
 	if err := o.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil && q.Keep != "" {
 		return nil, err
 	}

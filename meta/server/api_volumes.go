@@ -13,7 +13,7 @@ type volumesAPI struct {
 	s *Server
 }
 
-// owner gives the owner of the volume that a request names. Errors: NoSuchVolume, NotOwner.
+// owner returns the owner of the volume that a request names. Errors: NoSuchVolume, NotOwner.
 func (a volumesAPI) owner(ctx context.Context, ref *admin.VolumeRef) (*owner, error) {
 	v, err := a.s.named(ctx, ref)
 	if err != nil {

@@ -23,19 +23,19 @@ import (
 // the stores in folders.
 type Backend struct {
 	*cluster.Cluster
-	// Owners gives who takes volumes on a lease that stands, a new one if the
-	// one before was lost.
+	// Owners returns the Owners of the process's valid etcd lease, with a new lease if the
+	// lease before was lost.
 	Owners func(context.Context) (*etcd.Owners, error)
-	// LeaseLeft is how long the lease of Owners stands; nil: for ever.
+	// LeaseLeft returns how long the lease of Owners is still valid; nil: an hour.
 	LeaseLeft func() time.Duration
-	// Leave takes this process off the list of meta servers; nil: it is on none.
+	// Leave removes this process from the list of meta servers; nil if not listed.
 	Leave  func(context.Context) error
 	Shared *state.Shared
 	Dir    string // stores lie in DIR/volume-%08x
 	Blob   meta.Blob
 	Logger *slog.Logger
-	// Space frees what compaction left in etcd and clears its alarm; nil where
-	// etcd is somebody else's to look after.
+	// Space frees the space left by etcd's compaction and clears etcd's alarm; nil if another
+	// party maintains etcd.
 	Space func(context.Context) error
 	// Endpoints of etcd.
 	Endpoints []string
@@ -47,8 +47,8 @@ func (b *Backend) storeDir(v meta.VolumeID) string {
 	return filepath.Join(b.Dir, fmt.Sprintf("volume-%08x", uint32(v)))
 }
 
-// Own takes the volume. What still hangs on the lease of a process of this
-// server's name before this one is waited for.
+// Own takes the volume. If an earlier process with this server's name still holds the volume,
+// Own waits until that process's hold ends.
 func (b *Backend) Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error) {
 	owners, err := b.Owners(ctx)
 	if err != nil {
@@ -68,7 +68,7 @@ func (b *Backend) Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal,
 	return owned{own, owners}, etcd.OpenLog(own), nil
 }
 
-// Expect readies Own.
+// Expect prepares Own.
 func (b *Backend) Expect(ctx context.Context, v meta.VolumeID) error {
 	owners, err := b.Owners(ctx)
 	if err != nil {
@@ -87,12 +87,12 @@ func (b *Backend) Holder(ctx context.Context, v meta.VolumeID) (Holder, error) {
 	return Holder{Name: rec.Server, Addr: rec.Addr, Held: held, Released: rec.Version == 0 || rec.Released}, err
 }
 
-// Etcd asks etcd how it is.
+// Etcd asks etcd for its health.
 func (b *Backend) Etcd(ctx context.Context) meta.EtcdHealth {
 	return b.Cluster.Etcd(ctx, b.Endpoints)
 }
 
-// Standing is what is left of the process's lease.
+// Standing returns the rest of the process's lease.
 func (b *Backend) Standing() time.Duration {
 	if b.LeaseLeft == nil {
 		return time.Hour
@@ -100,7 +100,7 @@ func (b *Backend) Standing() time.Duration {
 	return b.LeaseLeft()
 }
 
-// Unregister takes this process off the list of meta servers.
+// Unregister removes this process from the list of meta servers.
 func (b *Backend) Unregister(ctx context.Context) error {
 	if b.Leave == nil {
 		return nil
@@ -108,7 +108,7 @@ func (b *Backend) Unregister(ctx context.Context) error {
 	return b.Leave(ctx)
 }
 
-// Follow gives the journal to a reader, whose pins hang on the process' lease.
+// Follow returns the journal for a reader. The reader's pins end with the process's lease.
 func (b *Backend) Follow(ctx context.Context, v meta.VolumeID) (Journal, error) {
 	owners, err := b.Owners(ctx)
 	if err != nil {
@@ -128,9 +128,9 @@ func (o owned) PredecessorDone() bool {
 	return o.Previous.Version == 0 || o.Previous.Released || o.PreviousDead
 }
 
-// OpenStore opens the store in its folder, or makes it again from the
-// checkpoint. A store that is older than the checkpoint, or damaged, is put
-// aside first, never overwritten.
+// OpenStore opens the store in its folder, or makes it again from the checkpoint. If the store
+// is damaged, OpenStore first puts the folder aside; if the store is older than the
+// checkpoint, OpenStore first deletes the folder.
 func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error) {
 	dir := b.storeDir(v)
 	st, err := state.Open(dir, v, b.Shared)
@@ -173,8 +173,8 @@ func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 	return store{st, b.Shared}, nil
 }
 
-// BaseStore opens the store in its folder, or makes it beside that and puts it
-// there when it is whole.
+// BaseStore opens the store in its folder, or makes the store in a temporary folder and
+// renames the folder when the store is complete.
 func (b *Backend) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp journal.Checkpoint, replay func(Store) error) (Store, error) {
 	dir := b.storeDir(v)
 	st, err := state.Open(dir, v, b.Shared)
@@ -214,7 +214,7 @@ func (b *Backend) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp
 	return store{st, b.Shared}, nil
 }
 
-// replayed makes a store in dir from a checkpoint and what replay applies to it.
+// replayed makes a store in dir from a checkpoint, and calls replay to bring it up to date.
 func (b *Backend) replayed(ctx context.Context, dir string, v meta.VolumeID, cp journal.Checkpoint, replay func(Store) error) error {
 	cp, err := LoadManifest(ctx, b.Blob, cp)
 	if err == nil {
@@ -230,7 +230,7 @@ func (b *Backend) replayed(ctx context.Context, dir string, v meta.VolumeID, cp 
 	return errors.Join(replay(store{st, b.Shared}), st.Close())
 }
 
-// PutAsideStore renames the folder to one that ends with .damaged and a time.
+// PutAsideStore renames the store's folder, with the suffix ".damaged-" and a time.
 func (b *Backend) PutAsideStore(v meta.VolumeID) error {
 	dir := b.storeDir(v)
 	aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixNano())
@@ -272,13 +272,13 @@ func (s store) Apply(pos journal.Position, effects []namespace.Effect) error {
 				b.Delete(e.Key)
 			case namespace.DeleteRange:
 				if len(e.Key) == 1 || e.Key[0] == namespace.EventPrefix {
-					// All of a kind, as a clone begins, or thousands of events, of
-					// which the entry itself may have put some.
+					// All keys of a kind, as a clone begins, or thousands of events. The entry
+					// may have put some of these events: a scan would miss them.
 					b.DeleteRange(e.Key, e.Value)
 					continue
 				}
-				// Replies, a few: one by one, since Pebble builds all range
-				// tombstones of a memtable anew for each read after a new one.
+				// A few replies. They are deleted singly, since after each new range
+				// tombstone, Pebble's next read rebuilds all range tombstones of a memtable.
 				var keys [][]byte
 				if err := s.Store.Scan(e.Key, e.Value, func(k, _ []byte) bool {
 					keys = append(keys, bytes.Clone(k))

@@ -10,11 +10,11 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// barrier holds exclusive leases off while a snapshot is taken, or writing ends. The
-// table of leases knows of it, too (lease.Table.RaiseBarrier).
+// barrier blocks new exclusive leases while a snapshot is taken, or writing ends. The table of
+// leases has the same barrier (lease.Table.RaiseBarrier).
 type barrier struct {
-	over chan struct{} // closed when it is down
-	// cut: the time to answer is over; no extent is left open-ended any more.
+	over chan struct{} // closed when the barrier is down
+	// cut: the time to answer is over; no extent is left open-ended from now on.
 	cut bool
 	// patience is how long clients may take to give leases back.
 	patience time.Duration
@@ -22,9 +22,9 @@ type barrier struct {
 	frozen bool
 }
 
-// lockWithoutBarrier locks mu at a moment when no barrier is up and every session may
-// enter, or when enough, if not nil, returns true; enough is called with mu held. If there
-// is an error, mu is not locked.
+// lockWithoutBarrier locks mu at a moment when no barrier is up and every session may enter,
+// or when enough, if not nil, returns true; enough is called with mu held. With an error, mu
+// is not locked.
 func (o *owner) lockWithoutBarrier(ctx context.Context, enough func() bool) error {
 	o.mu.Lock()
 	for (o.barrier != nil || o.closed != nil) && (enough == nil || !enough()) {
@@ -41,14 +41,14 @@ func (o *owner) lockWithoutBarrier(ctx context.Context, enough func() bool) erro
 	return nil
 }
 
-// raiseBarrier puts a barrier up. None may be up. Caller holds mu.
+// raiseBarrier puts a barrier up. No barrier may be up. The caller holds mu.
 func (o *owner) raiseBarrier(patience time.Duration) *barrier {
 	o.barrier = &barrier{over: make(chan struct{}), patience: patience}
 	o.leases.RaiseBarrier()
 	return o.barrier
 }
 
-// lowerBarrier takes the barrier down that is up. Caller holds mu.
+// lowerBarrier takes the barrier down. The caller holds mu.
 func (o *owner) lowerBarrier() {
 	over := o.barrier.over
 	o.barrier = nil
@@ -56,8 +56,8 @@ func (o *owner) lowerBarrier() {
 	close(over)
 }
 
-// recallWriters takes exclusive leases back, and tells which are still out when
-// every session has answered or the barrier's patience is over.
+// recallWriters recalls exclusive leases. It returns the leases still out when every session
+// has answered or patience is over.
 func (o *owner) recallWriters(ctx context.Context, patience time.Duration) (late unanswered, err error) {
 	deadline := time.Now().Add(cmp.Or(patience, barrierWait))
 	ctx, cancel := context.WithDeadline(ctx, deadline)
@@ -65,8 +65,8 @@ func (o *owner) recallWriters(ctx context.Context, patience time.Duration) (late
 	for {
 		o.mu.Lock()
 		now := time.Now()
-		// A session that is away is asked, too: it hears so when it comes back, be it
-		// while the ends of files are still being settled.
+		// Sessions that are away are asked, too: a session receives the recall when it is
+		// back, possibly while the ends of files are still being settled.
 		waits, send := o.leases.AskWriters(now, max(deadline.Sub(now), time.Millisecond), isAway)
 		o.sendRecalls(send)
 		if len(waits) == 0 {
@@ -94,10 +94,11 @@ func (o *owner) recallWriters(ctx context.Context, patience time.Duration) (late
 	}
 }
 
-// stillOut tells which files are held exclusively. Caller holds mu.
+// stillOut counts the files with an exclusive lease, and names some holders. The caller holds
+// mu.
 func (o *owner) stillOut() (u unanswered) {
 	if o.leases.NoRecall {
-		return u // they were not asked for
+		return u // no lease was recalled
 	}
 	u.files = o.leases.Exclusive()
 	o.leases.Writers(func(_ meta.Ino, s *session) bool {

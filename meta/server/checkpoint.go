@@ -19,55 +19,55 @@ import (
 	"penstock.io/penstock/meta/task"
 )
 
-// A checkpoint is the store's files, each a blob, and a manifest, a blob too,
-// that lists them and says all by itself which volume it is of. The record in
-// etcd names the manifest. Whatever the record no longer names is deleted when
-// nobody can be reading it any more (rule 10).
+// A checkpoint is the store's files, each a blob, and a manifest, also a blob. The manifest
+// lists the files and names the volume, without need of other records. The record in etcd
+// names the manifest. A blob that the record no longer names is deleted when no reader can
+// have it pinned any more (rule 10).
 
 const (
-	// blobReplicas is how many servers have each blob, as far as there are so
-	// many, whatever any volume's policy.
+	// blobReplicas is how many servers store each blob, servers permitting, whatever the
+	// volume's policy.
 	blobReplicas = 3
 	// checkpointLook is how often the checkpoint's age and replicas are looked at.
 	checkpointLook = time.Second
-	// DefaultCheckpointEvery is how old a checkpoint gets while the volume is
-	// being changed: it bounds what is lost with an etcd that is lost whole.
+	// DefaultCheckpointEvery is the age that a checkpoint reaches while the volume changes.
+	// The age bounds the loss if etcd is lost entirely.
 	DefaultCheckpointEvery = 5 * time.Minute
 	// DefaultBlobGrace is how long a blob may have too few live replicas, and a
 	// chunk server may restart, before the checkpoint is stored again.
 	DefaultBlobGrace = 30 * time.Second
-	// deleteCheckpoint is how old a checkpoint gets while chunks wait for the
-	// next one to be deleted.
+	// deleteCheckpoint is the age that a checkpoint reaches while chunks wait for the next
+	// checkpoint to be deleted.
 	deleteCheckpoint = 10 * time.Second
-	// maxCheckpoint bounds one checkpoint: what it stored is not taken for
-	// leaked meanwhile.
+	// maxCheckpoint bounds the making of a checkpoint: within this time the collector of
+	// leaked blobs leaves the new blobs alone.
 	maxCheckpoint = time.Hour
 )
 
 var checkpointCount atomic.Uint64
 
-// oldBlobs are blobs that nobody needs who has pinned seq or later.
+// oldBlobs are blobs that no reader with a pin at seq or later needs.
 type oldBlobs struct {
 	seq  meta.Seq
 	refs []meta.BlobRef
 }
 
-// checkpoints are what an owner knows of the checkpoints of its volume.
+// checkpoints is an owner's state of the checkpoints of its volume.
 type checkpoints struct {
-	one sync.Mutex // held while one is made, before the owner's mu
+	one sync.Mutex // held while a checkpoint is made, locked before the owner's mu
 
 	// The owner's mu guards the rest.
 
 	since       int       // bytes journaled since the last checkpoint
-	making      bool      // one is being made in the background
-	retry       time.Time // after a failure, not before
-	made        uint64    // here
+	making      bool      // a checkpoint is being made in the background
+	retry       time.Time // after a failure, no checkpoint before
+	made        uint64    // by this owner
 	recorded    recordedCheckpoint
 	blobs       []meta.BlobRef // of the recorded checkpoint
 	old         []oldBlobs     // to be deleted, ascending
-	deletingOld bool           // these are being deleted
-	// deletable are chunks that the last checkpoint knows to be garbage;
-	// waitDelete: there are others, which wait for the next.
+	deletingOld bool           // old is being deleted
+	// deletable are chunks that the last checkpoint does not refer to. waitDelete: other
+	// garbage chunks wait for the next checkpoint.
 	deletable  []meta.ChunkRecord
 	waitDelete bool
 }
@@ -81,8 +81,8 @@ func (o *owner) maybeCheckpoint() {
 	}
 }
 
-// startCheckpoint makes a checkpoint in the background if none is being made.
-// Caller holds mu.
+// startCheckpoint makes a checkpoint in the background if none is being made. The caller holds
+// mu.
 func (o *owner) startCheckpoint() {
 	if o.checkpoints.making || o.failed != nil {
 		return
@@ -101,9 +101,10 @@ func (o *owner) startCheckpoint() {
 	})
 }
 
-// newCheckpointTask makes a checkpoint when the last one is old and something
-// changed since, when its blobs lost replicas, or when it holds cluster records that have
-// changed; and deletes what earlier checkpoints left.
+// newCheckpointTask returns the task that makes a checkpoint when the last is old and the
+// volume changed since, when deletable chunks wait for it, when its blobs lost replicas, or
+// when cluster records in it have changed. The task also deletes the blobs of earlier
+// checkpoints.
 func newCheckpointTask(o *owner) *task.Task {
 	var last, looked time.Time
 	var made uint64
@@ -135,9 +136,9 @@ func newCheckpointTask(o *owner) *task.Task {
 		case known && o.uncovered() && time.Since(o.ageFrom(last)) >= o.checkpointEvery():
 			o.startCheckpoint()
 		case stale:
-			o.startCheckpoint() // of the same entry, if there is no later one
+			o.startCheckpoint() // at the same entry, if no later entry exists
 		case o.checkpoints.waitDelete && time.Since(last) >= deleteCheckpoint:
-			o.startCheckpoint() // so that their space comes back
+			o.startCheckpoint() // to free the chunks' space
 		case !short.IsZero() && time.Since(short) >= o.srv.cfg.BlobGrace:
 			o.log.Warn("the checkpoint's files have too few live replicas: they are stored again", "for", time.Since(short).Round(time.Second))
 			short = time.Time{}
@@ -157,8 +158,8 @@ func newCheckpointTask(o *owner) *task.Task {
 	})
 }
 
-// readBlobs learns which blobs the recorded checkpoint consists of, unless one
-// was made here.
+// readBlobs reads which blobs the recorded checkpoint consists of, unless this owner made a
+// checkpoint.
 func (o *owner) readBlobs() error {
 	ctx, cancel := context.WithTimeout(o.ctx, o.srv.cfg.BlobGrace)
 	defer cancel()
@@ -168,7 +169,7 @@ func (o *owner) readBlobs() error {
 	}
 	full, err := loadManifest(ctx, o.srv.cfg.Blob, cp)
 	if err != nil {
-		full.Checkpoint = cp // the manifest alone is known, and missed
+		full.Checkpoint = cp // only the manifest's blob is known
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -191,7 +192,7 @@ func blobsOf(cp journal.Checkpoint) (refs []meta.BlobRef) {
 	return refs
 }
 
-// blobsShort counts the blobs that have fewer live replicas than there could be.
+// blobsShort counts the blobs with fewer live replicas than a new blob would get.
 func (s *Server) blobsShort(refs []meta.BlobRef) (n int) {
 	live, most := s.blobServers()
 	for _, r := range refs {
@@ -202,10 +203,10 @@ func (s *Server) blobsShort(refs []meta.BlobRef) (n int) {
 	return n
 }
 
-// blobServers are the servers that blobs may stay on: connected, and not to be
-// emptied. most is how many replicas one that is stored now gets: fewer than there are
-// servers if several stand on one host, or have no room. Who asked for more of those
-// that are there would store the checkpoint again for ever.
+// blobServers returns the servers where blobs may stay: connected, and not draining. most is
+// how many replicas a blob stored now gets: fewer than the live servers if several servers
+// share a host, or have no room. To demand more replicas than most would store the checkpoint
+// again and again.
 func (s *Server) blobServers() (live map[meta.ServerID]bool, most int) {
 	live = map[meta.ServerID]bool{}
 	m := s.servers()
@@ -215,13 +216,13 @@ func (s *Server) blobServers() (live map[meta.ServerID]bool, most int) {
 		}
 	}
 	fit, err := m.Choose(chance{}, &systemPolicy, blobReplicas, placement.Writer{}, nil, nil)
-	if err != nil { // nowhere: what is there is all there will be, and must not be nothing
+	if err != nil { // no server takes a blob: a single live replica is enough
 		return live, min(1, len(live))
 	}
 	return live, len(fit)
 }
 
-// short: some part of the blob has fewer live replicas than it would get now.
+// short reports whether some part of the blob has fewer than most live replicas.
 func short(r meta.BlobRef, live map[meta.ServerID]bool, most int) bool {
 	for _, p := range r.Parts {
 		n := 0
@@ -237,7 +238,7 @@ func short(r meta.BlobRef, live map[meta.ServerID]bool, most int) bool {
 	return false
 }
 
-// awaitApplied waits until the store has an entry that the journal has.
+// awaitApplied waits until the store has applied a journaled entry.
 func (o *owner) awaitApplied(ctx context.Context, seq meta.Seq) error {
 	for o.st.Applied().Seq < seq {
 		select {
@@ -251,8 +252,8 @@ func (o *owner) awaitApplied(ctx context.Context, seq meta.Seq) error {
 	return nil
 }
 
-// checkpoint stores the state's files and trims the journal. Files that the
-// checkpoint before has, too, are not stored again unless they lost replicas.
+// checkpoint stores the state's files and trims the journal. A file that is also in the
+// checkpoint before is stored again only if the file's blob lost replicas.
 func (o *owner) checkpoint(ctx context.Context) error {
 	o.checkpoints.one.Lock()
 	defer o.checkpoints.one.Unlock()
@@ -287,8 +288,8 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	if have {
 		full, err := loadManifest(ctx, o.srv.cfg.Blob, old)
 		if err != nil {
-			// All files are stored again; those of the lost list are found by
-			// the collector of leaked blobs.
+			// All files are stored again. The collector of leaked blobs finds the files of the
+			// unreadable manifest.
 			o.log.Error("the manifest of the checkpoint can't be read: the checkpoint is made anew", "error", err)
 			lost = true
 		}
@@ -347,12 +348,12 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	cp := m.Checkpoint
 	cp.Files, cp.Manifest = nil, ref
 	if err := o.j.Trim(ctx, cp); err != nil {
-		// Whether the record was written may be unknown: what it may refer to
-		// stays; the next checkpoint finds out.
+		// The record may have been written: the blobs that it may refer to stay, and the next
+		// checkpoint finds out.
 		return err
 	}
-	// Who has this one pinned may be loading the one before, if that is at the
-	// same entry: one that lost replicas is stored again.
+	// A checkpoint that lost replicas is stored again at the same entry. Then a reader with a
+	// pin at that entry may be loading the checkpoint before.
 	gone := oldBlobs{seq: max(pos.Seq, old.Seq+1)}
 	for _, f := range stored {
 		gone.refs = append(gone.refs, f.Ref)
@@ -377,11 +378,11 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	return nil
 }
 
-// A chunk goes only when the recorded checkpoint refers to it no more: if etcd
-// is lost whole, the files of the checkpoint are there, to the last byte.
+// A chunk is deleted only when the recorded checkpoint no longer refers to it: if etcd is lost
+// entirely, the files of the checkpoint are complete to the last byte.
 
-// doomed lists the chunks that the store, without what is not journaled yet,
-// says are to be deleted: a checkpoint made from now on does not refer to them.
+// doomed lists the chunks to be deleted, from the store, which has journaled entries only. A
+// checkpoint begun later does not refer to these chunks.
 func (o *owner) doomed() (all []meta.ChunkRecord, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -395,15 +396,15 @@ func (o *owner) doomed() (all []meta.ChunkRecord, err error) {
 	return all, err
 }
 
-// maxDoomed bounds the chunks that one checkpoint lets go; the next comes soon.
+// maxDoomed bounds the chunks that a checkpoint lets go; the next checkpoint comes soon.
 const maxDoomed = 1 << 17
 
-// nextDeleted gives some chunks whose record says that they are to be deleted,
-// and which no checkpoint that may be needed refers to. Caller holds mu.
+// nextDeleted returns at most gcBatch chunks whose records say that the chunks are to be
+// deleted, and that no checkpoint in use refers to. The caller holds mu.
 func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 	if o.srv.cfg.KeepForCheckpoint {
 		for len(o.checkpoints.deletable) > 0 && len(some) < gcBatch {
-			// It may be gone since the list was made.
+			// The record may be gone since the list was made.
 			id := o.checkpoints.deletable[0].ID
 			err := namespace.ChunksFrom(&view{o: o}, id, func(c meta.ChunkRecord) bool {
 				if c.ID == id {
@@ -431,7 +432,8 @@ func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 	return some, err
 }
 
-// describe adds what a volume is made again from when etcd is lost whole.
+// describe adds to a manifest the volume's row and the checkpoint's journal entry, from which
+// a volume is made again if etcd is lost entirely.
 func (o *owner) describe(ctx context.Context, m *journal.Manifest) error {
 	row, err := o.srv.cfg.Cluster.Volume(ctx, o.vol)
 	if err != nil {
@@ -451,14 +453,14 @@ func (o *owner) describe(ctx context.Context, m *journal.Manifest) error {
 	return err
 }
 
-// deleteOldBlobs deletes what no checkpoint needs that anybody may be loading.
-// What a crash leaves is found by the collector of leaked blobs.
+// deleteOldBlobs deletes the old blobs that no pinned checkpoint needs. The collector of
+// leaked blobs finds the blobs left by a crash.
 func (o *owner) deleteOldBlobs(ctx context.Context) {
 	o.mu.Lock()
 	old := o.checkpoints.old
 	if o.checkpoints.deletingOld || len(old) == 0 {
 		o.mu.Unlock()
-		return // a checkpoint's end and the loop may come here at once
+		return // a finished checkpoint and the task may both call
 	}
 	o.checkpoints.deletingOld = true
 	o.mu.Unlock()
@@ -469,12 +471,12 @@ func (o *owner) deleteOldBlobs(ctx context.Context) {
 	}()
 	pin, pinned, err := o.j.OldestPin(ctx)
 	if err != nil {
-		return // looked at again in a moment
+		return // the task tries again
 	}
 	for len(old) > 0 && (!pinned || pin >= old[0].seq) {
 		for i, r := range old[0].refs {
 			if err := o.srv.cfg.Blob.Delete(ctx, r); err != nil {
-				// Once more later, from here on.
+				// The next call goes on from this file.
 				o.log.Warn("a file of an old checkpoint could not be deleted", "file", r.Name, "error", err)
 				o.mu.Lock()
 				o.checkpoints.old[0].refs = o.checkpoints.old[0].refs[i:]
@@ -502,15 +504,15 @@ func (o *owner) putFile(ctx context.Context, path string) (meta.BlobRef, error) 
 	return o.srv.cfg.Blob.Put(ctx, o.blobOwner(), path, f)
 }
 
-// LoadManifest fills in the list of files of a checkpoint that keeps it in a
-// blob. Errors: Corrupt, and those of Blob.Get.
+// LoadManifest fills in the list of files of a checkpoint, if the list is kept in a blob.
+// Errors: Corrupt, and those of Blob.Get.
 func LoadManifest(ctx context.Context, blob meta.Blob, cp journal.Checkpoint) (journal.Checkpoint, error) {
 	m, err := loadManifest(ctx, blob, cp)
 	return m.Checkpoint, err
 }
 
-// loadManifest reads all that the manifest of a checkpoint says; after an error it gives
-// the checkpoint as the record has it.
+// loadManifest reads the manifest of a checkpoint. With an error, the result is only the
+// checkpoint as the record has it.
 func loadManifest(ctx context.Context, blob meta.Blob, cp journal.Checkpoint) (journal.Manifest, error) {
 	bare := journal.Manifest{Checkpoint: cp}
 	if cp.Manifest.IsZero() {

@@ -11,37 +11,40 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// What is in no checkpoint is lost with an etcd that is lost whole. So entries that the
-// recorded checkpoint lacks get into the next one within CheckpointEvery, whoever owns the
-// volume meanwhile and however idle it is: the age is that of the checkpoint, not of the
-// owner. A volume is closed only when its checkpoint has all of its entries, and one that
-// was left otherwise, since its servers stopped, is opened for that.
+// If etcd is lost entirely, entries in no checkpoint are lost. So entries that the recorded
+// checkpoint lacks get into the next checkpoint within CheckpointEvery, whoever owns the
+// volume meanwhile and however idle the volume is: the age counts from the checkpoint, not
+// from the opening by the owner. An owner closes a volume only when the volume's checkpoint
+// has all entries. A volume left without such a checkpoint, since its servers stopped, is
+// opened to make the checkpoint.
 //
-// The cluster's own records (grants, members, attachments) are in the manifest of the root
-// volume's checkpoint. When they changed, that is written anew, with the same files.
+// The cluster's records (grants, members, attachments) are in the manifest of the root
+// volume's checkpoint. When records change, the owner writes a new manifest with the same
+// files.
 
-// recordsEvery is how often the root volume's owner compares the cluster's records with
-// those that its checkpoint holds: so they are at most a minute old there.
+// recordsEvery is how often the root volume's owner compares the cluster's records with the
+// records in the checkpoint: the checkpoint's are at most a minute old.
 const recordsEvery = 30 * time.Second
 
-// recordedCheckpoint is what an owner knows of the checkpoint that etcd records.
+// recordedCheckpoint is an owner's knowledge of the checkpoint recorded in etcd.
 type recordedCheckpoint struct {
-	seq     meta.Seq  // 0: there is none
-	written time.Time // if there is none: when the volume was made
+	seq     meta.Seq  // 0: no checkpoint
+	written time.Time // without a checkpoint: when the volume was made
 	records [sha256.Size]byte
 }
 
-// noCheckpoint is of a volume of which no checkpoint is known yet.
+// noCheckpoint is the value for a volume without a known checkpoint.
 func noCheckpoint(created meta.Time) recordedCheckpoint {
 	return recordedCheckpoint{written: notLater(created), records: sumOf(nil)}
 }
 
-// take notes what a manifest says.
+// take sets r from a checkpoint's manifest.
 func (r *recordedCheckpoint) take(m *journal.Manifest) {
 	*r = recordedCheckpoint{seq: m.Seq, written: notLater(m.Written), records: sumOf(m.Records)}
 }
 
-// notLater is a time that another server's clock gave; now if it gave none, or a later one.
+// notLater returns a time from another server's clock, or now if the time is 0 or later than
+// now.
 func notLater(t meta.Time) time.Time {
 	now := time.Now()
 	if at := time.Unix(0, int64(t)); t != 0 && at.Before(now) {
@@ -50,8 +53,9 @@ func notLater(t meta.Time) time.Time {
 	return now
 }
 
-// checkpointEvery is how old a checkpoint gets while the journal has more. The root
-// volume's directories say where volumes are attached: they belong to the cluster's records.
+// checkpointEvery is the age that a checkpoint reaches while the journal has later entries.
+// For the root volume, it is at most recordsEvery: the directories of the root volume say
+// where volumes are attached, which belongs to the cluster's records.
 func (o *owner) checkpointEvery() time.Duration {
 	if o.vol == meta.RootVolume {
 		return min(o.srv.cfg.CheckpointEvery, recordsEvery)
@@ -59,8 +63,8 @@ func (o *owner) checkpointEvery() time.Duration {
 	return o.srv.cfg.CheckpointEvery
 }
 
-// ageFrom is what the age of the recorded checkpoint counts from; opened is when its volume
-// was, or a checkpoint was made here. Caller holds mu.
+// ageFrom returns the time from which the age of the recorded checkpoint counts. opened is
+// when the owner opened the volume or last made a checkpoint. The caller holds mu.
 func (o *owner) ageFrom(opened time.Time) time.Time {
 	if o.srv.cfg.Unsafe.NoCheckpointAge {
 		return opened
@@ -68,12 +72,13 @@ func (o *owner) ageFrom(opened time.Time) time.Time {
 	return o.checkpoints.recorded.written
 }
 
-// uncovered: the journal has entries that the recorded checkpoint lacks. Caller holds mu.
+// uncovered reports whether the journal has entries that the recorded checkpoint lacks. The
+// caller holds mu.
 func (o *owner) uncovered() bool { return o.checkpoints.recorded.seq < o.durable }
 
-// mayRest tells whether a volume that nobody uses may be closed, and has its checkpoint
-// made if that is what is missing. The root volume is never closed, since its owner keeps
-// the cluster's records on the chunk servers.
+// mayRest reports whether an unused volume may be closed. If the volume only lacks its
+// checkpoint, mayRest starts making the checkpoint. The root volume is never closed, since its
+// owner keeps the cluster's records on the chunk servers.
 func (o *owner) mayRest() bool {
 	if o.vol == meta.RootVolume {
 		return false
@@ -89,8 +94,8 @@ func (o *owner) mayRest() bool {
 	return false
 }
 
-// behindJournal tells whether the checkpoint of a volume that nobody serves lacks entries of its
-// journal.
+// behindJournal reports whether the checkpoint of a volume without an owner lacks entries of
+// the volume's journal.
 func (s *Server) behindJournal(ctx context.Context, v meta.VolumeID) (bool, error) {
 	j, err := s.cfg.Cluster.Follow(ctx, v)
 	if err != nil {
@@ -107,7 +112,8 @@ func (s *Server) behindJournal(ctx context.Context, v meta.VolumeID) (bool, erro
 	return err == nil, err
 }
 
-// clusterRecords are what the root volume's manifest holds besides; nil for others.
+// clusterRecords returns the cluster's records for the root volume's manifest, and nil for
+// other volumes.
 func (o *owner) clusterRecords(ctx context.Context) (all []journal.KeyValue, err error) {
 	if o.vol != meta.RootVolume {
 		return nil, nil
@@ -119,7 +125,8 @@ func (o *owner) clusterRecords(ctx context.Context) (all []journal.KeyValue, err
 	return all, err
 }
 
-// recordsStale: the cluster's records are not those that the recorded checkpoint holds.
+// recordsStale reports whether the cluster's records differ from the records in the recorded
+// checkpoint. Without a checkpoint, or if the records can't be read, it is false.
 func (o *owner) recordsStale() bool {
 	ctx, cancel := context.WithTimeout(o.ctx, recordsEvery/2)
 	defer cancel()
@@ -135,7 +142,7 @@ func (o *owner) recordsStale() bool {
 	return o.checkpoints.recorded.seq > 0 && o.checkpoints.recorded.records != sumOf(records)
 }
 
-// sumOf tells one list of records from another.
+// sumOf returns a hash of a list of records.
 func sumOf(records []journal.KeyValue) (sum [sha256.Size]byte) {
 	h := sha256.New()
 	var n [8]byte

@@ -17,19 +17,20 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// A chunk whose last replica is gone stays as it is: reads of it fail, repair
-// looks for it, and if a server comes back with it all is well. Only an
-// operator can know that none will. What was accepted as lost is journaled in the
-// chunk's record: reads fail at once and for good, repair has nothing to do, and
-// a replica that turns up after all is deleted, since others acted on the loss.
+// A chunk whose last replica is gone keeps its record: reads of the chunk fail, repair looks
+// for a replica, and the chunk is whole again if a server returns with a replica. Only an
+// operator can know that no server will. A loss accepted by an operator is journaled in the
+// chunk's record: reads fail at once and for good, repair has nothing to do, and a replica
+// that appears later is deleted, since users acted on the loss.
 
 const (
-	lostPage     = 1000   // chunks in one answer
-	maxLostFiles = 100    // files listed of one chunk
-	maxAccepted  = 10_000 // chunks in one request
+	lostPage     = 1000   // chunks in an answer
+	maxLostFiles = 100    // files listed of a chunk
+	maxAccepted  = 10_000 // chunks in a request
 )
 
-// neverBack: an operator gave the chunk server up, and it is not here.
+// neverBack reports whether an operator removed the chunk server, and the chunk server is not
+// connected.
 func (s *Server) neverBack(id meta.ServerID) bool {
 	s.mu.Lock()
 	_, here := s.links[id]
@@ -38,8 +39,8 @@ func (s *Server) neverBack(id meta.ServerID) bool {
 	return !here && n != nil && n.State == cluster.NodeRemoved
 }
 
-// failedDisk names a disk of a server that serves nothing and was not given up: what
-// the server says it does not have may be there.
+// failedDisk names a failed disk of a server that was not given up, or "": a chunk that the
+// server does not find may be on that disk.
 func (s *Server) failedDisk(id meta.ServerID) string {
 	for _, x := range s.sightings() {
 		for _, d := range x.info.Disks {
@@ -51,9 +52,9 @@ func (s *Server) failedDisk(id meta.ServerID) string {
 	return ""
 }
 
-// lossOf asks about every replica of a chunk that none seems to be left of. good
-// tells that one is, of a sealed chunk; of an open one replicas have what they
-// have, which is not enough to tell where it ends.
+// lossOf asks every server of a chunk about the replica, for a chunk without a known good
+// replica. good: a sealed chunk has a good replica. The replicas of an open chunk do not
+// suffice to tell the chunk's end: lossOf reports their lengths.
 func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk, good bool) {
 	l = LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: LossTotal, Live: rec.Live, Length: rec.Length}
 	waits, damaged, some := false, false, false
@@ -94,11 +95,10 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk,
 	return l, false
 }
 
-// lostChunks lists the chunks of which no good replica is left, and those that
-// were accepted as lost, with the files that they are of: a page of them, by id,
-// from the first after the one named. An open chunk whose writer is gone is sealed
-// on the way, if its end can be told, and is then none of them. Errors: Invalid
-// (after is no id).
+// lostChunks lists the chunks without a good replica, and the chunks accepted as lost, with
+// their files: a page by id, beginning behind after. On the way, lostChunks seals open chunks
+// whose writer is gone and whose end can be determined, and does not list them. Errors:
+// Invalid (after is no id).
 func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, error) {
 	var from meta.ChunkID
 	if after != "" {
@@ -120,7 +120,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 	}
 	out := &lostChunks{}
 	var recs []meta.ChunkRecord
-	silent := map[meta.ChunkID]bool{} // open, and nobody can be asked where they end
+	silent := map[meta.ChunkID]bool{} // open, and no server can be asked for the end
 	m, most := o.srv.servers(), cmp.Or(o.srv.cfg.lostPage, lostPage)
 	err = o.walkRecords(func(rec *meta.ChunkRecord) {
 		if rec.ID.Compare(from) <= 0 {
@@ -163,7 +163,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 			defer func() { <-slots }()
 			if rec.State == meta.ChunkOpen && !silent[rec.ID] {
 				if now, err := o.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
-					return // its end could be told after all
+					return // sealed: not lost
 				}
 			}
 			if l, good := o.lossOf(ctx, rec); !good {
@@ -191,7 +191,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 	return out, nil
 }
 
-// filesIn fills in which files have bytes in chunks.
+// filesIn fills in the files with bytes in the chunks.
 func (o *owner) filesIn(ctx context.Context, chunks []LostChunk) error {
 	if len(chunks) == 0 {
 		return nil
@@ -245,10 +245,10 @@ func (o *owner) filesIn(ctx context.Context, chunks []LostChunk) error {
 	return nil
 }
 
-// acceptLoss records, for each chunk that is named, that what no replica has is lost. It
-// stops at the first that it refuses. Errors: Invalid (no such id, or too many),
-// NoSuchChunk, Unavailable (a server or disk may have it), Busy (it is not lost), Corrupt
-// (damaged replicas are left, and may be given up only by name).
+// acceptLoss records, for each named chunk, that bytes without a replica are lost. It stops at
+// the first chunk that it refuses. Errors: Invalid (no such id, or too many), NoSuchChunk,
+// Unavailable (a server or disk may have a replica), Busy (the chunk is not lost, or is being
+// repaired), Corrupt (damaged replicas are left, and only damaged gives them up).
 func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, by string) (*lostChunks, error) {
 	if n := len(chunks); n > maxAccepted {
 		return nil, meta.E("accept loss", meta.Invalid, o.subject(), fmt.Errorf("%d chunks in one request, at most %d: name some at a time", n, maxAccepted))
@@ -271,7 +271,8 @@ func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, b
 	if err := o.filesIn(ctx, out.chunks); err != nil {
 		return nil, err
 	}
-	// It is done, and can't be told in pages: the last go without their files.
+	// The losses are accepted, and the answer has no pages: the last chunks go without their
+	// files.
 	for left, i := pageBytes, 0; i < len(out.chunks); i++ {
 		c := &out.chunks[i]
 		if left -= jsonSize(&c.Files); left < 0 {
@@ -282,7 +283,7 @@ func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, b
 	return out, nil
 }
 
-// acceptOne accepts the loss of one chunk; nil: there was nothing to accept.
+// acceptOne accepts the loss of a chunk. It returns nil if nothing had to be accepted.
 func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*LostChunk, error) {
 	unlock, ok := o.srv.repairs.lock(o, id)
 	if !ok {
@@ -319,7 +320,7 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 	return &l, nil
 }
 
-// acceptEnd seals an open chunk at what is left of it.
+// acceptEnd seals an open chunk at the length that its replicas have.
 func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostChunk) (*LostChunk, error) {
 	o.mu.Lock()
 	_, file, err := namespace.ReadChunk(&view{o: o}, rec.ID)

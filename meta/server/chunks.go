@@ -23,12 +23,12 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// CapLife is how long capabilities to read hold; clients renew at half of it.
-// With the few seconds that a view of the cluster may be old, it is what keeps a
-// revoked grant from being of use for a minute.
+// CapLife is the life of capabilities to read chunks and to append to chunks; clients renew
+// capabilities at half of CapLife. CapLife, and the few seconds that a server's view of the
+// cluster may be old, are less than the minute within which a revoked grant must be useless.
 const CapLife = 45 * time.Second
 
-// link is a chunk server's standing stream.
+// link is the stream of a connected chunk server.
 type link struct {
 	conn net.Conn
 	who  peering.Identity
@@ -41,8 +41,8 @@ type link struct {
 	gone   chan struct{}
 }
 
-// certified is whom capabilities for a chunk server are bound to: nobody, if it
-// has no certificate.
+// certified returns the identity that a chunk server's capabilities are bound to, or "" if the
+// chunk server is not connected or has no certificate.
 func (s *Server) certified(id meta.ServerID) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,11 +52,11 @@ func (s *Server) certified(id meta.ServerID) string {
 	return ""
 }
 
-// serveLink reads a chunk server's reports and the results of its orders.
+// serveLink reads the reports of a chunk server, and the results of orders.
 func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string, who peering.Identity) {
 	l := &link{conn: conn, who: who, send: wire.NewSender(conn, v, nil), orders: map[uint64]chan meta.OrderResult{}, gone: make(chan struct{})}
 	var id meta.ServerID
-	var acked wire.Reported // events of its generation that were taken in
+	var acked wire.Reported // the last event handled of its generation
 	defer func() {
 		close(l.gone)
 		s.mu.Lock()
@@ -108,18 +108,19 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			if id == 0 {
 				id = r.Info.ID
 				s.suspected.lift(id)
-				// Before the keys, so that nothing is judged by another clock.
+				// The clock goes before the keys, so that the chunk server judges every
+				// capability by this server's clock.
 				l.send.Enqueue(0, &wire.Reported{Now: meta.Time(time.Now().UnixNano()), Stamp: r.Stamp})
 				s.enlist(id, l, true)
-				// Its own list may name few of them, or be one name for all. Changes from
-				// now on are told to every link.
+				// The chunk server's own list of metadata servers may name few of them, or
+				// have a single name for all. Later changes go to every link.
 				l.send.Send(0, s.metaList())
 				s.log.Info("chunk server", "server", id, "address", r.Info.Addr, "free", r.Info.Free)
 				for _, o := range s.owners() {
 					o.tasks.collection.Wake()
 				}
 			} else {
-				// A second stream of the same server may have come and gone.
+				// A second stream of the same server may have replaced this stream, and ended.
 				s.enlist(id, l, false)
 			}
 			if changed {
@@ -137,7 +138,8 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			} else if acked.Generation != r.Generation {
 				acked = wire.Reported{Generation: r.Generation}
 			}
-			// Also without events: it brings the clock that capabilities are judged by.
+			// Every report is answered, also without events: the answer carries the clock that
+			// capabilities are judged by.
 			re := acked
 			re.Now, re.Stamp = meta.Time(time.Now().UnixNano()), r.Stamp
 			l.send.Send(0, &re)
@@ -161,12 +163,12 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 	}
 }
 
-// bindWait bounds what a chunk server's first report may wait for etcd.
+// bindWait bounds how long a chunk server's first report waits for etcd.
 const bindWait = 5 * time.Second
 
-// bind refuses a chunk server whose number another certificate bears. Without a
-// certificate (a socket of this machine's administrator, --insecure) there is
-// nothing to compare. Errors: Invalid, and those of Cluster.BindServer.
+// bind refuses a chunk server whose number is bound to another certificate. A chunk server
+// without a certificate (a socket of this machine's administrator, --insecure) is not
+// compared. Errors: Invalid, and those of Cluster.BindServer.
 func (s *Server) bind(ctx context.Context, who peering.Identity, id meta.ServerID) error {
 	if id == 0 {
 		return meta.E("report", meta.Invalid, who.String(), errors.New("a chunk server has a number"))
@@ -177,10 +179,10 @@ func (s *Server) bind(ctx context.Context, who peering.Identity, id meta.ServerI
 	return s.cfg.Cluster.BindServer(ctx, id, who.String())
 }
 
-// enlist makes a link its server's, and tells it whom to believe. Both under the lock
-// under which takeKeys tells all links: one that comes meanwhile is told of the new
-// keys here or there, and of older ones never behind them. Unless it is the newest, it
-// takes no other link's place.
+// enlist makes l the link of a chunk server, and sends the capability keys on l. Both happen
+// under the lock under which takeKeys sends new keys to all links: a link enlisted during a
+// rotation gets the new keys from enlist or from takeKeys, and never older keys after newer
+// keys. Unless newest, l does not replace another link.
 func (s *Server) enlist(id meta.ServerID, l *link, newest bool) {
 	s.mu.Lock()
 	if !newest && s.links[id] != nil {
@@ -211,7 +213,7 @@ func (s *Server) liveServers() []meta.ServerInfo {
 	return infos
 }
 
-// serverList is what clients are told, who need no disks.
+// serverList returns the list of live chunk servers for clients, without disks.
 func (s *Server) serverList() *wire.Servers {
 	live := s.liveServers()
 	for i := range live {
@@ -220,7 +222,7 @@ func (s *Server) serverList() *wire.Servers {
 	return &wire.Servers{Servers: live}
 }
 
-// tellServers sends every session the list.
+// tellServers sends the list of chunk servers to every session.
 func (s *Server) tellServers() {
 	m := s.serverList()
 	s.mu.Lock()
@@ -242,8 +244,8 @@ func (s *Server) fillDisk(st *meta.StatFS) {
 	}
 }
 
-// Order sends a chunk server an order and waits for the result.
-// Errors: Unavailable (no stream to it), and what the order came to.
+// Order sends an order to a chunk server and waits for the result. Errors: Unavailable (no
+// stream to the server, or no answer), and the result's error.
 func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (meta.OrderResult, error) {
 	s.mu.Lock()
 	l := s.links[id]
@@ -259,7 +261,7 @@ func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (met
 	l.mu.Unlock()
 	defer func() {
 		l.mu.Lock()
-		delete(l.orders, n) // of a server that does not answer
+		delete(l.orders, n) // the server may not have answered
 		l.mu.Unlock()
 	}()
 	if err := l.send.Send(n, &wire.Order{Order: o}); err != nil {
@@ -278,15 +280,15 @@ func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (met
 	}
 }
 
-// order is Order in the owner's name: a chunk server that has heard of a
-// successor refuses it.
+// order is Order with the owner's term: a chunk server that knows of a successor refuses the
+// order.
 func (o *owner) order(ctx context.Context, id meta.ServerID, or meta.Order) (meta.OrderResult, error) {
 	or.Owner, or.Term = o.vol, o.own.Term()
 	return o.srv.Order(ctx, id, or)
 }
 
-// sign makes a capability that holds from now on for as long as life, which is cut
-// to capability.MaxLife: the key that signs it is valid for no longer than that.
+// sign signs a capability valid from now for life, at most capability.MaxLife: the signing key
+// is not valid for longer.
 func (s *Server) sign(life time.Duration, c capability.Claims) []byte {
 	c.Expiry = meta.Time(time.Now().Add(min(life, capability.MaxLife)).UnixNano())
 	return capability.Sign(s.signKey(), c)
@@ -304,17 +306,17 @@ func (s *Server) signKey() meta.CapKey {
 }
 
 const (
-	// keyHold is how long a new key is only told to chunk servers, before it signs.
+	// keyHold is how long chunk servers know a new key before the key signs.
 	keyHold = 10 * time.Second
-	// DefaultKeyLook is how often it is looked whether the newest key is too old.
+	// DefaultKeyLook is the mean interval of the checks of the newest key's age.
 	DefaultKeyLook = time.Minute
 )
 
-// keyLoop rotates the capability keys at the interval that the cluster's settings say.
-// All metadata servers do; whoever is first does it.
+// keyLoop rotates the capability keys at the interval of the cluster's settings. All metadata
+// servers run keyLoop; the first to find the newest key too old rotates.
 func (s *Server) keyLoop() {
 	for {
-		// Not all at once.
+		// Spread the checks of the servers over time.
 		wait := s.cfg.KeyLook/2 + rand.N(s.cfg.KeyLook)
 		select {
 		case <-time.After(wait):
@@ -337,7 +339,7 @@ func (s *Server) keyLoop() {
 	}
 }
 
-// bulkRights says whether a volume's bytes may go over plain connections.
+// bulkRights returns Plain if a volume's bytes may go over plain connections, else 0.
 func (s *Server) bulkRights(v meta.VolumeID) capability.Rights {
 	view := s.cfg.Cluster.View()
 	if view == nil || !view.Settings.PlainBulk {
@@ -349,7 +351,7 @@ func (s *Server) bulkRights(v meta.VolumeID) capability.Rights {
 	return capability.Plain
 }
 
-// readCap signs the right to read a volume's chunks.
+// readCap signs a capability to read a volume's chunks.
 func (s *Server) readCap(v meta.VolumeID, sess *session) ([]byte, time.Duration, error) {
 	t := s.sign(CapLife, capability.Claims{
 		Volume: v, Rights: capability.Read | s.bulkRights(v), Client: sess.holder(),
@@ -357,10 +359,10 @@ func (s *Server) readCap(v meta.VolumeID, sess *session) ([]byte, time.Duration,
 	return t, CapLife, nil
 }
 
-// maxAlloc bounds the chunks of one request.
+// maxAlloc bounds the chunks of an allocation request.
 const maxAlloc = 64
 
-// serveAlloc hands out chunks, from journaled state only (rule 4).
+// serveAlloc allocates chunks. It answers when the allocation is journaled (rule 4).
 func (o *owner) serveAlloc(s *session, id uint64, m *wire.Alloc) {
 	s.wg.Go(func() {
 		grants, err := o.alloc(s, int(m.N), m.Own)
@@ -376,8 +378,8 @@ func (o *owner) await(ctx context.Context, ch <-chan struct{}) error {
 	return o.awaitIdly(ctx, ch)
 }
 
-// awaitIdly is await for who asks how things stand, as programs do all the time: no
-// session that is waited for ends the sooner for it.
+// awaitIdly is await for status requests, which programs send all the time: an idle wait does
+// not make the recovery end missing sessions any sooner.
 func (o *owner) awaitIdly(ctx context.Context, ch <-chan struct{}) error {
 	select {
 	case <-ch:
@@ -420,8 +422,8 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	return grants, nil
 }
 
-// placeFor chooses the servers of n chunks, by a policy that is still in force when it returns
-// without an error: then it holds mu, and the session is in the journal.
+// placeFor chooses the servers of n chunks by the volume's policy. If placeFor returns no
+// error, it holds mu, the policy is still in force, and the session is in the journal.
 func (o *owner) placeFor(s *session, n int) (meta.Policy, [][]meta.ServerID, error) {
 	boot, _, _ := strings.Cut(s.host, " ") // the machine; see process.Space
 	for {
@@ -459,13 +461,13 @@ func (o *owner) placeFor(s *session, n int) (meta.Policy, [][]meta.ServerID, err
 		if now, err := namespace.Policy(&view{o: o}); err == nil && now == policy {
 			return policy, servers, nil
 		}
-		o.mu.Unlock() // who changed it ends the chunks that don't meet it, and this one would come after that
+		o.mu.Unlock() // a policy change ends the chunks that don't meet it; these would come too late for that
 	}
 }
 
-// maxLen is the largest chunk of a volume. One of a file's own holds nothing but
-// that file's bytes, once each, so that with a quota it is bounded by that: the
-// journal hears of the bytes at an open end only when it is closed (rule 7).
+// maxLen is the length of a volume's largest chunk. A file's own chunk holds only bytes of the
+// file, each once. If the volume has a quota, the quota bounds such a chunk: the journal
+// learns of the bytes at an open end only when the end is closed (rule 7).
 func maxLen(p meta.Policy, own bool) uint64 {
 	n := cmp.Or(p.MaxChunk, meta.DefaultChunk)
 	if own && p.QuotaBytes > 0 {
@@ -474,7 +476,7 @@ func maxLen(p meta.Policy, own bool) uint64 {
 	return n
 }
 
-// appendCap signs the right to append to one chunk.
+// appendCap signs a capability to append to a chunk.
 func (o *owner) appendCap(s *session, c *meta.ChunkRecord, p meta.Policy) []byte {
 	rights := capability.Append | capability.Read | o.srv.bulkRights(c.ID.Volume) | capability.OnClass(p.Class)
 	return o.srv.sign(CapLife, capability.Claims{
@@ -483,8 +485,8 @@ func (o *owner) appendCap(s *session, c *meta.ChunkRecord, p meta.Policy) []byte
 	})
 }
 
-// serveAppendCap renews the right to append, as long as the session has the
-// chunk. Errors: NoSuchChunk, Sealed.
+// serveAppendCap renews the capability to append, as long as the session holds the chunk open.
+// Errors: NoSuchChunk, Sealed.
 func (o *owner) serveAppendCap(s *session, id uint64, chunk meta.ChunkID) {
 	s.wg.Go(func() {
 		re := &wire.CapsRe{}
@@ -519,8 +521,8 @@ func (o *owner) policy() (meta.Policy, error) {
 	return namespace.Policy(&view{o: o})
 }
 
-// abandoned lists the open chunks that no session holds, and how many of them
-// a file ends in, its length not yet known. Caller holds mu.
+// abandoned lists the open chunks that no session, compaction or indexing holds. files counts
+// the listed chunks with a file's open end, of unknown length. The caller holds mu.
 func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
 	err = namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
 		if o.sessions[c.Session] == nil && !o.filling[c.ID] && !o.indexing.parts[c.ID] {
@@ -534,8 +536,7 @@ func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
 	return ids, files, err
 }
 
-// sealAbandoned seals what sessions left open; failed tells that some could
-// not be sealed yet.
+// sealAbandoned seals the abandoned chunks; failed: some could not be sealed yet.
 func (o *owner) sealAbandoned() (failed bool) {
 	o.mu.Lock()
 	ids, _, err := o.abandoned()
@@ -547,8 +548,8 @@ func (o *owner) sealAbandoned() (failed bool) {
 	return o.sealAll(ids)
 }
 
-// sealAll seals chunks side by side, since each may wait for servers that don't
-// answer; failed tells that some could not be sealed yet.
+// sealAll seals chunks in parallel, since each may wait for servers that don't answer; failed:
+// some could not be sealed yet.
 func (o *owner) sealAll(ids []meta.ChunkID) (failed bool) {
 	var wg sync.WaitGroup
 	var bad atomic.Bool
@@ -571,8 +572,8 @@ func (o *owner) sealAll(ids []meta.ChunkID) (failed bool) {
 	return bad.Load()
 }
 
-// settleOpenEnded seals, before anything is served, the chunks that files end
-// in and that nobody holds any more.
+// settleOpenEnded seals the abandoned chunks with a file's open end, before the owner serves
+// requests. It tries again until all are sealed.
 func (o *owner) settleOpenEnded() error {
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		o.mu.Lock()
@@ -597,11 +598,11 @@ func (o *owner) settleOpenEnded() error {
 	}
 }
 
-// gcBatch bounds the chunks deleted, and inodes reaped, before others run.
+// gcBatch bounds the chunks deleted in a batch.
 const gcBatch = 128
 
-// newCollectionTask reaps what unlinks and truncations left, and deletes chunks that
-// nothing refers to.
+// newCollectionTask returns the task that seals abandoned chunks, reaps the extents left by
+// unlinks and truncations, and deletes chunks that nothing refers to.
 func newCollectionTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "collect garbage", Every: time.Second,
@@ -639,8 +640,8 @@ func (o *owner) reapSome() (more bool) {
 	return len(inos) > 0
 }
 
-// deleteSome orders the deletion of chunks whose record says so in the
-// journal, and drops the record when every replica is gone.
+// deleteSome orders the deletion of chunks whose journaled record says so, and drops the
+// record when every replica is gone.
 func (o *owner) deleteSome() (more bool) {
 	o.mu.Lock()
 	if o.failed != nil {
@@ -694,16 +695,16 @@ func (o *owner) deleteSome() (more bool) {
 	return done.Load() == gcBatch
 }
 
-// deletesAtOnce bounds the chunks that are deleted side by side.
+// deletesAtOnce bounds the chunks deleted in parallel.
 const deletesAtOnce = 16
 
-// deleteReplicas deletes a chunk on its servers. One that is gone for long is
-// left out: when it comes back it lists what it has, and the chunk is found to
-// be nobody's.
+// deleteReplicas deletes a chunk on its servers, and reports whether all replicas are gone. It
+// skips servers gone for long: a server that returns lists its chunks, and the replica is
+// found to have no record.
 func (o *owner) deleteReplicas(c *meta.ChunkRecord, m *placement.Map) bool {
 	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
 	defer cancel()
-	fence := o.fresh(c.Fence) // copies may have been made since under later ones than the record's
+	fence := o.fresh(c.Fence) // copies may have later fences than the record
 	for _, srv := range c.Servers {
 		if s, known := m.Server(srv); known && s.State == placement.Gone || !known && time.Since(o.srv.epoch) > o.srv.cfg.RepairDelay {
 			continue

@@ -21,25 +21,24 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Clones of a volume (namespace/clone.go says what one is). The origin's owner
-// makes them, in steps of which each is durable before the next:
+// Clones of a volume (namespace/clone.go defines them). The origin's owner makes a clone in
+// steps. Each step is durable before the next:
 //
-//	1. the snapshot, if none was named
-//	2. the clone's row, "creating": it holds the name, and nobody opens it
+//	1. the snapshot, if the request names none
+//	2. the clone's row, "creating": it reserves the name, and nobody opens the clone
 //	3. PinClone in the origin's journal
 //	4. the row becomes active
 //
-// Whoever owns the origin next finds a row of step 2 or 3 and goes on, or takes
-// it away if the snapshot is gone. A clone's end goes the other way: the row
-// first, then the note. So a note without a row is of a clone that is no more,
-// and nothing that a row leads to is ever without its note.
+// After a failure, the next owner of the origin finds a row of step 2 or 3, and either
+// finishes the clone, or deletes the row if the snapshot is gone. The deletion of a clone goes
+// in reverse: first the row, then the note of PinClone. So a note without a row belongs to a
+// deleted clone, and a row always has its note before the clone is opened.
 //
-// The clone's state is made when it is opened first: a copy of the origin's
-// (hard links, where the origin is served by the same process, else its
-// checkpoint), and one journal entry.
+// The clone's state is made at the first opening: a copy of the origin's state (hard links if
+// the same process serves the origin, else the origin's checkpoint), and a journal entry.
 
-// impliedPrefix begins the names of snapshots that are taken for a clone; 16
-// hex digits end them. Like those of the schedule they are known by their names.
+// impliedPrefix begins the names of snapshots taken for a clone; 16 hex digits end the names.
+// Such snapshots, like those of the schedule, are recognized by name.
 const impliedPrefix = "clone-"
 
 func impliedName(clone string, token uint64) string {
@@ -56,7 +55,8 @@ func isImplied(name string) bool {
 	return err == nil
 }
 
-// dependent refuses what would take from a volume's clones what they need.
+// dependent returns an error, Busy, if the volume has clones: op would destroy data that the
+// clones need.
 func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
 	if names := clonesIn(all, v.ID, 0); len(names) > 0 {
 		return meta.E(op, meta.Busy, v.Name, fmt.Errorf("it has clones that need it: %s; promote or delete those first", strings.Join(names, ", ")))
@@ -64,9 +64,9 @@ func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
 	return nil
 }
 
-// uncloned looks once more whether a volume that is deleted from now on has
-// clones: one that came meanwhile saw the row as it was before, any later one
-// does not. If it has, the volume is not deleted.
+// uncloned checks again that a volume whose row now says deleted has no clones. A clone made
+// before the row changed is found here; a later attempt to clone reads the changed row and
+// fails. If the volume has clones, uncloned undoes the deletion.
 func (s *Server) uncloned(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *Server) uncloned(ctx context.Context, v cluster.Volume, token uint64) (
 	return v, nil
 }
 
-// clonesIn names the clones of a volume, or of one of its snapshots.
+// clonesIn names the clones of a volume, or of its snapshot at, if at is not 0.
 func clonesIn(all []cluster.Volume, v meta.VolumeID, at meta.Generation) (names []string) {
 	for _, x := range all {
 		if x.Origin != nil && x.Origin.Volume == v && (at == 0 || x.Origin.At == at) {
@@ -93,7 +93,7 @@ func clonesIn(all []cluster.Volume, v meta.VolumeID, at meta.Generation) (names 
 	return names
 }
 
-// isDropped tells whether a volume's snapshot is only there for its clones.
+// isDropped reports whether a volume's snapshot is deleted and kept for its clones only.
 func isDropped(all []cluster.Volume, v meta.VolumeID, at meta.Generation) bool {
 	return slices.ContainsFunc(all, func(x cluster.Volume) bool { return x.ID == v && slices.Contains(x.Dropped, at) })
 }
@@ -185,10 +185,11 @@ func (s *Server) listClones(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 	return reportJSON(re, out)
 }
 
-// makeClone makes a clone of a snapshot. Errors: NoSuchSnapshot, VolumeExists,
-// Invalid (the name), NotSupported (volumes are attached inside this one),
-// ResourceExceeded (too many clones, or too much was unlinked and open when the
-// snapshot was taken), and those of takeSnapshot.
+// makeClone makes a clone of a snapshot. Errors: NoSuchSnapshot, VolumeExists, Invalid (the
+// name), NotSupported (volumes are attached inside this volume), ResourceExceeded (too many
+// clones, or too many files were unlinked and open when the snapshot was taken), Busy (the
+// volume is being promoted), ReadOnly (a mirror's target, and no snapshot named), and those of
+// takeSnapshot.
 func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest) (cluster.Volume, error) {
 	c := o.srv.cfg.Cluster
 	var none cluster.Volume
@@ -204,7 +205,7 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	row, err := c.VolumeByName(ctx, name)
 	switch {
 	case err == nil && row.Origin != nil && row.Origin.Volume == o.vol && q.Token != 0 && row.Origin.Token == q.Token:
-		// The request came again: an owner before may not have got to its end.
+		// The request is a repetition: an earlier owner may not have finished.
 		if row.State == cluster.VolumeCreating {
 			if err := o.finishClone(ctx, &row); err != nil {
 				return none, err
@@ -263,15 +264,15 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		err = o.finishClone(ctx, &row)
 	}
 	if err != nil {
-		o.tasks.snapshots.Wake() // which takes away what is left of it
+		o.tasks.snapshots.Wake() // deletes the rest
 		return none, err
 	}
 	o.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
 	return row, nil
 }
 
-// mayClone refuses a snapshot that no clone could be opened of: its state is made
-// when it is opened first, and its row would be in the way until then.
+// mayClone refuses a snapshot whose clone could not be opened. Without this check the first
+// opening would fail, since it makes the clone's state, and the row would stay.
 func (o *owner) mayClone(ctx context.Context, at meta.Generation) error {
 	if err := o.settled(ctx); err != nil {
 		return err
@@ -281,14 +282,15 @@ func (o *owner) mayClone(ctx context.Context, at meta.Generation) error {
 		o.mu.Unlock()
 		return o.gone()
 	}
-	o.wg.Add(1) // the store is not closed under it
+	o.wg.Add(1) // keeps the store open
 	o.mu.Unlock()
 	defer o.wg.Done()
 	st := o.st.Freeze()
 	return errors.Join(namespace.MayClone(st, at), st.Close())
 }
 
-// leadsInside refuses a clone because of a volume, and says what to do.
+// leadsInside returns the error that refuses a clone because of an attached volume. do says
+// how to go on.
 func (o *owner) leadsInside(who, do string) error {
 	return meta.E("clone", meta.NotSupported, o.subject(),
 		fmt.Errorf("%s attached inside it, and a clone would lead into that one, not into a copy: %s; that volume is cloned by itself, and its clone attached inside this one's", who, do))
@@ -298,10 +300,10 @@ func (o *owner) leadsNowInside(name string) error {
 	return o.leadsInside("volume "+name+" is", fmt.Sprintf("detach it (penstock volume detach %s) until the clone is made, or clone a snapshot from before it was attached", name))
 }
 
-// noJunctions refuses a clone of a snapshot that shows volumes attached inside:
-// what hangs where is said by the rows of those. What the snapshot shows hangs
-// there still, or left a note when it went; the rows are read first, so that what
-// goes meanwhile is among them.
+// noJunctions refuses a clone of a snapshot that shows volumes attached inside. An attached
+// volume's row says where it is attached. A volume that the snapshot shows is either still
+// attached, or its detachment left a note. The rows are read before the notes, so that a
+// volume detached in between is found.
 func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
 	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
@@ -335,8 +337,9 @@ func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
 	})
 }
 
-// finishClone pins the snapshot of a clone that is being created and makes its
-// row active; if the snapshot is not there the row goes. Caller holds cloning.
+// finishClone pins the snapshot of a clone being created, and makes the clone's row active. If
+// the snapshot is gone, or can't be pinned for lack of room, finishClone deletes the row. The
+// caller holds cloning.
 func (o *owner) finishClone(ctx context.Context, row *cluster.Volume) error {
 	c := o.srv.cfg.Cluster
 	if err := o.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
@@ -357,9 +360,9 @@ func (o *owner) finishClone(ctx context.Context, row *cluster.Volume) error {
 	return err
 }
 
-// settleClones brings the notes of the volume's clones in step with the table
-// of volumes, which is right, and deletes the snapshots that were there for clones only;
-// held tells that somebody keeps one of those still: it is to be tried again.
+// settleClones makes the notes of the volume's clones agree with the table of volumes, which
+// is authoritative, and deletes snapshots kept for clones only. held: such a snapshot is still
+// pinned or mounted, and the caller must try again.
 func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
@@ -410,7 +413,7 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 				errs = append(errs, err)
 			}
 		case !slices.Contains(pins, pin):
-			// Only the restoring of a cluster can lose a note.
+			// A note is lost only when a cluster is restored.
 			if err := o.durably(ctx, &meta.PinClone{At: pin.At, Clone: pin.Clone}); err != nil {
 				errs = append(errs, meta.E("keep snapshot for clone", meta.KindOf(err), x.Name, err))
 			}
@@ -430,7 +433,7 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 	}
 	for _, s := range all {
 		if (isImplied(s.Name) || slices.Contains(dropped, s.At)) && !s.Deleting && !s.Rolling && !needed[s.At] {
-			// This one, whatever has its name by now.
+			// Delete by generation: another snapshot may have the name by now.
 			switch err := o.deleteGeneration(ctx, s); {
 			case errors.Is(err, meta.Busy):
 				held = true
@@ -446,8 +449,8 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 	return held, errors.Join(errs...)
 }
 
-// cloneGone settles the end of a clone; what fails is tried again, and what is held: a
-// snapshot that goes with it may still be mounted.
+// cloneGone settles the end of a clone. The snapshot task tries again if settling fails, or if
+// a snapshot to be deleted with the clone is held, such as by a mount.
 func (o *owner) cloneGone(ctx context.Context) error {
 	held, err := o.settleClones(ctx)
 	if held || err != nil {
@@ -456,14 +459,14 @@ func (o *owner) cloneGone(ctx context.Context) error {
 	return err
 }
 
-// deleteUnpinned is deleteSnapshot for who asks for it: clones that need the
-// snapshot are named, or with later it goes with the last of them.
+// deleteUnpinned is deleteSnapshot for requests. If clones need the snapshot, the error names
+// the clones; with later, the snapshot is deleted with the last of these clones.
 func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (meta.SnapshotInfo, error) {
 	sn, err := o.deleteSnapshot(ctx, name, at)
 	if !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
-	// A clone may be gone whose note is still there.
+	// The note of a deleted clone may still be there.
 	if _, serr := o.settleClones(ctx); serr != nil {
 		return snapshotInfo(sn), errors.Join(err, serr)
 	}
@@ -480,9 +483,10 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generat
 	return snapshotInfo(sn), err
 }
 
-// dropSnapshot notes in the volume's row that a snapshot goes when no clone needs it
-// any more, nor anybody who pinned it meanwhile. What settles the end of the last clone
-// comes after it, and sees that. Errors: Busy (it is pinned).
+// dropSnapshot records in the volume's row that the snapshot is to be deleted when no clone
+// needs it and no pin made meanwhile holds it. The settling of the last clone's end runs after
+// dropSnapshot, since both hold cloning, and reads the row. Errors: Busy (the snapshot is
+// pinned, or its last clone was just deleted).
 func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.SnapshotInfo, error) {
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
@@ -520,7 +524,7 @@ func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snapsh
 	return i, nil
 }
 
-// forgetDropped takes snapshots that are gone, or being deleted, out of the row.
+// forgetDropped removes snapshots deleted, or being deleted, from the volume's row.
 func (o *owner) forgetDropped(ctx context.Context, dropped []meta.Generation) error {
 	all, err := o.snapshots()
 	if err != nil {
@@ -539,8 +543,8 @@ func (o *owner) forgetDropped(ctx context.Context, dropped []meta.Generation) er
 	return err
 }
 
-// settleOrigin tells the owner of a clone's origin that the clone is gone. If
-// that can't be told now, whoever owns the origin finds out by itself.
+// settleOrigin notifies the owner of a clone's origin that the clone is gone. If the
+// notification fails, the origin's owner finds out later from the table of volumes.
 func (s *Server) settleOrigin(ctx context.Context, from *cluster.Origin) {
 	if from == nil {
 		return
@@ -555,12 +559,13 @@ func (s *Server) settleOrigin(ctx context.Context, from *cluster.Origin) {
 }
 
 const (
-	// peerPatience bounds what one owner asks of another.
+	// peerPatience bounds a request of an owner to another owner.
 	peerPatience = 20 * time.Second
 	peerPause    = 50 * time.Millisecond
 )
 
-// atOwner runs here at the owner of a volume, or asks the server that has it.
+// atOwner calls here with the owner of a volume, or, if another server owns the volume, sends
+// there to that server and passes the answer to to, if not nil.
 func (s *Server) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner) error, there *wire.Admin, to func(*wire.AdminRe) error) error {
 	return s.whereOwned(ctx, v, here, func(addr string) error {
 		re, err := s.askPeer(ctx, addr, there)
@@ -574,8 +579,9 @@ func (s *Server) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner)
 	})
 }
 
-// whereOwned calls here with the owner of a volume, or if that is another server's there with
-// that server's address, until one of them has done it, or refused it, or ctx ends.
+// whereOwned calls here with the owner of a volume, or, if another server owns the volume,
+// calls there with that server's address. While the error is NotOwner or Unavailable, it tries
+// again, until ctx ends.
 func (s *Server) whereOwned(ctx context.Context, v meta.VolumeID, here func(*owner) error, there func(addr string) error) error {
 	for {
 		o, err := s.ownerFor(ctx, v)
@@ -589,7 +595,7 @@ func (s *Server) whereOwned(ctx context.Context, v meta.VolumeID, here func(*own
 		if !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.Unavailable) {
 			return err
 		}
-		// Its owner is changing.
+		// The volume is changing its owner.
 		select {
 		case <-time.After(peerPause):
 		case <-ctx.Done():
@@ -600,8 +606,8 @@ func (s *Server) whereOwned(ctx context.Context, v meta.VolumeID, here func(*own
 
 // ---- the state of a clone
 
-// openStore opens the local copy of a volume's state. That of a clone without a
-// checkpoint of its own begins as a copy of its origin's.
+// openStore opens the local copy of a volume's state. The state of a clone without a
+// checkpoint begins as a copy of the origin's state.
 func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error) {
 	c := s.cfg.Cluster
 	if have {
@@ -615,12 +621,12 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 		return c.OpenStore(ctx, v, cp, false)
 	}
 	from := row.Origin.Volume
-	// What the origin answered before is in its copy, the snapshot above all.
+	// settled: the copy must contain every answered operation, above all the snapshot.
 	if o := s.opened(from); o != nil && o.settled(ctx) == nil {
 		o.mu.Lock()
 		ok := o.ctx.Err() == nil && !o.stClosed
 		if ok {
-			o.wg.Add(1) // the store is not closed under it
+			o.wg.Add(1) // keeps the store open
 		}
 		o.mu.Unlock()
 		if ok {
@@ -656,7 +662,7 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 		return nil, err
 	}
 	defer func() {
-		// The pin's lease ends it if this does not.
+		// If release fails, the pin ends with its lease.
 		if err := release(context.WithoutCancel(ctx)); err != nil {
 			s.log.Warn("a checkpoint's pin could not be taken back", "volume", from, "error", err)
 		}
@@ -666,7 +672,7 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 	})
 }
 
-// firstEffects are those of a volume's first entry.
+// firstEffects returns the effects of a volume's first journal entry.
 func firstEffects(st Store, row *cluster.Volume) ([]namespace.Effect, error) {
 	now := meta.Time(time.Now().UnixNano())
 	if row.Origin != nil {
@@ -677,8 +683,8 @@ func firstEffects(st Store, row *cluster.Volume) ([]namespace.Effect, error) {
 
 // ---- chunks of other volumes
 
-// foreign are the chunks of other volumes that files of this one were seen to
-// lie in. Their places come from their volumes' owners.
+// foreign holds the places of other volumes' chunks that files of this volume refer to, as
+// seen in answers. The owners of the other volumes supply the places.
 type foreign struct {
 	m map[meta.ChunkID]foreignPlace
 }
@@ -686,19 +692,20 @@ type foreign struct {
 type foreignPlace struct {
 	meta.ChunkPlace
 	at  time.Time
-	err error // it could not be asked for
+	err error // why the place is unknown
 }
 
 const (
-	// foreignFresh is how long a foreign chunk's place is taken for what it is:
-	// much less than the time for which a replica stays that was moved.
+	// foreignFresh is how long the place of a foreign chunk is used without asking again: far
+	// shorter than a moved replica stays at its old place.
 	foreignFresh = 2 * time.Second
 	// maxForeign bounds the foreign chunks that are remembered.
 	maxForeign = 1 << 18
 )
 
-// fillPlaces adds to an answer the places of the foreign chunks that it names.
-// It asks for what it doesn't know, and says what to wait for. Caller holds mu.
+// fillPlaces adds to a result the places of the foreign chunks in the result's extents. If
+// places are unknown or stale, it requests them in the background, and the caller waits for
+// wait and tries again. The caller holds mu.
 func (o *owner) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error) {
 	if !o.clone || len(res.Extents) == 0 {
 		return nil, nil
@@ -740,11 +747,12 @@ func (o *owner) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error) {
 	return done, nil
 }
 
-// learnPlaces asks the owners of chunks where they lie.
+// learnPlaces asks the owners of chunks for the places, and records the answers. ids is
+// sorted.
 func (o *owner) learnPlaces(ids []meta.ChunkID) {
 	ctx, cancel := context.WithTimeout(o.ctx, peerPatience)
 	defer cancel()
-	for len(ids) > 0 { // they are in order: by volume
+	for len(ids) > 0 { // sorted by volume
 		n := 1
 		for n < len(ids) && ids[n].Volume == ids[0].Volume {
 			n++
@@ -757,7 +765,7 @@ func (o *owner) learnPlaces(ids []meta.ChunkID) {
 		for i, id := range ids[:n] {
 			p := foreignPlace{at: time.Now(), err: err}
 			if err == nil {
-				if p.ChunkPlace = places[i]; len(p.Servers) == 0 && !p.Sealed { // else it was accepted as lost
+				if p.ChunkPlace = places[i]; len(p.Servers) == 0 && !p.Sealed { // sealed: accepted as lost
 					p.err = meta.E("find chunk", meta.NoSuchChunk, id.String(), fmt.Errorf("volume %d has no record of it", id.Volume))
 				}
 			}
@@ -768,8 +776,8 @@ func (o *owner) learnPlaces(ids []meta.ChunkID) {
 	}
 }
 
-// placesIn tells where chunks of one volume lie; those that it has no record of
-// have no servers. With seal, those that are still open are sealed first.
+// placesIn returns the places of chunks of a single volume. Chunks without a record have no
+// servers. With seal, open chunks are sealed first.
 func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID, seal bool) (places []meta.ChunkPlace, err error) {
 	entry := ""
 	if seal {
@@ -800,8 +808,8 @@ func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.Chunk
 	return places, err
 }
 
-// checkForeign compares what a clone needs of other volumes' chunks with what
-// their owners have records of.
+// checkForeign compares the bytes that a clone needs of other volumes' chunks with the records
+// of the chunks' owners, and reports problems in r.
 func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
 	byVolume := map[meta.VolumeID][]meta.ChunkID{}
 	for _, id := range slices.SortedFunc(maps.Keys(need), meta.ChunkID.Compare) {
@@ -815,7 +823,7 @@ func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64,
 			}
 			for _, p := range places {
 				switch {
-				case len(p.Servers) == 0 && p.Sealed: // its owner has accepted that it is lost
+				case len(p.Servers) == 0 && p.Sealed: // accepted as lost
 				case len(p.Servers) == 0:
 					r.problem("chunk %s, of which %d bytes are needed, is not kept by volume %d", p.ID, need[p.ID], v)
 				case p.Sealed && p.Length < need[p.ID]:
@@ -827,17 +835,17 @@ func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64,
 	return nil
 }
 
-// sealFirst as the entry of AdminChunkPlaces has chunks sealed that are open.
+// sealFirst is the entry of an AdminChunkPlaces request to seal open chunks first.
 const sealFirst = "seal"
 
-// placesOf reads records of this volume's chunks.
+// placesOf reads the records of this volume's chunks. With seal, it seals them first.
 func (o *owner) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) ([]meta.ChunkPlace, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
 	if seal {
 		for _, id := range ids {
-			// Who is writing it goes on in another.
+			// A client writing to the chunk goes on in another.
 			if _, err := o.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
 				return nil, err
 			}
@@ -865,8 +873,8 @@ func (o *owner) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) ([]
 	return places, nil
 }
 
-// serveForeignCap signs the right to read one chunk of another volume, if a
-// file of this one was seen to lie in it. Errors: NoSuchChunk.
+// serveForeignCap signs a capability to read a chunk of another volume, if the owner has seen
+// a file of this volume refer to the chunk. Errors: NoSuchChunk.
 func (o *owner) serveForeignCap(s *session, id uint64, chunk meta.ChunkID) {
 	o.mu.Lock()
 	p, ok := o.foreign.m[chunk]

@@ -12,9 +12,9 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// commitLoop journals entries one after the other (one in flight: pipelined
-// transactions may commit out of order). An entry that nobody waits for
-// gathers operations for CommitDelay.
+// commitLoop journals entries one after the other (a single entry in flight: pipelined
+// transactions may commit out of order). An entry without waiters gathers operations for
+// CommitDelay.
 func (o *owner) commitLoop(pos journal.Position) {
 	for {
 		o.mu.Lock()
@@ -41,11 +41,11 @@ func (o *owner) commitLoop(pos journal.Position) {
 	}
 }
 
-// take gives the entry to journal next; the current one stays open until
-// gather closes it. Caller holds mu.
+// take returns the entry to journal next, or nil; the current entry stays open until gather
+// closes it. The caller holds mu.
 func (o *owner) take() (e *entry, urgent bool) {
 	if len(o.queue) > 0 {
-		return o.queue[0], true // it is full
+		return o.queue[0], true // the entry is full
 	}
 	if len(o.cur.effects) == 0 {
 		return nil, false
@@ -53,7 +53,8 @@ func (o *owner) take() (e *entry, urgent bool) {
 	return o.cur, o.cur.urgent
 }
 
-// gather waits until the entry is worth a transaction.
+// gather waits until the entry has a waiter or is full, or CommitDelay is over. It returns
+// false if the owner ended.
 func (o *owner) gather(e *entry) bool {
 	t := time.NewTimer(o.srv.cfg.CommitDelay)
 	defer t.Stop()
@@ -74,8 +75,8 @@ func (o *owner) gather(e *entry) bool {
 	}
 }
 
-// commit journals one entry, then tells who waits, then applies it to the
-// store and takes it out of the overlay.
+// commit journals an entry, then notifies the waiters and sessions, then applies the entry to
+// the store and takes it out of the overlay.
 func (o *owner) commit(e *entry, pos journal.Position) (journal.Position, error) {
 	o.mu.Lock()
 	if len(o.queue) > 0 && o.queue[0] == e {
@@ -141,8 +142,8 @@ func (o *owner) commit(e *entry, pos journal.Position) (journal.Position, error)
 	return pos, nil
 }
 
-// forgetReplies makes the effects that drop reply records which clients
-// acknowledged. Caller holds mu.
+// forgetReplies returns the effects that drop the reply records acknowledged by the clients of
+// the entry. The caller holds mu.
 func (o *owner) forgetReplies(e *entry) (effects []namespace.Effect) {
 	for s := range e.sessions {
 		j := o.sessions[s.id]
@@ -162,8 +163,9 @@ func (o *owner) forgetReplies(e *entry) (effects []namespace.Effect) {
 	return effects
 }
 
-// waitForSpace goes on when etcd takes writes again: reads go on meanwhile,
-// new mutations are refused, and a checkpoint lets the log be trimmed.
+// waitForSpace frees space in etcd and waits a moment; the caller then tries again. Until etcd
+// takes writes again, the owner answers reads and refuses new mutations; a checkpoint permits
+// the trimming of the journal.
 func (o *owner) waitForSpace(cause error) error {
 	o.mu.Lock()
 	if o.noSpace == nil {

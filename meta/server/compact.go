@@ -19,23 +19,22 @@ import (
 	"penstock.io/penstock/meta/task"
 )
 
-// Compaction moves extents to fresh chunks, for one of two ends: to win back the
-// space of sealed chunks of which much is dead (sparseChunks), and to join what became
-// fragments (placement.JoinRule). A batch of extents is one fresh chunk, made in
-// this order, which may be left at any point:
+// Compaction moves extents to fresh chunks, for two ends: to win back the space of sealed
+// chunks with many dead bytes (sparseChunks), and to join fragments (placement.JoinRule). A
+// batch of extents fills a fresh chunk. Compaction may stop after any of these steps:
 //
-//  1. the chunk is handed out, journaled (rule 4), on servers where the policy
-//     wants data;
-//  2. each of them gathers the bytes, verified, in the order of the batch, and
-//     syncs them;
-//  3. what is still mapped as it was read is mapped to the copy, by comparison: a
-//     newer write is never covered. 2 and 3 go on in steps;
-//  4. the chunk is sealed.
+// 1. The owner allocates the chunk, and journals the allocation (rule 4), on
+//     servers where the policy wants data.
+// 2. Each of these servers gathers and verifies the bytes, in the order of the
+//     batch, and syncs them.
+// 3. The owner maps each extent to its copy, if the extent is still mapped as
+//     it was read: a newer write is never covered. Steps 2 and 3 repeat.
+// 4. The owner seals the chunk.
 //
-// Stopped before 3, the chunk is open and nothing refers to it: the collector
-// seals and deletes it. Stopped after, it is sealed at what refers to it. The old
-// chunks go when nothing refers to them. Nothing is written down for it: a
-// successor finds the same by looking.
+// If compaction stops before step 3, the chunk is open and nothing refers to it: the collector
+// seals and deletes the chunk. If compaction stops later, the collector seals the chunk at the
+// length that extents refer to. An old chunk is deleted when nothing refers to it. The
+// progress of compaction is not recorded: the next owner looks through the volume again.
 
 // Defaults of Config.
 const (
@@ -47,45 +46,48 @@ const (
 )
 
 const (
-	// A volume with fewer dead bytes than compactMin is left alone, and if they are
-	// a quarter of what it holds (then there is little to look through) or more than
-	// half of what lives in its chunks, one with fewer than compactLeast.
+	// A volume whose chunks more than half dead have fewer than compactMin dead bytes is left
+	// alone. The bound is compactLeast instead if the dead bytes are a quarter of the volume's
+	// bytes (then the walk is short), or if the dead bytes in all sealed chunks exceed half of
+	// the live bytes.
 	compactMin   = 16 << 20
 	compactLeast = 1 << 20
-	// compactTarget is the largest chunk that compaction fills.
+	// compactTarget is the length of the largest chunk that compaction fills.
 	compactTarget = 256 << 20
-	// joinAlone is the size from which a file's fragments get a chunk of their own.
+	// joinAlone is the size from which the fragments of a file fill chunks not shared with
+	// other files.
 	joinAlone = 1 << 20
-	// joinMost bounds the extents that one look gathers to be joined.
+	// joinMost bounds the extents that a look gathers to be joined.
 	joinMost = 200_000
-	// joinWindow is how many extents of one file are looked at together.
+	// joinWindow is how many extents of a file are looked at together.
 	joinWindow = 100_000
-	// walkShare: one part in so many of the time may go into looking through a
-	// volume for fragments, or in vain for what would empty a chunk.
+	// walkShare: at most a fiftieth of the time may go into walks for fragments, and into
+	// walks that find no chunk worth emptying.
 	walkShare = 50
-	// copyBytes bounds one order to gather, in bytes: what is lost when it is
-	// interrupted, and the time from reading an extent to moving it.
+	// copyBytes bounds an order to gather, in bytes. It bounds the work lost by an
+	// interruption, and the time from reading an extent to moving the extent.
 	copyBytes = 16 << 20
 	// swapSome bounds the extents moved while the volume's lock is held.
 	swapSome = 512
 )
 
-// compaction is how the looks of one owner stand. Only the task changes it.
+// compaction is the state of an owner's looks. Only the compaction task changes it, except
+// heldUp.
 type compaction struct {
 	begun  meta.Seq                  // the newest entry when the task began
-	joined time.Time                 // when extents were last looked through for fragments,
-	took   time.Duration             // which took so long
-	seen   meta.Seq                  // the newest entry at the last look of which all was joined
-	passed map[meta.ChunkID]struct{} // came to nothing at a look (a snapshot keeps some of each, say): not looked for
-	vain   time.Time                 // until then
-	heldUp bool                      // some was left at the last look: see owner.outOfReach; guarded by the owner's mu
+	joined time.Time                 // when the last walk for fragments ended
+	took   time.Duration             // how long that walk took
+	seen   meta.Seq                  // the newest entry at the last look that joined all fragments
+	passed map[meta.ChunkID]struct{} // not worth copying at a look (a snapshot keeps some of each, say): skipped
+	vain   time.Time                 // until when passed chunks are skipped
+	heldUp bool                      // the last look left extents: see owner.outOfReach; guarded by the owner's mu
 
-	files, fragments atomic.Uint64 // to be joined, when last looked for
-	looks            atomic.Uint64 // begun
-	walks            atomic.Uint64 // over all extents
+	files, fragments atomic.Uint64 // to be joined, as of the last walk
+	looks            atomic.Uint64 // looks begun
+	walks            atomic.Uint64 // walks over all extents
 }
 
-// newCompactionTask looks for what to move, again and again.
+// newCompactionTask returns the task that looks for extents to move, in rounds.
 func newCompactionTask(o *owner) *task.Task {
 	every := o.srv.cfg.CompactInterval
 	return task.New(task.Options{
@@ -110,26 +112,26 @@ func newCompactionTask(o *owner) *task.Task {
 	})
 }
 
-// heldUp: at the last look some was left that a client has which is away, or holds on
-// to it.
+// heldUp reports whether the last look left extents because a session with a lease on the file
+// is away or does not give the lease up.
 func (o *owner) heldUp() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.compaction.heldUp
 }
 
-// joinSoon is when a volume that nobody is in any more, and that will be closed,
-// is looked through for fragments.
+// joinSoon bounds the wait for the next look for fragments in a volume without sessions, which
+// will be closed, and in a volume without a complete look so far.
 const joinSoon = 10 * time.Second
 
-// joinDue reports whether it is time to look for fragments.
+// joinDue reports whether a look for fragments is due.
 func (o *owner) joinDue(newest meta.Seq, inUse bool) bool {
 	c := &o.compaction
 	if now := o.srv.cfg.joinNow; now != nil {
 		return now()
 	}
 	if o.srv.cfg.JoinLeast < 2 || newest == c.seen || !inUse && newest == c.begun {
-		return false // nothing changed, or it was only opened to be looked after
+		return false // joining is off, nothing changed, or the volume was opened for maintenance only
 	}
 	wait := o.srv.cfg.JoinInterval
 	if !inUse || c.seen == 0 {
@@ -138,17 +140,17 @@ func (o *owner) joinDue(newest meta.Seq, inUse bool) bool {
 	return time.Since(c.joined) >= max(wait, walkShare*c.took)
 }
 
-// victim is a chunk of which much is dead, and the live extents in it.
+// victim is a chunk with many dead bytes, and its live extents.
 type victim struct {
 	rec    meta.ChunkRecord
 	chosen bool // to be emptied now
 	files  []placement.Part
-	found  uint64 // bytes of them
-	kept   bool   // a snapshot sees some of them, or it is not worth copying otherwise
+	found  uint64 // bytes of files
+	kept   bool   // a snapshot sees some of its extents, or the chunk is not worth copying
 }
 
-// compact looks at the volume as the journal has it, and moves what is worth it.
-// What it finds may have changed by then: moving compares.
+// compact looks through a frozen state of the volume, and moves the extents worth moving. The
+// volume may have changed by then: each move compares.
 func (o *owner) compact() error {
 	o.mu.Lock()
 	if o.failed != nil || o.leaving != nil || o.closed != nil || o.stClosed || o.ctx.Err() != nil {
@@ -159,7 +161,7 @@ func (o *owner) compact() error {
 	newest, inUse := o.newest(), len(o.entered) > 0
 	join := o.joinDue(newest, inUse)
 	if join {
-		// What shares extents since a moment ago is to be seen.
+		// The frozen state must show extents shared since a moment ago.
 		o.mu.Unlock()
 		if err := o.settled(o.ctx); err != nil {
 			return err
@@ -170,7 +172,7 @@ func (o *owner) compact() error {
 			return nil
 		}
 	}
-	o.wg.Add(1) // the store is not closed under it
+	o.wg.Add(1) // keeps the store open
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
 	var batches []placement.Batch
@@ -180,7 +182,7 @@ func (o *owner) compact() error {
 	}
 	err = errors.Join(err, frozen.Close())
 	o.wg.Done()
-	// What one batch can't do now does not keep the others from it.
+	// A batch that fails does not stop the batches after it.
 	errs := []error{err}
 	for i := range batches {
 		if o.ctx.Err() != nil {
@@ -191,15 +193,15 @@ func (o *owner) compact() error {
 	if len(batches) > 0 {
 		o.tasks.collection.Wake()
 	}
-	// What failed is looked for again, though nothing changes.
+	// After a failure, the next look for fragments does not wait for a change.
 	if err = errors.Join(errs...); err == nil && join && !o.heldUp() && o.ctx.Err() == nil {
 		o.compaction.seen = newest
 	}
 	return err
 }
 
-// sparse finds the chunks that are worth emptying, if it is worth looking for what
-// refers to them. Those that came to nothing lately are passed over.
+// sparse finds the chunks worth emptying, if they are worth a walk over the extents. It skips
+// the chunks of compaction.passed.
 func (o *owner) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
 	c := &o.compaction
 	if !time.Now().Before(c.vain) {
@@ -220,14 +222,14 @@ func (o *owner) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
 	})
 }
 
-// sparseChunks are sealed chunks in which something lives. Those more than half dead
-// are emptied. Chunks that were filled while files were being deleted may end just
-// short of that, all of them: where they take more than 1.5 times what lives in them,
-// those more than a third dead are emptied. So a volume that is left alone takes at
-// most 1.5 times what lives, and compactLeast; what a snapshot keeps is not in this.
+// sparseChunks are sealed chunks with live bytes. Chunks more than half dead are emptied.
+// Chunks filled while files were being deleted may all end just short of half: if all chunks
+// together have more than 1.5 times their live bytes, chunks more than a third dead are
+// emptied. So a volume without writes takes at most 1.5 times its live bytes, and
+// compactLeast. The bytes kept by snapshots come on top.
 type sparseChunks struct {
-	length, live uint64  // of all
-	half, third  victims // more than so much of them is dead
+	length, live uint64  // of all sealed chunks with live bytes
+	half, third  victims // chunks with more than this part dead
 }
 
 // victims are chunks that may be emptied.
@@ -255,8 +257,8 @@ func (v *victims) add(c meta.ChunkRecord) {
 	v.dead += c.Length - c.Live
 }
 
-// choose marks those to be emptied now, the emptiest first: what lives in them is at most
-// compactTarget bytes, unless it is a single chunk.
+// choose marks the victims to be emptied now, the emptiest first. Together they have at most
+// compactTarget live bytes, except that the first is always chosen. It returns all victims.
 func (v *victims) choose() map[meta.ChunkID]*victim {
 	slices.SortFunc(v.all, func(a, b *victim) int {
 		return cmp.Or(cmp.Compare(float64(a.rec.Live)/float64(a.rec.Length), float64(b.rec.Live)/float64(b.rec.Length)), a.rec.ID.Compare(b.rec.ID))
@@ -273,8 +275,8 @@ func (v *victims) choose() map[meta.ChunkID]*victim {
 	return m
 }
 
-// worth gives what may be emptied, and some of it is chosen, if that is worth while in a
-// volume that holds so many bytes.
+// worth returns the chunks that may be emptied, with some chosen, or none if they have too few
+// dead bytes. used returns the bytes that the volume holds.
 func (s *sparseChunks) worth(used func() (uint64, error)) (map[meta.ChunkID]*victim, error) {
 	if s.length > s.live+s.live/2 {
 		if s.third.dead < compactLeast {
@@ -290,8 +292,8 @@ func (s *sparseChunks) worth(used func() (uint64, error)) (map[meta.ChunkID]*vic
 	return s.half.choose(), nil
 }
 
-// lookThrough walks over all extents, for what refers to victims and, with join,
-// for fragments.
+// lookThrough walks over all extents. It collects the extents in victims and, with join, the
+// fragments, and returns batches of both.
 func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool) ([]placement.Batch, error) {
 	policy, err := namespace.Policy(r)
 	if err != nil {
@@ -348,8 +350,8 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 	return append(batches, placement.Batches(files, target, joinAlone)...), nil
 }
 
-// emptying makes batches of what is live in victims. Those of one set of servers
-// share fresh chunks, which then lie there, too, and no byte crosses the network.
+// emptying makes batches of the live extents in victims. Victims on the same set of servers
+// share fresh chunks, placed on the same servers: no byte crosses the network.
 func (o *owner) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *meta.Policy, target uint64) (batches []placement.Batch) {
 	groups := map[string]map[meta.Ino][]placement.Piece{}
 	n, dead := 0, uint64(0)
@@ -388,8 +390,8 @@ func (o *owner) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *
 	return batches
 }
 
-// pass notes which chunks a look that took so long found not to be worth copying. They
-// are passed over while the next looks would take more than their share of the time.
+// pass records the chunks found not worth copying by a look that took so long. Looks skip
+// these chunks for walkShare times took.
 func (o *owner) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
 	c := &o.compaction
 	for id, v := range victims {
@@ -403,9 +405,9 @@ func (o *owner) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
 	}
 }
 
-// worthCopying: the copy would free the chunk, and it lies where it should. What
-// a snapshot refers to would stay; what is to be repaired or moved is left to
-// that first.
+// worthCopying reports whether a copy would free the chunk, and the chunk lies where the
+// policy wants it. A chunk that a snapshot refers to would stay. A chunk due for repair or a
+// move is repaired or moved first.
 func (o *owner) worthCopying(v *victim, m *placement.Map, p *meta.Policy) bool {
 	if v.found != v.rec.Live || v.kept {
 		return false
@@ -418,7 +420,7 @@ func (o *owner) worthCopying(v *victim, m *placement.Map, p *meta.Policy) bool {
 	return o.settledAt(&v.rec, m, p)
 }
 
-// settledAt: repair would leave the chunk where it is.
+// settledAt reports whether repair would leave the chunk on its servers.
 func (o *owner) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.Policy) bool {
 	st := m.Plan(chance{}, p, o.faults.replicas(rec))
 	return !st.Work()
@@ -426,16 +428,16 @@ func (o *owner) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.Polic
 
 // ---- fragments
 
-// fragments gathers files with something to be joined.
+// fragments gathers the files with fragments to join.
 type fragments struct {
 	o    *owner
 	r    namespace.Reader
 	m    *placement.Map
 	rule placement.JoinRule
-	may  map[meta.ChunkID]bool // extents may leave this chunk; what is known of some
+	may  map[meta.ChunkID]bool // a cache: extents may leave this chunk
 
 	ino    meta.Ino
-	pieces []placement.Piece // of it
+	pieces []placement.Piece // of ino
 	files  []placement.Fragmented
 	n      int // pieces in files
 	err    error
@@ -450,7 +452,7 @@ func (f *fragments) add(ino meta.Ino, e meta.Extent, fixed bool) {
 	f.pieces = append(f.pieces, placement.Piece{Extent: e, Fixed: fixed || e.OpenEnded || !f.movable(e.Chunk)})
 }
 
-// movable: the chunk is sealed, this volume's, and can be read.
+// movable reports whether the chunk belongs to this volume, is sealed, and can be read.
 func (f *fragments) movable(id meta.ChunkID) bool {
 	if id.IsZero() || id.Volume != f.o.vol {
 		return false
@@ -470,7 +472,7 @@ func (f *fragments) movable(id meta.ChunkID) bool {
 	return f.may[id]
 }
 
-// readable lists the servers that a chunk can be read on.
+// readable lists the servers with a replica of the chunk that can be read.
 func (o *owner) readable(rec *meta.ChunkRecord, m *placement.Map) (ids []meta.ServerID) {
 	for _, id := range rec.Servers {
 		if s, ok := m.Server(id); ok && (s.State == placement.Live || s.State == placement.Draining) && !o.faults.has(rec.ID, id) {
@@ -480,7 +482,7 @@ func (o *owner) readable(rec *meta.ChunkRecord, m *placement.Map) (ids []meta.Se
 	return ids
 }
 
-// end takes in a file, or a window of one.
+// end adds the stretches of the current file, or of a window of the file, to files.
 func (f *fragments) end() {
 	st := f.rule.Stretches(f.pieces)
 	f.pieces = f.pieces[:0]
@@ -497,7 +499,7 @@ func (f *fragments) end() {
 	}
 }
 
-// trim leaves the most fragmented files, so many as one look deals with.
+// trim keeps the most fragmented files, at most joinMost extents but at least a file.
 func (f *fragments) trim() {
 	slices.SortFunc(f.files, func(a, b placement.Fragmented) int { return placement.MostFragmented(&a, &b) })
 	f.n = 0
@@ -512,8 +514,8 @@ func (f *fragments) trim() {
 	}
 }
 
-// finish leaves out what is referred to more than once, in any generation: each
-// reference would need a copy of its own, or the bytes would lie in two places.
+// finish leaves out extents with several references, in any generation: each reference would
+// need a copy, or the bytes would take space twice.
 func (f *fragments) finish() ([]placement.Fragmented, error) {
 	f.end()
 	f.trim()
@@ -546,26 +548,26 @@ func (f *fragments) finish() ([]placement.Fragmented, error) {
 
 // ---- moving
 
-// move is an extent that goes to an offset of the chunk being filled.
+// move is an extent to be copied to offset to of the chunk being filled.
 type move struct {
 	ino meta.Ino
 	ext meta.Extent
 	to  uint64
 }
 
-// filler fills one chunk.
+// filler fills a chunk.
 type filler struct {
 	o       *owner
 	policy  meta.Policy
 	fence   meta.Fence
-	target  meta.ChunkID // zero: not handed out yet
+	target  meta.ChunkID // zero: not allocated yet
 	servers []meta.ServerID
-	at      uint64 // its length
+	at      uint64 // length of target
 	moved   int
 }
 
-// fill moves a batch into a fresh chunk. One chunk at a time is filled for all
-// volumes of the process: that bounds what compaction copies.
+// fill moves a batch into a fresh chunk. The process fills a single chunk at a time, for all
+// its volumes: the rate of a chunk's orders bounds the copying of all of them.
 func (o *owner) fill(b *placement.Batch) (err error) {
 	select {
 	case o.srv.filling <- struct{}{}:
@@ -598,8 +600,8 @@ func (o *owner) fill(b *placement.Batch) (err error) {
 	return f.end(flush())
 }
 
-// end seals the chunk. If it can't be, or nothing refers to it, the collector
-// deals with it as with what writers leave open.
+// end seals the chunk. If sealing fails, or nothing refers to the chunk, the collector treats
+// the chunk like the open chunks left by writers.
 func (f *filler) end(err error) error {
 	if f.target.IsZero() {
 		return err
@@ -618,7 +620,7 @@ func (f *filler) end(err error) error {
 	return errors.Join(err, sealErr)
 }
 
-// step moves some extents: those that are still there.
+// step carries out the moves whose extents are still there.
 func (f *filler) step(some []move) error {
 	o := f.o
 	o.mu.Lock()
@@ -627,7 +629,7 @@ func (f *filler) step(some []move) error {
 		return err
 	}
 	some, err := o.stillThere(some)
-	// What was written over in its middle is two by now, and an order is bounded.
+	// A write into the middle of an extent splits it, and an order is bounded.
 	var rest []move
 	if len(some) > meta.MaxPieces {
 		some, rest = some[:meta.MaxPieces], some[meta.MaxPieces:]
@@ -677,7 +679,7 @@ func (f *filler) step(some []move) error {
 	return nil
 }
 
-// resting is why nothing is to be moved now. Caller holds mu.
+// resting returns why no extent may be moved now, or nil. The caller holds mu.
 func (o *owner) resting() error {
 	switch {
 	case o.leaving != nil:
@@ -688,9 +690,9 @@ func (o *owner) resting() error {
 	return o.full(&meta.ReplaceExtents{})
 }
 
-// stillThere narrows moves of files, each in order of offsets, to what is mapped
-// as they say, seen by no snapshot, and within reach: what is not is
-// looked for again. Caller holds mu.
+// stillThere narrows moves, grouped by file and each file's in order of offsets, to the
+// extents still mapped as the moves say and seen by no snapshot. It drops files out of reach,
+// and sets compaction.heldUp: a later look finds them again. The caller holds mu.
 func (o *owner) stillThere(some []move) (out []move, err error) {
 	for len(some) > 0 {
 		n := 1
@@ -727,8 +729,8 @@ func (o *owner) stillThere(some []move) (out []move, err error) {
 	return out, nil
 }
 
-// pieces fills in what an order is to gather, and gives the records of the
-// chunks. Caller holds mu.
+// pieces fills in the pieces that an order is to gather, and returns the records of their
+// chunks. The caller holds mu.
 func (f *filler) pieces(some []move, order *meta.Order) (recs []meta.ChunkRecord, err error) {
 	index := map[meta.ChunkID]uint32{}
 	for _, x := range some {
@@ -746,8 +748,9 @@ func (f *filler) pieces(some []move, order *meta.Order) (recs []meta.ChunkRecord
 	return recs, nil
 }
 
-// begin hands out the chunk: where its sources lie, if they lie together and
-// where the policy wants them, else where a new chunk would.
+// begin allocates the chunk. The chunk goes to the servers of its sources, if all sources have
+// the same servers and the policy wants chunks there, else to the servers that placement
+// chooses for a new chunk.
 func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 	o := f.o
 	together := o.settledAt(&recs[0], m, &f.policy)
@@ -785,8 +788,8 @@ func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 	return o.await(o.ctx, wait)
 }
 
-// gather has every replica of the chunk gather n bytes, side by side; they are
-// then durable on each, or there is an error.
+// gather makes every replica of the chunk gather n bytes, all replicas in parallel. If gather
+// returns no error, the bytes are durable on each replica.
 func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.Map, n uint64) error {
 	o := f.o
 	known := map[meta.ServerID]bool{}
@@ -809,14 +812,14 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 			or.Chunks[i].Servers = m.Nearest(to, or.Chunks[i].Servers)
 		}
 		or.Cap = o.srv.sign(patience+time.Minute, capability.Claims{
-			Volume: o.vol, Rights: capability.Read, Client: o.srv.certified(to), // who shows it
+			Volume: o.vol, Rights: capability.Read, Client: o.srv.certified(to), // the server that shows the capability
 		})
 	})
 }
 
-// copyOn has every replica of a chunk being filled carry out an order, side by
-// side; the chunk then has length bytes on each, or an error. adjust, if not nil,
-// changes what one of them is told.
+// copyOn sends an order to every replica of a chunk being filled, in parallel, and waits at
+// most patience. It returns an error unless the chunk then has length bytes on each. adjust,
+// if not nil, changes the order for a server.
 func (o *owner) copyOn(ctx context.Context, servers []meta.ServerID, order meta.Order, length uint64, patience time.Duration, adjust func(meta.ServerID, *meta.Order)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
@@ -839,12 +842,12 @@ func (o *owner) copyOn(ctx context.Context, servers []meta.ServerID, order meta.
 	return errors.Join(errs...)
 }
 
-// errPolicyChanged is why a chunk that compaction fills is given up: what was written
-// since the volume's policy changed must not come to lie in one of the policy before.
+// errPolicyChanged ends the filling of a chunk: bytes written since the volume's policy
+// changed must not move to a chunk placed by the earlier policy.
 var errPolicyChanged error = meta.E("compact", meta.Unavailable, "", errors.New("the volume's policy says now that chunks lie elsewhere"))
 
-// swap maps what is still there of some moves of one file to their copies, and
-// tells how many extents that were.
+// swap maps the extents of some moves, all of the same file, to their copies, if they are
+// still there. It returns the number of extents mapped.
 func (f *filler) swap(some []move) (moved int, err error) {
 	o := f.o
 	_, err = o.swapped(some[0].ino, func() (meta.Op, error) {
@@ -876,16 +879,16 @@ func (f *filler) swap(some []move) (moved int, err error) {
 	return moved, err
 }
 
-// moveWait is how long a client may take to commit what it buffered of a file whose
+// moveWait is how long a client may take to commit the writes that it buffered of a file whose
 // bytes are to be moved.
 const moveWait = 2 * time.Second
 
-// swapped runs an operation that changes where bytes of a file lie. Sessions that
-// cached the file's extents are asked to commit what they buffered, and to forget
-// them. Nobody gives a byte up for it: who can't commit in time keeps its lease, and
-// the file stays as it is. make is called with mu held, when nobody has a lease on the
-// file. Errors: Again (a session that has a lease is away, or holds on to it: nobody
-// knows when it gives that up), and make's.
+// swapped runs an operation that changes where bytes of a file lie. The owner first recalls
+// the leases of sessions that cached the file's extents: they commit buffered writes, and drop
+// the cache. No client loses bytes: a session that can't commit in time keeps its lease, and
+// the file stays as before. swapped calls make with mu held, when no session has a lease on
+// the file. Errors: Again (a session with a lease is away or does not give the lease up, for
+// an unknown time), and make's.
 func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Result, error) {
 	var blocked lease.Blocker
 	o.mu.Lock()
@@ -910,7 +913,7 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 			break
 		}
 		o.mu.Unlock()
-		look := time.NewTimer(o.srv.cfg.SessionTTL / 4) // whoever is asked may go away
+		look := time.NewTimer(o.srv.cfg.SessionTTL / 4) // a recalled session may go away
 		select {
 		case <-ch:
 		case <-look.C:

@@ -10,42 +10,41 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// Snapshots are compared in one go, since a rename is known only when both ends of it
-// are, and changes are told in the order of paths. So a comparison of more changes
-// than one answer takes is kept until its last page was asked for. What that needs of
-// memory is bounded by how many are made and kept at once; who asks for another one
-// waits.
+// An owner compares snapshots in a single pass, since a rename is known only when both of its
+// ends are, and changes are sorted by path. So the server keeps a comparison with more changes
+// than an answer holds until the client requested the last page. The bound on comparisons made
+// and kept at a time bounds their memory; a request for another waits.
 
 const (
-	diffPage  = 10_000 // changes in one answer, fewer if they take pageBytes
+	diffPage  = 10_000 // changes in an answer, fewer if they take pageBytes
 	diffKeep  = time.Minute
 	diffSlots = 8 // comparisons made and kept at once
 )
 
-// comparison is one that was made; all is what changed.
+// comparison is a finished comparison; all are its changes.
 type comparison struct {
 	o    *owner
 	all  []meta.Change
-	told bool // to the end: it is kept for who asks again since an answer was lost
+	told bool // the last page was sent; kept for a client that repeats a request after a lost answer
 	drop *time.Timer
 }
 
-// comparisons are those of a server.
+// comparisons are the comparisons of a server.
 type comparisons struct {
 	most int
 
 	mu     sync.Mutex
 	kept   map[uint64]*comparison
-	last   uint64        // number of one
-	making int           // not kept yet
-	freed  chan struct{} // closed when another one may begin; nil: nobody waits
+	last   uint64        // the last number given
+	making int           // begun and not kept yet
+	freed  chan struct{} // closed when another comparison may begin; nil: nobody waits
 }
 
 func newComparisons() *comparisons {
 	return &comparisons{most: diffSlots, kept: map[uint64]*comparison{}}
 }
 
-// forget drops one. Caller holds mu.
+// forget drops the comparison numbered of. The caller holds mu.
 func (x *comparisons) forget(of uint64) {
 	if c := x.kept[of]; c != nil {
 		c.drop.Stop()
@@ -61,7 +60,8 @@ func (x *comparisons) wake() {
 	}
 }
 
-// begin waits until another one may be made, and books it. Errors: Interrupted, NotOwner.
+// begin waits until another comparison may be made, and reserves a slot. Errors: Interrupted,
+// NotOwner.
 func (x *comparisons) begin(ctx context.Context, o *owner) error {
 	x.mu.Lock()
 	for {
@@ -90,7 +90,7 @@ func (x *comparisons) begin(ctx context.Context, o *owner) error {
 	}
 }
 
-// end gives up what begin booked.
+// end releases the slot reserved by begin.
 func (x *comparisons) end() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -98,12 +98,12 @@ func (x *comparisons) end() {
 	x.wake()
 }
 
-// keep keeps what begin booked, and gives its number.
+// keep stores a comparison in the slot reserved by begin, and returns its number.
 func (x *comparisons) keep(c *comparison) uint64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.making--
-	// Not one that an owner before gave.
+	// No earlier owner gave out the same number.
 	x.last = max(x.last+1, uint64(time.Now().UnixNano()))
 	of := x.last
 	x.kept[of] = c
@@ -115,19 +115,19 @@ func (x *comparisons) keep(c *comparison) uint64 {
 	return of
 }
 
-// changePage is one page of what a comparison found, and where the next one begins.
+// changePage is a page of a comparison's changes, and where the next page begins.
 type changePage struct {
 	changes []meta.Change
-	next    changePlace // zero: this is the last one
+	next    changePlace // zero: this page is the last
 }
 
-// changePlace is a place in a comparison that is kept: how many changes were told.
+// changePlace is a position in a kept comparison: how many changes were sent.
 type changePlace struct {
-	of   uint64 // its number
+	of   uint64 // the comparison's number
 	told int
 }
 
-// page gives a page of one that is kept. Errors: Stale.
+// page returns a page of a kept comparison. Errors: Stale.
 func (x *comparisons) page(o *owner, from changePlace) (*changePage, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -146,16 +146,16 @@ func (x *comparisons) page(o *owner, from changePlace) (*changePage, error) {
 	return page, nil
 }
 
-// firstChanges gives the first changes, as many as one answer takes.
+// firstChanges returns the first changes, as many as an answer holds.
 func firstChanges(all []meta.Change) []meta.Change {
-	// What a change takes beside its paths: kind, inode, type, and the tags of its fields.
+	// The encoded size of a change besides its paths: kind, inode, type, and field tags.
 	const rest = 40
 	return pageOf(all[:min(diffPage, len(all))], func(c *meta.Change) int { return len(c.Path) + len(c.From) + rest })
 }
 
-// diff compares two snapshots, or one with the volume as it is. It reads a
-// frozen state, so nobody waits for it. Errors: NoSuchSnapshot, Invalid, Stale, Busy
-// (the volume is being rolled back), Canceled.
+// diff compares two snapshots, or a snapshot with the current volume if to is "", and returns
+// the first page. It reads a frozen state, so requests do not wait for it. Errors:
+// NoSuchSnapshot, Invalid, Stale, Busy (the volume is being rolled back), Canceled.
 func (o *owner) diff(ctx context.Context, from, to string, exact bool) (*changePage, error) {
 	x := o.srv.comparisons
 	if err := x.begin(ctx, o); err != nil {
@@ -173,8 +173,8 @@ func (o *owner) diff(ctx context.Context, from, to string, exact bool) (*changeP
 	return x.page(o, changePlace{of: x.keep(&comparison{o: o, all: all})})
 }
 
-// compare gives what changed from one snapshot to another, or to the volume as it is.
-// It ends when ctx does.
+// compare returns the changes from a snapshot to another, or to the current volume if to is
+// "". It ends when ctx does.
 func (o *owner) compare(ctx context.Context, from, to string, exact bool) ([]meta.Change, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
@@ -211,8 +211,8 @@ func (o *owner) compare(ctx context.Context, from, to string, exact bool) ([]met
 	return all, nil
 }
 
-// freezeWhole is freezeState unless the volume is being rolled back: then what it
-// would give is neither what was nor what will be. Errors: Busy, NotOwner.
+// freezeWhole is freezeState, but fails while the volume is being rolled back: the state then
+// is neither the state before nor the state after. Errors: Busy, NotOwner.
 func (o *owner) freezeWhole(ctx context.Context) (frozenReader, func(), error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -9,22 +9,22 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// Chunk servers compress sealed chunks, each its own replica; the order to seal,
-// or to copy, one says how. What was missed, since a server went down meanwhile or
-// the volume is to be compressed only now, shows in the servers' lists, which say
-// how each replica is stored, and is ordered again. What is compressed stays so
-// when the volume is to be plain.
+// Each chunk server compresses its replicas of sealed chunks, as the order to seal or to copy
+// a chunk says. Some replicas stay plain, since a server was down, or since the volume's
+// policy demanded compression later. The servers' lists say how each replica is stored, and
+// the owner orders the compression of plain replicas again. Compressed replicas stay
+// compressed when the policy no longer demands compression.
 
 // StoredBytes sums replicas of sealed chunks.
 type StoredBytes struct {
 	Replicas   uint64 `json:"replicas"`
 	Compressed uint64 `json:"compressed"` // of Replicas
-	Dense      uint64 `json:"dense"`      // of Replicas: to compress them saves nothing
+	Dense      uint64 `json:"dense"`      // of Replicas: compression would save nothing
 	Plain      uint64 `json:"plain_bytes"`
-	Stored     uint64 `json:"stored_bytes"` // what they take on the disks
+	Stored     uint64 `json:"stored_bytes"` // bytes on the disks
 }
 
-// Ratio is how many bytes one stored byte stands for; 1 of nothing.
+// Ratio returns plain bytes per stored byte; 1 if no byte is stored.
 func (b StoredBytes) Ratio() float64 {
 	if b.Stored == 0 {
 		return 1
@@ -48,7 +48,7 @@ func (b *StoredBytes) add(c *meta.ReplicaInfo) {
 	b.Replicas++
 	b.Plain += c.Length
 	if c.Form == meta.CompressNone {
-		b.Stored += c.Length // also of servers that don't tell
+		b.Stored += c.Length // also if the server does not report the form
 		if c.Dense {
 			b.Dense++
 		}
@@ -67,7 +67,7 @@ func (i *inspection) setStored(server meta.ServerID, b StoredBytes) {
 	i.stored[server] = b
 }
 
-// forgetStored drops what is known of servers that are gone for good.
+// forgetStored drops the sums of servers gone for good.
 func (i *inspection) forgetStored(m *placement.Map) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -77,7 +77,7 @@ func (i *inspection) forgetStored(m *placement.Map) {
 	})
 }
 
-// storedNow sums what was listed last.
+// storedNow adds up the sums of all servers, as listed last.
 func (i *inspection) storedNow() (sum StoredBytes) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -87,12 +87,12 @@ func (i *inspection) storedNow() (sum StoredBytes) {
 	return sum
 }
 
-// tallyAge is how old what is told may be.
+// tallyAge is how old a tally may be.
 const tallyAge = 3 * time.Second
 
-// tally sums how the volume is stored, for somebody who asks: servers are listed
-// again, if anything is compressed or to be. Of a server that does not answer it
-// is what was listed last.
+// tally returns how the volume is stored, for a status request. If replicas are compressed, or
+// the policy demands compression, servers are listed again. For a server that does not answer,
+// the last list counts.
 func (o *owner) tally(ctx context.Context) StoredBytes {
 	i := &o.inspection
 	sum := i.storedNow()
@@ -126,15 +126,15 @@ func (o *owner) tally(ctx context.Context) StoredBytes {
 	return i.storedNow()
 }
 
-// toCompress orders listed replicas to be compressed.
+// toCompress orders the compression of a server's listed replicas.
 type toCompress struct {
 	o      *owner
 	server meta.ServerID
 	alg    meta.Compression
 }
 
-// add orders it if the replica is plain and may shrink. A server that does not
-// know how is asked nothing more.
+// add orders the compression of a replica, if the replica is plain and may shrink. After an
+// order that fails, for instance at a server that can't compress, add orders nothing more.
 func (t *toCompress) add(c *meta.ReplicaInfo) {
 	if t.alg == meta.CompressNone || c.State != meta.ChunkSealed || c.Err != meta.KindOK || c.Form != meta.CompressNone || c.Dense || c.Length == 0 {
 		return

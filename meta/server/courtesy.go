@@ -14,43 +14,44 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// An overloaded machine is not a dead one. A client that does not renew its lease in time
-// may be short of processors, asleep, or cut off for a while; what was written there and is
-// not committed would be lost for nobody's sake if its session ended with the lease. So a
-// session that is late is kept, as NFS servers keep courteous clients, and comes back as it
-// was by renewing. Its leases and locks stand meanwhile, and the client itself answers
-// nothing from them (rule 2).
+// A client that does not renew its lease in time is not necessarily dead: its machine may be
+// overloaded, asleep, or cut off for a while. If its session ended with the lease, the
+// client's uncommitted writes would be lost, although nobody needs the session's leases. So
+// the server keeps a late session, as NFS servers keep courteous clients, and the session
+// continues unchanged when the client renews. Meanwhile its leases and locks stay granted, and
+// the client itself answers nothing from them (rule 2).
 //
-// A late session ends as soon as somebody needs what it holds:
+// A late session ends as soon as its leases, locks or files are needed:
 //
-//   - another session waits for a lease or a lock that it has, or was refused a lock;
+//   - another session waits for a lease or a lock of the late session, or was refused a lock;
 //   - a new owner waits for its claims, and others wait for the new owner (recover.go);
-//   - there is no room: in a quota, on the chunk servers, or here for so many of them;
+//   - there is no room: in a quota, on the chunk servers, or here for so many late sessions;
 //   - its volume is to be rolled back or deleted;
 //   - its process is known to be gone, or it was late for longer than it is kept.
 //
-// What the owner does by itself ends no session: see owner.askInBackground.
+// The owner's background work ends no session: see owner.askInBackground.
 
 const (
-	// DefaultCourtesy is for how long a session is kept whose client is not heard of.
+	// DefaultCourtesy is how long the server keeps the session of a silent client.
 	DefaultCourtesy = 24 * time.Hour
-	// closedCourtesy is that of a client which closed its last connection, or the kernel did
-	// for it: its process may have ended, on a machine of which this server does not know
-	// that. A client that lives connects again much sooner, however busy its machine is.
+	// closedCourtesy is how long the server keeps the session of a client whose last
+	// connection was closed, by the client or by its kernel. The client's process may have
+	// ended without this server's knowledge. A living client connects again much sooner,
+	// however busy its machine is.
 	closedCourtesy = 5 * time.Minute
-	// maxLate bounds the late sessions of this server, maxLateLeases the inodes that they
-	// stand at, all of them together.
+	// maxLate bounds the late sessions of this server. maxLateLeases bounds the inodes that
+	// all of them together have leases on.
 	maxLate       = 1000
 	maxLateLeases = 1 << 20
 )
 
-// closedByPeer tells of the error that ended a connection whether the other end closed it.
-// Else nobody knows whether the other end is there.
+// closedByPeer reports whether the error that ended a connection shows that the other end
+// closed the connection. Otherwise the other end may be alive or not.
 func closedByPeer(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// keptFor is for how long the session is kept after its client was heard of.
+// keptFor returns how long the session is kept after the client's last message.
 func (s *session) keptFor() time.Duration {
 	asked := time.Duration(s.linger.Load())
 	switch {
@@ -62,11 +63,11 @@ func (s *session) keptFor() time.Duration {
 	return max(asked, s.srv.cfg.Courtesy)
 }
 
-// isLate tells whether the session's lease ran out.
+// isLate reports whether the session's lease has expired.
 func (s *session) isLate() bool { return s.idle() > s.srv.cfg.SessionTTL }
 
-// lateClients lists those that use a volume here and have been late for a while, as health
-// tells of them.
+// lateClients lists, for the health report, the clients that use a volume here and have been
+// late for a while, the latest heard first.
 func (s *Server) lateClients(now time.Time) (l []meta.ClientHealth) {
 	s.mu.Lock()
 	var late []*session
@@ -87,7 +88,7 @@ func (s *Server) lateClients(now time.Time) (l []meta.ClientHealth) {
 	return l
 }
 
-// deadAmong gives those of some late sessions whose process surely runs no more.
+// deadAmong returns the late sessions whose process certainly ended.
 func (s *Server) deadAmong(late []*session) (dead []*session) {
 	if s.cfg.Dead == nil {
 		return nil
@@ -100,8 +101,8 @@ func (s *Server) deadAmong(late []*session) (dead []*session) {
 	return dead
 }
 
-// tooMany gives those of some late sessions that there is no room for: of all the ones that
-// are late for the longest time.
+// tooMany returns the late sessions beyond maxLate or maxLateLeases: the sessions late for the
+// longest time.
 func (s *Server) tooMany(late []*session) []*session {
 	leases := map[*session]int{}
 	sum := 0
@@ -125,8 +126,8 @@ func (s *Server) tooMany(late []*session) []*session {
 	return late[:n]
 }
 
-// lateHoldFiles tells whether late sessions hold files that have no name any more, whose
-// room others need; they end for it. Caller holds mu.
+// lateHoldFiles reports whether late sessions hold files without a name, and marks those
+// sessions to end, since other sessions need the files' room. The caller holds mu.
 func (o *owner) lateHoldFiles() (yes bool) {
 	for s := range o.entered {
 		if !s.isLate() {
@@ -141,16 +142,16 @@ func (o *owner) lateHoldFiles() (yes bool) {
 	return yes
 }
 
-// noChunkRoom ends late sessions that hold files without a name, as the chunk servers have
-// no room: who asked tries again.
+// noChunkRoom marks late sessions that hold files without a name to end, when the chunk
+// servers have no room. The requester tries again.
 func (o *owner) noChunkRoom() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.lateHoldFiles()
 }
 
-// lateEnd has the late sessions of the volume end, for a request that no session may be in
-// the way of, and waits until they have, or came back.
+// lateEnd marks the late sessions of the volume to end, for a request that no session may
+// delay, and waits until each has ended or came back.
 func (o *owner) lateEnd(ctx context.Context) error {
 	for {
 		o.mu.Lock()
@@ -171,16 +172,16 @@ func (o *owner) lateEnd(ctx context.Context) error {
 	}
 }
 
-// ownTime adds up time of which this process had its part: where one turn takes longer than
-// it should, the machine is overloaded or stood still, and so may be the clients whose
-// answer is waited for.
+// ownTime adds up the time during which this process ran, in turns due after every. If a turn
+// takes longer than twice that, this machine is overloaded or stood still, and so may be the
+// clients whose answers are awaited; the excess is not counted.
 type ownTime struct {
 	every time.Duration
 	last  time.Time
 	sum   time.Duration
 }
 
-// passed books that a turn is over, and gives the sum.
+// passed adds the turn that ends now, and returns the sum.
 func (t *ownTime) passed(now time.Time) time.Duration {
 	t.sum += min(now.Sub(t.last), 2*t.every)
 	t.last = now

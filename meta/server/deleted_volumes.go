@@ -10,15 +10,15 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// A volume is deleted although chunk servers are away, some for good. The record
-// that takes the place of its row names every chunk server that there is. The
-// owner of the root volume deletes what each of them, as soon as it is there,
-// lists of the volume, replicas that no record named any more included, and
-// takes a server off the record when a whole list shows nothing. The record is
-// the proof: it was written when the row went, ids of volumes are not given out
-// again, and what can't be read proves nothing.
+// A volume can be deleted while chunk servers are away, some for good. The record that
+// replaces the volume's row names every known chunk server. The owner of the root volume asks
+// each of these servers, when connected, for the chunks of the volume, and deletes them, with
+// replicas that no record named any more. When a complete list shows no chunk, the owner takes
+// the server off the record. The record is the proof that the volume is deleted: it was
+// written when the row was deleted, the cluster never reuses the id of a volume, and a record
+// that can't be read proves nothing.
 
-// knownServers are all chunk servers that were ever seen, as far as is known here.
+// knownServers lists all chunk servers ever seen, as far as this server knows.
 func (s *Server) knownServers() (all []meta.ServerID) {
 	for _, n := range s.cfg.Cluster.Nodes() {
 		all = append(all, n.ID)
@@ -30,9 +30,9 @@ func (s *Server) knownServers() (all []meta.ServerID) {
 	return slices.Compact(all)
 }
 
-// sweepDeleted deletes chunks of deleted volumes, if the root volume is owned
-// here. since remembers from when on a volume was known to be deleted: what
-// its clients had under way may arrive for a while.
+// sweepDeleted deletes chunks of deleted volumes, if this server owns the root volume. since
+// remembers when a deleted volume was first seen here: chunks that the volume's clients were
+// still writing may arrive for a while, at most RepairGrace.
 func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
 	o := s.opened(meta.RootVolume)
 	if o == nil || o.await(o.ctx, o.recovered) != nil || o.quarantined() {
@@ -51,7 +51,7 @@ func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
 	}
 	var errs []error
 	for _, d := range all {
-		// A volume that came back, restored from an older checkpoint, is none.
+		// A volume restored from an older checkpoint is not deleted.
 		if _, err := s.cfg.Cluster.Volume(ctx, d.Volume); !errors.Is(err, meta.NoSuchVolume) || d.Volume == meta.RootVolume {
 			errs = append(errs, err)
 			continue
@@ -62,7 +62,7 @@ func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
 		}
 		for _, id := range d.On {
 			if _, ok := s.Resolve(id); !ok {
-				continue // its turn comes when it is back
+				continue // the server is away: swept when it is back
 			}
 			left, err := o.sweepServer(ctx, id, d.Volume)
 			if err != nil {
@@ -75,8 +75,8 @@ func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
 	return errors.Join(errs...)
 }
 
-// sweepServer deletes what one server has of a deleted volume, files of its
-// checkpoints included, and tells how much it had.
+// sweepServer deletes the chunks that a server has of a deleted volume, files of the volume's
+// checkpoints included, and returns how many it deleted.
 func (o *owner) sweepServer(ctx context.Context, id meta.ServerID, v meta.VolumeID) (n int, err error) {
 	var chunks []meta.ChunkID
 	if err := o.srv.listChunks(id, v, func(c meta.ChunkID) { chunks = append(chunks, c) }); err != nil {

@@ -22,20 +22,19 @@ import (
 	"penstock.io/penstock/meta/task"
 )
 
-// Digests of snapshots are computed by the owner of the volume, in the
-// background. It reads the namespace from its own store, between other requests,
-// and bytes as any reader does. What blocks are called is remembered on this
-// server's disk, by the places of their bytes: what an earlier snapshot shares, and
-// what was read before an interruption, is not read again.
+// The owner of a volume computes the digests of snapshots, in the background. The owner reads
+// the namespace from its own store, between requests, and file bytes as any reader does. The
+// server keeps the names of blocks on its disk, by the places of the blocks' bytes: blocks
+// shared with an earlier snapshot, and blocks read before an interruption, are not read again.
 //
-// A volume computes one digest at a time, and all volumes of a process together
-// read no more than a rate. They take turns, digestTurn each, in the order in which
-// they came: a digest that takes days keeps nobody from one that takes a second. It
-// keeps its place in the tree meanwhile. Digests that somebody waits for (who asked
-// for it) have turns and a rate of their own, and one of them goes before another of
-// the same volume that was begun. So have those of mirrors whose copying is not held
-// to a rate: they read bytes as fast as they can, several blocks at a time, since a
-// round is shown no sooner than they are there; the copier reads as fast.
+// A volume computes a single digest at a time. All volumes of a process together read at most
+// at a fixed rate. Digests take turns of digestTurn each, in the order of arrival, so that a
+// digest of days does not delay a digest of a second; a digest keeps its position in the tree
+// between turns. Awaited digests (a client asked for the digest) have separate turns and a
+// separate rate, and an awaited digest interrupts another digest begun on the same volume.
+// Digests of mirrors whose copying has no rate limit also have separate turns: they read as
+// fast as possible, several blocks at a time, since the mirror's round becomes visible only
+// after the digests; the copier reads as fast.
 
 // ChunkReader reads the bytes of chunks, verified.
 type ChunkReader interface {
@@ -43,44 +42,45 @@ type ChunkReader interface {
 }
 
 const (
-	// DefaultDigestRate and DefaultAwaitedDigestRate are how many bytes a second
-	// digests read, and those that somebody waits for.
+	// DefaultDigestRate and DefaultAwaitedDigestRate are the bytes a second that background
+	// digests and awaited digests read.
 	DefaultDigestRate        = 64 << 20
 	DefaultAwaitedDigestRate = 256 << 20
-	// MinDigestRate is the least of both: a block each second.
+	// MinDigestRate is the least value of either rate: a block each second.
 	MinDigestRate = digest.BlockSize
-	// askCost is what a question about the namespace counts as, in bytes: a
-	// digest asks some 16,000 a second at most.
+	// askCost is the cost of a question about the namespace, in bytes: a digest asks at most
+	// some 16,000 questions a second.
 	askCost = 4 << 10
-	// digestAside is how many blocks a digest that is not held to a rate reads and sums
-	// at a time, as far as there are processors, and unpacedSlots how many such digests
-	// a process computes side by side: of a mirror's source and of its target.
+	// digestAside is how many blocks a digest without a rate limit reads and sums in parallel,
+	// processors permitting. unpacedSlots is how many such digests a process computes in
+	// parallel: of a mirror's source and of its target.
 	digestAside  = 4
 	unpacedSlots = 2
-	// digestTurn is how long a digest reads before others get their turn.
+	// digestTurn is the longest that a digest reads before other digests get a turn.
 	digestTurn = 2 * time.Second
-	// digestAwaited is how long who asked for a digest counts as waiting for it.
+	// digestAwaited is how long a digest counts as awaited after a request for it.
 	digestAwaited = 5 * time.Minute
-	// digestRetry and digestRetryMost are the times between two tries.
+	// digestRetry and digestRetryMost are the least and the longest wait before a retry.
 	digestRetry     = 5 * time.Second
 	digestRetryMost = 5 * time.Minute
-	// digestPause is the longest that a digest which failed waits in addition, as
-	// long as it took: it will read as much again before it fails in the same place.
+	// digestPause bounds the extra wait after a failed digest. The extra wait is the time that
+	// the digest took: the next try reads as much before it may fail again.
 	digestPause = time.Hour
-	// digestErrorMost bounds the text of why there is no digest, in bytes.
+	// digestErrorMost bounds the text of a digest's last error, in bytes.
 	digestErrorMost = 200
 )
 
-// digests is what a server has for them.
+// digests holds the lanes of a server.
 type digests struct {
 	background, awaited, unpaced lane
 }
 
-// lane is what digests of several volumes share: as many read at a time as it has slots.
+// lane is shared by digests of several volumes. As many digests read at a time as the lane has
+// slots.
 type lane struct {
-	slot  chan struct{} // who came first gets one first
+	slot  chan struct{} // digests get slots in order of arrival
 	limit *rate.Limiter
-	// paced: the limit is for the bytes that are read, too, and not for questions alone.
+	// paced: the limit counts questions and the bytes read. Otherwise, questions only.
 	paced bool
 }
 
@@ -91,31 +91,30 @@ func newDigests(background, awaited uint64) digests {
 	return digests{lane(background, 1, true), lane(awaited, 1, true), lane(awaited, unpacedSlots, false)}
 }
 
-// digesting is what an owner has for them.
+// digesting is an owner's state of digests.
 type digesting struct {
-	hurry chan struct{} // capacity 1: somebody began to wait for a digest
+	hurry chan struct{} // capacity 1: a client began to wait for a digest
 
 	mu      sync.Mutex
-	awaited map[meta.Generation]waited // somebody waits for it
-	// arrivals are what was written to a mirror's target, to be summed before a digest
-	// is computed of it; maxArrived at most.
+	awaited map[meta.Generation]waited // digests that a client waits for
+	// arrivals are the writes to a mirror's target, to be summed before the target's digest is
+	// computed; at most maxArrived.
 	arrivals []arrival
-	tried    map[meta.Generation]*retry // it failed
-	oldest   bool                       // whose turn it is among those that nobody waits for
+	tried    map[meta.Generation]*retry // failed digests
+	oldest   bool                       // of the digests not awaited, the oldest is next, else the newest
 
 	busy bool // guarded by the owner's mu
 }
 
-// waited says until when somebody waits for a digest, and until when it is not held to
-// a rate.
+// waited says until when a digest counts as awaited, and until when it has no rate limit.
 type waited struct{ until, unpaced time.Time }
 
-// retry is about something that failed and is to be tried again.
+// retry is the state of a failed action that is to be tried again.
 type retry struct {
-	now  bool          // it is being tried
-	err  error         // why
-	wait time.Duration // before the try after the next
-	due  time.Time     // of the next
+	now  bool          // a try is running
+	err  error         // of the last try
+	wait time.Duration // between the last try and the next, doubled with each failure
+	due  time.Time     // when the next try is due
 }
 
 // failed plans the next try.
@@ -124,22 +123,22 @@ func (r *retry) failed(err error, now time.Time) {
 	r.err, r.due = err, now.Add(r.wait)
 }
 
-// digestDir is where a volume's known blocks are.
+// digestDir is the folder of a volume's known blocks.
 func (s *Server) digestDir(v meta.VolumeID) string {
 	return filepath.Join(s.cfg.DigestDir, fmt.Sprintf("volume-%d", v))
 }
 
-// digestsHere tells whether owners of this process compute digests.
+// digestsHere reports whether owners of this process compute digests.
 func (s *Server) digestsHere() bool { return s.cfg.Chunks != nil && s.cfg.DigestDir != "" }
 
-// digestBusy notes whether the owner computes a digest now.
+// digestBusy records whether the owner computes a digest now.
 func (o *owner) digestBusy(yes bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.digesting.busy = yes
 }
 
-// wakeUp tells who waits at a channel of capacity 1.
+// wakeUp notifies the receiver of a channel of capacity 1, without blocking.
 func wakeUp(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -147,8 +146,8 @@ func wakeUp(ch chan<- struct{}) {
 	}
 }
 
-// awaitDigest notes that somebody waits for the digest of a snapshot, which is not to be
-// held to a rate if it is unpaced.
+// awaitDigest records that a client waits for the digest of a snapshot. With unpaced, the
+// digest has no rate limit.
 func (o *owner) awaitDigest(at meta.Generation, unpaced bool) {
 	d := &o.digesting
 	now := time.Now()
@@ -170,8 +169,8 @@ func (o *owner) awaitDigest(at meta.Generation, unpaced bool) {
 	}
 }
 
-// isAwaited tells whether somebody waits for the digest of a snapshot, and whether it is
-// not held to a rate.
+// isAwaited reports whether a client waits for the digest of a snapshot, and whether the
+// digest has no rate limit.
 func (d *digesting) isAwaited(at meta.Generation) (awaited, unpaced bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -179,12 +178,12 @@ func (d *digesting) isAwaited(at meta.Generation) (awaited, unpaced bool) {
 	return now.Before(w.until), now.Before(w.unpaced)
 }
 
-// newDigestTask computes what is missing.
+// newDigestTask returns the task that computes missing digests.
 func newDigestTask(o *owner) *task.Task {
 	d := &o.digesting
 	return task.New(task.Options{Name: "compute digests", Round: func(ctx context.Context) (time.Duration, error) {
 		select {
-		case <-d.hurry: // who waits is seen below
+		case <-d.hurry: // undigested finds the awaited digest
 		default:
 		}
 		sn, ok, next, err := o.undigested()
@@ -209,15 +208,14 @@ func newDigestTask(o *owner) *task.Task {
 		if next.IsZero() {
 			return task.Idle, nil
 		}
-		return max(0, time.Until(next)), nil // of those that failed
+		return max(0, time.Until(next)), nil // the next retry
 	}})
 }
 
-// undigested is the snapshot whose digest is to be computed now: one that somebody
-// waits for, else one that is pinned, else by turns the newest and the oldest, so
-// that neither waits for ever while snapshots are taken faster than digests can be
-// computed. One that failed is not among them before it is due; next is when the
-// first of those is.
+// undigested returns the snapshot whose digest is to be computed now: an awaited snapshot,
+// else a pinned snapshot, else in turns the newest and the oldest. With turns, neither waits
+// for ever while snapshots are taken faster than digests are computed. A snapshot whose digest
+// failed is skipped until its retry is due; next is when the first retry is due.
 func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
 	all, err := o.snapshots()
 	if err != nil {
@@ -265,8 +263,8 @@ func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err err
 	return sn, ok, next, nil
 }
 
-// tryDigest computes a digest, and remembers whether that failed. blocks are those
-// of the digest that this one goes before; nil: of none.
+// tryDigest computes a digest, and records a failure. blocks are the blocks of the digest
+// interrupted by this digest, or nil.
 func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	d := &o.digesting
 	trying := func(yes bool) {
@@ -301,7 +299,7 @@ func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	}
 	r.failed(err, time.Now())
 	switch meta.KindOf(err) {
-	case meta.NoSuchSnapshot: // it was deleted meanwhile
+	case meta.NoSuchSnapshot: // the snapshot was deleted meanwhile
 	case meta.Unavailable: // servers come and go
 		o.log.Info("no digest of a snapshot yet; it is tried again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
 	default:
@@ -314,16 +312,16 @@ func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 type turn struct {
 	o        *owner
 	sn       meta.Snapshot
-	arrivals bool          // of what arrived in a mirror's target, and not of a snapshot
+	arrivals bool          // sums arrivals in a mirror's target, not a snapshot
 	blocks   *known.Blocks // nil: before the first turn
-	nested   bool          // it goes before another one that was begun, whose blocks it has
-	in       *lane         // whose slot it has; nil: none
+	nested   bool          // interrupts another digest, and uses its blocks
+	in       *lane         // the lane whose slot the digest holds, or nil
 	since    time.Time
 }
 
-// take waits until it is this digest's turn, and then until it may ask so many
-// questions and read n bytes more. One of another snapshot of the volume that somebody
-// waits for is computed first. Errors: the owner's end; errOvertaken.
+// take waits for this digest's turn, and then until the digest may ask so many questions and
+// read n more bytes. An awaited digest of another snapshot of the volume is computed first.
+// Errors: the owner's end; errOvertaken.
 func (t *turn) take(ctx context.Context, questions, n int) error {
 	d := &t.o.digesting
 	hurried := false
@@ -366,7 +364,7 @@ func (t *turn) take(ctx context.Context, questions, n int) error {
 	return t.o.pace(t.in.limit, cost)
 }
 
-// aside is how many blocks may be read at a time.
+// aside returns how many blocks the digest may read in parallel.
 func (t *turn) aside() int {
 	if t.in == nil || t.in.paced {
 		return 1
@@ -374,8 +372,7 @@ func (t *turn) aside() int {
 	return min(digestAside, runtime.GOMAXPROCS(0))
 }
 
-// pace waits until n more of what a limiter counts may be done. Errors: the owner's
-// end.
+// pace waits until the limiter permits n more. Errors: the owner's end.
 func (o *owner) pace(l *rate.Limiter, n int) error {
 	if err := l.WaitN(o.ctx, n); err != nil {
 		return o.gone()
@@ -383,12 +380,12 @@ func (o *owner) pace(l *rate.Limiter, n int) error {
 	return nil
 }
 
-// errOvertaken ends a digest that has not begun, and what is done before one: another
-// one is to be computed first.
+// errOvertaken ends a digest not begun, or the summing of arrivals before a digest: another
+// digest is to be computed first.
 var errOvertaken = errors.New("another digest comes first")
 
-// letPass computes the digests of the volume that somebody waits for. This is not
-// one of them, and goes on from where it is.
+// letPass computes the awaited digests of the volume. The caller's digest is not awaited, and
+// continues from its position afterwards.
 func (t *turn) letPass() error {
 	for !t.nested {
 		sn, ok, _, err := t.o.undigested()
@@ -409,7 +406,7 @@ func (t *turn) letPass() error {
 	return nil
 }
 
-// leave lets others have their turn.
+// leave gives up the slot, if held, so that other digests get a turn.
 func (t *turn) leave() {
 	if t.in != nil {
 		<-t.in.slot
@@ -417,15 +414,15 @@ func (t *turn) leave() {
 	}
 }
 
-// digest computes and records one. blocks are those of the digest that it goes
-// before, which will finish them.
+// digest computes and records the digest of a snapshot. blocks are the blocks of the digest
+// interrupted by this digest, which will finish them, or nil.
 func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	t := &turn{o: o, sn: sn, blocks: blocks, nested: blocks != nil}
 	defer t.leave()
 	if !t.nested {
 		o.digestBusy(true)
 		defer o.digestBusy(false)
-		// However many volumes wait for their first turn, they take no memory.
+		// Volumes waiting for their first turn use no memory for blocks.
 		if err := t.take(o.ctx, 0, 0); err != nil {
 			return err
 		}
@@ -440,7 +437,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 			}
 		}()
 	}
-	// Others read while a large table grows.
+	// Other digests get a turn while a large table of blocks grows.
 	defer func(before func()) { t.blocks.Growing = before }(t.blocks.Growing)
 	t.blocks.Growing = t.leave
 	began := time.Now()
@@ -450,7 +447,8 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		}
 		return o.askAt(ctx, sn.At, op, t.leave)
 	}
-	// The turn, and the question for where the bytes are, which are read beside.
+	// before takes the turn, for the bytes and for the question where the bytes lie; where
+	// takes no turn, since reads run in parallel.
 	before := func(ctx context.Context, n int) error { return t.take(ctx, min(n, 1), n) }
 	where := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
 		return o.askAt(ctx, sn.At, op, func() {})
@@ -501,8 +499,8 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	return nil
 }
 
-// askAt reads the namespace at a snapshot. waiting is called before it waits for
-// others.
+// askAt reads the namespace at a snapshot. It calls waiting before each wait for the owners of
+// other volumes.
 func (o *owner) askAt(ctx context.Context, at meta.Generation, op meta.Op, waiting func()) (*meta.Result, error) {
 	for {
 		res, wait, err := o.tryAt(at, op)
@@ -516,8 +514,8 @@ func (o *owner) askAt(ctx context.Context, at meta.Generation, op meta.Op, waiti
 	}
 }
 
-// tryAt reads, or says what to wait for first: the places of a clone's chunks in
-// other volumes.
+// tryAt reads the namespace at a snapshot. If places of a clone's chunks in other volumes are
+// unknown, it returns a channel to wait for before the next try.
 func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan struct{}, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -534,7 +532,7 @@ func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan stru
 	return res, wait, err
 }
 
-// readAt reads the bytes of a file of a tree that ask answers for.
+// readAt reads bytes of a file. ask answers questions about the file's tree.
 func (o *owner) readAt(ctx context.Context, ask func(context.Context, meta.Op) (*meta.Result, error), ino meta.Ino, p []byte, off uint64) error {
 	var m fileMap
 	if err := m.ask(func(op meta.Op) (*meta.Result, error) { return ask(ctx, op) }, ino, off, off+uint64(len(p))); err != nil {
@@ -546,11 +544,11 @@ func (o *owner) readAt(ctx context.Context, ask func(context.Context, meta.Op) (
 // fileMap says where a part of a file lies.
 type fileMap struct {
 	extents []meta.Extent // in order, holes left out
-	inline  []byte        // its beginning
+	inline  []byte        // the file's first bytes
 	places  map[meta.ChunkID]meta.ChunkPlace
 }
 
-// ask finds out where the bytes [off, end) lie.
+// ask fills in the map of the bytes [off, end).
 func (m *fileMap) ask(ask func(meta.Op) (*meta.Result, error), ino meta.Ino, off, end uint64) error {
 	m.places = map[meta.ChunkID]meta.ChunkPlace{}
 	for off < end {
@@ -571,7 +569,7 @@ func (m *fileMap) ask(ask func(meta.Op) (*meta.Result, error), ino meta.Ino, off
 	return nil
 }
 
-// readMapped reads bytes of a file from where they lie; in holes there are zeros.
+// readMapped reads bytes of a file from the chunks that the map names. Holes read as zeros.
 func (o *owner) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64) error {
 	clear(p)
 	if off < uint64(len(m.inline)) {
@@ -594,7 +592,7 @@ func (o *owner) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64
 	return nil
 }
 
-// forgetDigests removes what is remembered of a volume that is gone.
+// forgetDigests removes the known blocks of a deleted volume.
 func (s *Server) forgetDigests(v meta.VolumeID) {
 	if s.cfg.DigestDir == "" {
 		return
@@ -604,8 +602,8 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 	}
 }
 
-// listDigests adds digests to the snapshots that they are of, or why there is none
-// yet although it was tried, and whether it is being tried again. Caller holds mu.
+// listDigests adds to snapshots their digests, or the error of the last try and whether
+// another try is running. The caller holds mu.
 func (o *owner) listDigests(l []meta.SnapshotInfo) error {
 	all, err := namespace.Digests(&view{o: o})
 	o.digesting.mu.Lock()
@@ -622,7 +620,7 @@ func (o *owner) listDigests(l []meta.SnapshotInfo) error {
 	return err
 }
 
-// shortened is the text of an error as a list has room for it.
+// shortened returns the first digestErrorMost bytes of an error's text.
 func shortened(err error) string {
 	text := err.Error()
 	return strings.ToValidUTF8(text[:min(len(text), digestErrorMost)], "")

@@ -7,20 +7,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A disk is never used up to its last block: etcd ends the process when it
-// can't write, and what was answered early must still reach the journal. So
-// changes are refused while there is room left for those before them.
+// The server never uses a disk up to the last block: etcd exits when it can't write, and
+// operations answered early must still reach the journal. So the server refuses changes while
+// room is left for earlier changes.
 const (
-	// roomSoft is the free space below which only changes that free something
-	// are taken, an eighth of a small disk; at a quarter of it none is.
+	// roomSoft is the free space below which the server takes only changes that free space; an
+	// eighth of a small disk. Below a quarter of it, the server takes none.
 	roomSoft  = 64 << 20
 	roomEvery = 50 * time.Millisecond
 )
 
-// shortage is why changes are refused.
+// shortage says why changes are refused.
 type shortage struct {
 	err  error
-	hard bool // even those that free something
+	hard bool // refuse also changes that free space
 }
 
 // roomLoop watches the disks of the journal and the state.
@@ -40,13 +40,13 @@ func (s *Server) roomLoop() {
 func (s *Server) lookForRoom() {
 	free, total, err := s.cfg.Room()
 	if err != nil {
-		return // whoever writes there finds out
+		return // the next write shows the error
 	}
 	soft := min(roomSoft, total/8)
 	s.roomless.look(free, soft)
 	was := s.tight.Load()
 	if was != nil {
-		soft += soft / 8 // not to and fro
+		soft += soft / 8 // hysteresis
 	}
 	if free >= soft {
 		if was != nil {
@@ -63,8 +63,8 @@ func (s *Server) lookForRoom() {
 	s.tight.Store(&shortage{hard: hard, err: meta.E("journal", meta.NoSpace, s.cfg.Name, fmt.Errorf("%d bytes are free on the metadata disk, changes need %d", free, soft))})
 }
 
-// full is why an operation can't be taken for want of space, nil if it can.
-// Caller holds mu.
+// full returns why the owner can't take an operation for want of space, or nil. The caller
+// holds mu.
 func (o *owner) full(op meta.Op) error {
 	if o.noSpace != nil {
 		return o.noSpace
@@ -76,8 +76,7 @@ func (o *owner) full(op meta.Op) error {
 	return t.err
 }
 
-// frees reports whether an operation gives space back, on this disk or on
-// those of the chunks.
+// frees reports whether an operation frees space, on the metadata disk or on chunk servers.
 func frees(op meta.Op) bool {
 	switch m := op.(type) {
 	case *meta.Unlink, *meta.ReleaseOrphans, *meta.RemoveXattr, *meta.UnpinSnapshot:

@@ -11,30 +11,31 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A server whose metadata disk fills up gives its volumes to servers that have room, before
-// it has to refuse changes: nobody may write to a volume that is served from a full disk. It
-// takes none back, and follows none, until there has been room for a while: else volumes
-// would go to and fro with every log file that somebody rotates. If nobody takes them it
-// keeps them, and refuses what it must (disk_full.go).
+// A server whose metadata disk fills up gives its volumes to servers with room, before it has
+// to refuse changes: no client may write to a volume served from a full disk. The server takes
+// no volume back, and follows none, until the disk has had room for a while: otherwise volumes
+// would move back and forth with every rotation of a log file. If no other server takes a
+// volume, the server keeps the volume, and refuses changes as needed (disk_full.go).
 
 const (
-	// roomlessLook is how often a server without room looks what it still has to give away.
+	// roomlessLook is how often a server without room looks for volumes to give away.
 	roomlessLook = 500 * time.Millisecond
-	// roomlessAgain is how long a volume that nobody took is kept before it is offered again.
+	// roomlessAgain is the wait between two offers of a volume that no server took.
 	roomlessAgain = 5 * time.Second
-	// roomlessRest is how long there must have been room before volumes come back.
+	// roomlessRest is how long the disk must have had room before volumes come back.
 	roomlessRest = time.Minute
 )
 
-// roomless says that this server has too little room for the volumes of others.
+// roomless records whether this server has too little room to serve volumes.
 type roomless struct {
 	low  atomic.Bool
-	last atomic.Int64 // when it was so last, nanoseconds since 1970; 0: never
+	last atomic.Int64 // the last time that low was true, nanoseconds since 1970; 0: never
 	free atomic.Uint64
 	want atomic.Uint64
 }
 
-// look takes what is free on the disk, and below what changes are refused.
+// look records the free bytes of the disk. refuse is the free space below which changes are
+// refused; the disk has too little room below twice refuse.
 func (r *roomless) look(free, refuse uint64) {
 	want := 2 * refuse
 	r.free.Store(free)
@@ -49,17 +50,17 @@ func (r *roomless) look(free, refuse uint64) {
 	}
 }
 
-// rests: there is no room, or has been for too short a time.
+// rests reports whether the disk has no room, or has had room for less than rest.
 func (r *roomless) rests(rest time.Duration) bool {
 	last := r.last.Load()
 	return r.low.Load() || last != 0 && time.Since(time.Unix(0, last)) < rest
 }
 
-// roomlessLoop gives volumes away while there is no room.
+// roomlessLoop gives volumes away while the disk has no room.
 func (s *Server) roomlessLoop() {
 	t := time.NewTicker(roomlessLook)
 	defer t.Stop()
-	kept := map[meta.VolumeID]time.Time{} // since when nobody took it
+	kept := map[meta.VolumeID]time.Time{} // the last offer that no server took
 	resting := false
 	for {
 		select {
@@ -69,7 +70,7 @@ func (s *Server) roomlessLoop() {
 		}
 		if !s.roomless.low.Load() {
 			if rests := s.roomless.rests(roomlessRest); resting && !rests {
-				s.goHome() // what is at home here may come back
+				s.goHome() // volumes whose home is here may come back
 			} else {
 				resting = rests
 			}
@@ -91,7 +92,7 @@ func (s *Server) roomlessLoop() {
 	}
 }
 
-// giveAway has another server take a volume.
+// giveAway asks other servers, in the order of homes, to take a volume.
 func (s *Server) giveAway(o *owner) error {
 	view := s.cfg.Cluster.View()
 	if view == nil {
@@ -120,15 +121,16 @@ func (s *Server) giveAway(o *owner) error {
 	return errors.Join(errs...)
 }
 
-// mayTake refuses a volume that a server without room offers, if there is none here.
+// mayTake refuses a volume offered by a server without room, if this server has no room
+// either.
 func (s *Server) mayTake(m *wire.Admin) error {
 	if m.Name != "" || m.Entry == "" || !s.roomless.low.Load() && s.tight.Load() == nil {
-		return nil // of a server that stops, or could not open it: somebody must
+		return nil // offered by a server that is stopping or can't open the volume: a server must take it
 	}
 	return meta.E("take volume", meta.NoSpace, s.cfg.Name, errors.New("its metadata disk has too little room, too"))
 }
 
-// roomHealth tells of the disk.
+// roomHealth adds the metadata disk to the health report if the disk has no room.
 func (s *Server) roomHealth(h *meta.ServerHealth) {
 	if s.roomless.low.Load() {
 		h.MetaDisk = &meta.MetaDiskHealth{

@@ -8,7 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// scrub has one chunk server, or all that are connected, read everything.
+// scrub orders chunk server only, or all connected chunk servers if only is 0, to read and
+// verify all replicas.
 func (s *Server) scrub(ctx context.Context, only meta.ServerID) error {
 	asked := 0
 	var errs []error

@@ -11,41 +11,43 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// What ends writing in a volume (rule 20): it becomes immutable, is deleted or rolled back.
-// Under an exclusive lease a client acknowledges writes by itself and commits them a moment
-// later. Committed afterwards they would be refused, though a program was told that they
-// were written. So writing ends behind the barrier that a snapshot is taken behind
-// (snapshot.go): exclusive leases are taken back, with what was written under them, nobody
-// gets one until writing has ended, and from then on write(2) itself is told.
+// Three operations end writing in a volume (rule 20): it becomes immutable, is deleted, or is
+// rolled back. Under an exclusive lease, a client acknowledges a program's writes and commits
+// the writes a moment later. A commit after the end of writing would be refused, although the
+// program's write succeeded. So the owner ends writing behind the barrier used for snapshots
+// (snapshot.go): the owner recalls exclusive leases, with the writes made under them, grants
+// no exclusive lease until writing has ended, and from then on write(2) itself fails.
 //
-// Unlike a snapshot, which has such a file as it was synced last while its writer goes on,
-// this is not done without a client that can't commit in time: it is refused, unless who
-// asks for it gives up what that client holds.
+// A snapshot takes the last synced state of a file whose writer does not commit in time. The
+// end of writing does not: if a client can't commit in time, the owner refuses the request,
+// unless the request gives up the client's uncommitted writes.
 
-// endingWait is how long clients may take to commit, each time that they are asked, and
-// endingFor how long all of that may take before it is refused. Between two rounds, for
-// endingPause, writers go on.
+// endingWait is how long clients may take to commit in a round. endingFor bounds all rounds
+// together; afterwards the request is refused. Between two rounds, writers go on for
+// endingPause.
 const (
 	endingWait  = 10 * time.Second
 	endingFor   = time.Minute
 	endingPause = time.Second
 )
 
-// writingEnd is how writing ends.
+// writingEnd says how writing ends.
 type writingEnd struct {
 	op    string // for errors and logs
-	force bool   // what can't be committed is given up
-	// goesOn: writers may write afterwards, so who can't commit in time does that later.
+	force bool   // give up writes that can't be committed
+	// goesOn: writers may write afterwards, so a client that can't commit in time commits
+	// later.
 	goesOn bool
 }
 
-// late tells whether it is done without those who can't commit in time.
+// late reports whether writing ends without the clients that can't commit in time.
 func (e writingEnd) late() bool { return e.force || e.goesOn }
 
-// endWriting runs end at a moment when nobody holds anything that is not committed, no file
-// has an open end, and nobody may begin to write: end must see to it that nobody may
-// afterwards. end runs without mu. Errors: Unavailable (a client did not commit what it
-// holds, or what it left open can't be sealed), those of end.
+// endWriting runs end at a moment when no client holds uncommitted writes, no file has an open
+// end, and no client may begin to write: end must make sure that no client may write
+// afterwards. end runs without mu. With how.force or how.goesOn, end runs despite clients that
+// can't commit in time. Errors: Unavailable (a client did not commit its writes, or a chunk
+// left open can't be sealed), and end's.
 func (o *owner) endWriting(ctx context.Context, how writingEnd, end func() error) error {
 	if o.srv.cfg.Unsafe.NoRecall {
 		return end()
@@ -72,8 +74,8 @@ func (o *owner) endWriting(ctx context.Context, how writingEnd, end func() error
 	}
 }
 
-// endBehindBarrier puts the barrier up once. ended: end has run, and err is its error.
-// again: what was in the way may be over soon.
+// endBehindBarrier makes a single attempt behind the barrier. ended: end has run, and err is
+// end's error. again: the obstacle may be gone soon.
 func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, end func() error) (ended, again bool, err error) {
 	if err := o.lockWithoutBarrier(ctx, nil); err != nil {
 		return false, false, err
@@ -114,7 +116,7 @@ func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, e
 	return true, false, end()
 }
 
-// immutable tells whether the volume's policy lets nobody write. Caller holds mu.
+// immutable reports whether the volume's policy forbids all writes. The caller holds mu.
 func (o *owner) immutable() bool {
 	p, err := namespace.Policy(&view{o: o})
 	return err == nil && p.Immutable

@@ -10,17 +10,17 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// How sessions come to a volume's owner and leave it.
+// How sessions enter a volume at its owner, and leave it.
 //
-// A session is the same in the whole cluster, but what it holds is a volume's:
-// leases and locks in the owner's memory, early replies, orphans and open chunks
-// in the journal. So each volume is entered. An owner writes a session into the
-// journal before it answers it anything: then its successor knows everybody who
-// may hold an answer or a lease of it, and need wait for nobody else.
+// A session is the same in the whole cluster, but the session's state belongs to volumes:
+// leases and locks in the owner's memory; early replies, orphans and open chunks in the
+// journal. So a session enters each volume. An owner journals a session before the first
+// answer to the session. So the owner's successor knows every session that may have an answer
+// or a lease from the owner, and waits for no other session.
 
 func (o *owner) subject() string { return fmt.Sprintf("volume %d", o.vol) }
 
-// has: the session entered the volume here.
+// has reports whether the session entered the volume and the owner still serves.
 func (o *owner) has(s *session) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -28,7 +28,7 @@ func (o *owner) has(s *session) bool {
 	return ok && o.failed == nil
 }
 
-// serveEnter lets a session in.
+// serveEnter answers a session's request to enter the volume, when the session may enter.
 func (o *owner) serveEnter(s *session, id uint64, m *wire.Enter) {
 	e := &wire.Entered{}
 	for {
@@ -52,14 +52,15 @@ func (o *owner) serveEnter(s *session, id uint64, m *wire.Enter) {
 	}
 }
 
-// enter fills in the answer, or says what to wait for. Caller holds mu.
+// enter fills in the answer, or returns a channel to wait for before the next try. The caller
+// holds mu.
 func (o *owner) enter(s *session, m *wire.Enter, e *wire.Entered) <-chan struct{} {
 	if o.failed != nil {
 		e.Status = wire.StatusOf(o.failed)
 		return nil
 	}
 	if s.ended.Load() {
-		return never // its connection is being closed
+		return never // the session's connection is being closed
 	}
 	if o.leaving != nil {
 		return o.leaving // or until the volume is gone
@@ -75,9 +76,9 @@ func (o *owner) enter(s *session, m *wire.Enter, e *wire.Entered) <-chan struct{
 	_, awaited := o.awaited[s.id]
 	switch {
 	case j != nil && (j.ending || slices.Contains(o.over, s.id)):
-		return soon() // it ends here, and begins anew
+		return soon() // the session ends here, and begins again
 	case m.Known && (j == nil || !inside && !awaited):
-		// It ended. The client hears so before it begins anew.
+		// The session ended. The client learns so (Known is false) before it begins again.
 		return nil
 	}
 	wait, err := o.journalSession(s)
@@ -104,8 +105,8 @@ func (o *owner) enter(s *session, m *wire.Enter, e *wire.Entered) <-chan struct{
 	return nil
 }
 
-// back notes that a session has sent its claims and replays, and asks again for
-// what it may not have heard.
+// back records that a session has sent its claims and replays, and sends the session the
+// recalls again that it may not have received.
 func (o *owner) back(s *session) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -120,8 +121,9 @@ func (o *owner) back(s *session) {
 		}
 	}
 	o.sendRecalls(o.leases.Unanswered(s))
-	// It holds what lost its last name while it was away, or under an owner that
-	// did not come to say so: untold, it would hold it until it ends.
+	// The session holds files that lost their last name while the session was away, or under
+	// an owner that did not notify the session. Without notice, the session would hold them
+	// until it ends.
 	err := namespace.Orphans(&view{o: o}, s.id, func(ino meta.Ino) bool {
 		s.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino}, Orphan: true})
 		return true
@@ -131,33 +133,34 @@ func (o *owner) back(s *session) {
 	}
 }
 
-// never is a channel to wait for what ends otherwise.
+// never is a channel that is never closed: the wait ends by other means.
 var never = make(chan struct{})
 
-// soon is a channel that is closed after leasePoll.
+// soon returns a channel closed after leasePoll.
 func soon() <-chan struct{} {
 	ch := make(chan struct{})
 	time.AfterFunc(leasePoll, func() { close(ch) })
 	return ch
 }
 
-// outsideLease: another may own the volume by now (rule 2). Either the lease is
-// renewed in a moment, or the volume is lost.
+// outsideLease reports whether another server may own the volume by now (rule 2). Either the
+// lease is renewed in a moment, or the volume is lost.
 func (o *owner) outsideLease() bool { return o.own.Left() <= 0 && !o.srv.cfg.Unsafe.NoLease }
 
-// part makes the owner serve no more: whatever waits is told to ask the next
-// owner, whose address is to if that is known. false: it did so before. Caller
-// holds mu.
+// part makes the owner stop serving: waiting requests fail with NotOwner, which names the next
+// owner's address to, if known. It returns false if the owner parted before. The caller holds
+// mu.
 func (o *owner) part(to string, cause error) bool {
 	if o.failed != nil {
 		return false
 	}
 	o.failed = meta.E("volume", meta.NotOwner, to, cause)
-	o.waiters = nil // their context ends
+	o.waiters = nil // dismiss ends their context
 	return true
 }
 
-// dismiss tells the sessions of an owner that parted to go.
+// dismiss sends the sessions of an owner that parted to the next owner, at to, and cancels the
+// owner's context.
 func (o *owner) dismiss(to string, cause error) {
 	o.mu.Lock()
 	var all []*session
@@ -172,9 +175,9 @@ func (o *owner) dismiss(to string, cause error) {
 	}
 }
 
-// lose ends the serving of a volume: the fence, the journal or the store says
-// that this server can't go on. What was not journaled is dropped with the
-// overlay; clients send it to the next owner, and hear of no failure.
+// lose ends the serving of a volume after an error of the fence, the journal or the store:
+// this server can't go on. Operations not journaled are dropped with the overlay; clients send
+// them to the next owner, and see no failure.
 func (o *owner) lose(cause error) {
 	o.mu.Lock()
 	first := o.part("", cause)

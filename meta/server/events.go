@@ -12,20 +12,19 @@ import (
 )
 
 const (
-	// eventsPage bounds the events of one answer.
+	// eventsPage bounds the events of an answer.
 	eventsPage = 1000
-	// eventsWait bounds how long a request waits for one.
+	// eventsWait bounds how long a request waits for an event.
 	eventsWait = 20 * time.Second
 )
 
-// eventWaits are the requests that wait for more events of a volume. The owner's mu
-// guards them.
+// eventWaits are the requests waiting for more events of a volume. The owner's mu guards them.
 type eventWaits struct {
 	news     chan struct{} // closed when the store has more events; nil: nobody waits
-	watchers int           // requests that do
+	watchers int           // waiting requests
 }
 
-// more is closed when the store has more events.
+// more returns a channel closed when the store has more events.
 func (w *eventWaits) more() <-chan struct{} {
 	if w.news == nil {
 		w.news = make(chan struct{})
@@ -33,7 +32,7 @@ func (w *eventWaits) more() <-chan struct{} {
 	return w.news
 }
 
-// tell says that the store has more events.
+// tell wakes the waiting requests: the store has more events.
 func (w *eventWaits) tell() {
 	if w.news != nil {
 		close(w.news)
@@ -41,11 +40,10 @@ func (w *eventWaits) tell() {
 	}
 }
 
-// events answers who follows a volume's events. Only what the store has is told,
-// so only what is in the journal: an early reply that is still to be journaled
-// becomes an event when it is. A frozen state is read, so nobody waits for it.
-// Errors: ReadOnly (a mirror's target: its events are of the tree that is being
-// filled, which its readers don't see).
+// events answers a request of a client that follows a volume's events. It reads the store, so
+// every event is in the journal: an operation answered early becomes an event when it is
+// journaled. It reads a frozen state, so requests do not wait for it. Errors: ReadOnly (a
+// mirror's target: its events are of the tree being filled, which readers don't see).
 func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
@@ -62,7 +60,7 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 			o.mu.Unlock()
 			return nil, err
 		}
-		if closed := o.closed; closed != nil { // being rolled back: neither one nor the other
+		if closed := o.closed; closed != nil { // being rolled back: neither the old state nor the new
 			o.mu.Unlock()
 			if err := o.await(ctx, closed); err != nil {
 				return nil, err
@@ -70,7 +68,7 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 			continue
 		}
 		told := o.eventWaits.more()
-		o.wg.Add(1) // the store is not closed under it
+		o.wg.Add(1) // keeps the store open
 		frozen := o.st.Freeze()
 		o.mu.Unlock()
 		a, err := readEvents(frozen, q)
@@ -79,8 +77,9 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 		if err != nil {
 			return nil, err
 		}
-		// If this server has lost the volume, its state lacks the events that the next owner
-		// told: a caller that has heard of those must not be told that they never were.
+		// If this server has lost the volume, its state lacks events that the next owner may
+		// already have reported: a caller with those events must not get an answer without
+		// them.
 		o.mu.Lock()
 		late := o.outsideLease()
 		o.mu.Unlock()
@@ -110,7 +109,7 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 	}
 }
 
-// watch counts those that wait for an event: a volume that is followed is not
+// watch adds n to the requests waiting for an event: a volume with a waiting request is not
 // idle.
 func (o *owner) watch(n int) {
 	o.mu.Lock()
@@ -118,7 +117,7 @@ func (o *owner) watch(n int) {
 	o.mu.Unlock()
 }
 
-// readEvents reads one page, and names the directories in it.
+// readEvents reads a page of events, and the paths of the directories in it.
 func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
 	log, err := namespace.EventLog(r)
 	if err != nil {
@@ -160,7 +159,7 @@ func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, 
 			}
 		}
 		if size > pageBytes {
-			break // who asked goes on after the last
+			break // the next request begins after the last event
 		}
 	}
 	return a, nil

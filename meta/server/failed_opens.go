@@ -11,21 +11,21 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A home may be unable to open a volume: its disk is full or broken, or what it
-// keeps there. Then the next server in the order of homes that can takes it; the
-// volume comes home once its home has a copy that follows again. Without
-// followers it is tried now and then.
+// A home may be unable to open a volume: the home's disk is full or broken, or the data on it.
+// Then the next server in the order of homes that can open the volume does. The volume returns
+// to its home when the home has a following copy again. Without followers, the home tries
+// again at intervals.
 
 const (
-	unableMin = time.Second // before a volume that could not be opened is tried again
+	unableMin = time.Second // wait before the next try to open a volume
 	unableMax = 10 * time.Second
 )
 
-// unable are volumes that could not be opened here, for a reason that lies here.
+// unable holds the volumes that could not be opened here, for a local reason.
 type unable struct {
 	mu sync.Mutex
 	m  map[meta.VolumeID]failure
-	// nobody are those of which no other server took them either, for health.
+	// nobody holds the volumes that no other server took either, for health.
 	nobody map[meta.VolumeID]failed
 }
 
@@ -34,8 +34,8 @@ type failed struct {
 	at  time.Time
 }
 
-// unservedTold is how long it is told that a volume could not be opened, unless it is
-// tried again, as one is that is to be served.
+// unservedTold is how long health reports a failed opening. An opening of a volume that should
+// be served is tried, and reported, again within that time.
 const unservedTold = time.Minute
 
 type failure struct {
@@ -44,7 +44,7 @@ type failure struct {
 	wait  time.Duration
 }
 
-// now gives why a volume is not to be tried yet, nil if it may be.
+// now returns why a volume is not to be tried yet, or nil.
 func (u *unable) now(v meta.VolumeID) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -54,8 +54,8 @@ func (u *unable) now(v meta.VolumeID) error {
 	return nil
 }
 
-// note takes the result of an opening, and tells whether it failed for a reason
-// that other servers may not have.
+// note records the result of an opening, and reports whether the opening failed for a local
+// reason, which other servers may not have.
 func (u *unable) note(v meta.VolumeID, err error) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -73,7 +73,7 @@ func (u *unable) note(v meta.VolumeID, err error) bool {
 	return true
 }
 
-// tell notes what came of an opening at last.
+// tell records the final result of an opening, after other servers were asked.
 func (u *unable) tell(v meta.VolumeID, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -87,7 +87,7 @@ func (u *unable) tell(v meta.VolumeID, err error) {
 	u.nobody[v] = failed{err, time.Now()}
 }
 
-// unserved gives the volumes that nobody could open lately, and why.
+// unserved returns the volumes that no server could open lately, and why.
 func (u *unable) unserved(now time.Time) map[meta.VolumeID]error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -100,9 +100,9 @@ func (u *unable) unserved(now time.Time) map[meta.VolumeID]error {
 	return all
 }
 
-// liesHere: an opening failed, and not because of etcd, of another owner, or of
-// the volume itself. A copy that is ahead of the journal (Ahead) is no such
-// reason: nobody may go on from an older one unasked.
+// liesHere reports whether an opening failed for a local reason: not because of etcd, of
+// another owner, or of the volume itself. A copy ahead of the journal (Ahead) is no local
+// reason: no server may continue from an older copy without an operator's request.
 func liesHere(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.KindOK, meta.Unavailable, meta.Canceled, meta.Interrupted, meta.Fenced, meta.NotOwner, meta.NoSuchVolume, meta.Ahead, meta.Again, meta.Stale:
@@ -111,9 +111,9 @@ func liesHere(err error) bool {
 	return true
 }
 
-// handOn finds another server for a volume that could not be opened here, and
-// gives the error for who asked here: NotOwner with its address, or why if nobody
-// can.
+// handOn asks other servers to take a volume that could not be opened here. It returns the
+// error for the requester: NotOwner with the new owner's address, or why if no server takes
+// the volume.
 func (s *Server) handOn(v meta.VolumeID, why error) error {
 	view := s.cfg.Cluster.View()
 	if view == nil || s.ctx.Err() != nil {

@@ -10,27 +10,29 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// DrainForecast is what becomes of volumes when a chunk server takes nothing new any
-// more and is emptied, as the chunk servers stand now.
+// DrainForecast is the state of volumes if a chunk server takes no new data and is emptied,
+// with the other chunk servers as they are now.
 type DrainForecast struct {
 	Node meta.ServerID `json:"node"`
-	// Volumes whose new data has fewer replicas then than their policy wants, and than
-	// now, by name: the replicas that they have on the server have nowhere to go, too.
+	// Volumes, by name, are the volumes whose new data would have fewer replicas than the
+	// policy wants, and fewer than now: the server's replicas of them have no destination
+	// either.
 	Volumes []VolumeForecast `json:"volumes"`
-	// Used bytes are on the server's disks, Room bytes on those that are left.
+	// Used bytes are on the server's disks; Room bytes are free on the other servers.
 	Used uint64 `json:"used_bytes"`
 	Room uint64 `json:"room_bytes"`
 }
 
-// VolumeForecast is what becomes of one volume.
+// VolumeForecast is the forecast of a volume.
 type VolumeForecast struct {
 	Name     string `json:"name" pb:"volume"`
-	Replicas int    `json:"replicas"` // by its policy
+	Replicas int    `json:"replicas"` // that the policy wants
 	Now      int    `json:"now"`      // of new data; 0: nothing can be written
 	Then     int    `json:"then"`
 }
 
-// drainForecast looks at the policies of all volumes. Errors: those of Cluster.Volumes.
+// drainForecast makes the forecast from the policies of all volumes. Errors:
+// Cluster.Volumes's.
 func (s *Server) drainForecast(ctx context.Context, id meta.ServerID) (DrainForecast, error) {
 	f := DrainForecast{Node: id, Volumes: []VolumeForecast{}}
 	now := s.servers()

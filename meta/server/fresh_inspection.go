@@ -9,12 +9,12 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// afreshWait bounds what lookAfresh waits for servers that do not list what they have.
+// afreshWait bounds how long lookAfresh waits for servers that do not list their chunks.
 const afreshWait = 15 * time.Second
 
-// lookAfresh has every chunk server list its replicas again, as after a change of its
-// disks, and waits until an inspection that knows the lists is over, or for afreshWait:
-// what vanished from a server that noticed nothing is known then.
+// lookAfresh makes every chunk server list its replicas again, as after a change of disks, and
+// waits at most afreshWait until an inspection with the new lists is over. Then the owner
+// knows of replicas that vanished without the server's notice.
 func (o *owner) lookAfresh(ctx context.Context) {
 	i := &o.inspection
 	mark := time.Now()
@@ -34,9 +34,9 @@ func (o *owner) lookAfresh(ctx context.Context) {
 	}
 }
 
-// shortOpen finds the open chunks behind an id of which no server has all that the
-// journal refers to, as where disks were set back to an old image. A chunk of which a
-// server does not answer is none of them.
+// shortOpen returns the open chunks with an id behind from of which no server has all the
+// bytes that the journal refers to, as after disks were set back to an old image. A chunk with
+// a server that does not answer is left out.
 func (o *owner) shortOpen(ctx context.Context, from meta.ChunkID) (map[meta.ChunkID]bool, error) {
 	open := map[meta.ChunkID][]meta.ServerID{}
 	o.mu.Lock()

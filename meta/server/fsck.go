@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// FsckReport is what a check of one volume found.
+// FsckReport is the result of a check of a volume.
 type FsckReport struct {
 	Volume   meta.VolumeID `json:"volume"`
 	Inodes   uint64        `json:"inodes"`
@@ -21,15 +21,15 @@ type FsckReport struct {
 	Chunks   uint64        `json:"chunks"`
 	Replicas uint64        `json:"replicas"`
 	Orphans  uint64        `json:"orphans"`
-	// Junctions lead to other volumes; each is compared with its volume's row.
+	// Junctions lead to other volumes; each is compared with the other volume's row.
 	Junctions uint64 `json:"junctions"`
 	Bytes     uint64 `json:"bytes"`
-	// Lost are bytes of files, of any generation, that an operator accepted as
-	// lost, in the chunks of Accepted (the first 1,000). They are no problem.
+	// Lost are bytes of files, of any generation, that an operator accepted as lost, in the
+	// chunks of Accepted (the first 1,000). Lost bytes are no problem.
 	Lost     uint64   `json:"accepted_lost_bytes"`
 	Accepted []string `json:"accepted_lost,omitempty"`
 	Problems []string `json:"problems"`
-	// Count is the number of problems, those left out of the list included.
+	// Count is the number of problems, including problems left out of the list.
 	Count uint64 `json:"problem_count"`
 }
 
@@ -40,7 +40,7 @@ func (r *FsckReport) problem(format string, a ...any) {
 	}
 }
 
-// CheckStatus is how far a check of a volume is.
+// CheckStatus is the progress of a check of a volume.
 type CheckStatus struct {
 	Volume  meta.VolumeID `json:"volume"`
 	Records uint64        `json:"records"` // read so far
@@ -48,12 +48,12 @@ type CheckStatus struct {
 	Of      uint64        `json:"of"`      // of so many; 0: not known yet
 }
 
-// checking is a check under way.
+// checking counts the progress of a running check.
 type checking struct {
 	records, chunks, of atomic.Uint64
 }
 
-// frozenReader reads a frozen store, counts, and stops when the owner does.
+// frozenReader reads a frozen store, counts the records, and stops when ctx ends.
 type frozenReader struct {
 	Frozen
 	ctx context.Context
@@ -72,9 +72,9 @@ func (r frozenReader) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	return errors.Join(err, stopped)
 }
 
-// Fsck checks a volume's state, recounting everything, and asks the chunk
-// servers for every chunk that it refers to. It reads the state as it was at one
-// journal entry: changes go on meanwhile.
+// Fsck checks a volume's state, with all counts made again, and asks the chunk servers for
+// every chunk in the state. It reads the state at a single journal entry: changes go on
+// meanwhile.
 func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error) {
 	o, err := s.ownerFor(ctx, v)
 	if err != nil {
@@ -83,8 +83,7 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
-	// What was answered before the check is in what it looks at: in the journal,
-	// and applied, which the next entry waits for.
+	// The check must see every operation answered before: journaled and applied.
 	if err := o.settled(ctx); err != nil {
 		return nil, err
 	}
@@ -134,7 +133,7 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 			}
 		}
 	}
-	foreign := map[meta.ChunkID]uint64{} // of a clone: how much of others' chunks it needs
+	foreign := map[meta.ChunkID]uint64{} // the length that a clone needs of other volumes' chunks
 	if err == nil {
 		err = namespace.ForeignExtents(view, func(e namespace.ForeignExtent) bool {
 			foreign[e.Chunk] = max(foreign[e.Chunk], e.ChunkOff+e.Len)
@@ -171,7 +170,7 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 			return nil, err
 		}
 		if one.Count > 0 {
-			// It may have changed since: then that is no problem of its.
+			// The record may have changed since the state was frozen: check it again.
 			now, err := o.chunkRecord(rec.ID)
 			if err != nil {
 				return nil, err
@@ -192,26 +191,26 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 	return r, nil
 }
 
-// freezeState gives the state as it is in the store, to walk over beside changes: closed by
-// Close, then released. Walks end with the caller or the owner.
+// freezeState returns the store's state, to be read while changes go on. The caller closes the
+// view, then calls release. Scans end with ctx or with the owner.
 func (o *owner) freezeState(ctx context.Context, c *checking) (view frozenReader, release func(), err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.freezeLocked(ctx, c)
 }
 
-// freezeLocked is freezeState for who holds mu.
+// freezeLocked is freezeState. The caller holds mu.
 func (o *owner) freezeLocked(ctx context.Context, c *checking) (view frozenReader, release func(), err error) {
 	if o.ctx.Err() != nil || o.stClosed {
 		return view, nil, o.gone()
 	}
-	o.wg.Add(1) // the store is not closed under it
+	o.wg.Add(1) // keeps the store open
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })
 	return frozenReader{o.st.Freeze(), ctx, c}, func() { stop(); cancel(nil); o.wg.Done() }, nil
 }
 
-// settled waits until everything answered so far is in the store.
+// settled waits until every operation answered so far is in the store.
 func (o *owner) settled(ctx context.Context) error {
 	if err := o.flush(ctx); err != nil {
 		return err
@@ -231,7 +230,7 @@ func (o *owner) settled(ctx context.Context) error {
 	return nil
 }
 
-// chunkNow gives a chunk's record as it is now; nil if it is gone.
+// chunkRecord returns a chunk's current record, or nil if the record is gone.
 func (o *owner) chunkRecord(id meta.ChunkID) (now *meta.ChunkRecord, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -244,8 +243,9 @@ func (o *owner) chunkRecord(id meta.ChunkID) (now *meta.ChunkRecord, err error) 
 	return now, err
 }
 
-// checkReplicas asks the servers that a chunk's record names. end is where the
-// last extent in it ends.
+// checkReplicas asks the servers in a chunk's record for the replica, and adds the problems to
+// r. end is where the chunk's last extent ends. Errors: Unavailable (a server does not answer,
+// and was not removed).
 func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint64, r *FsckReport) error {
 	if len(c.Servers) == 0 && !c.Gone() && c.Live > 0 {
 		r.problem("chunk %s of %d live bytes is on no server, and nobody accepted that it is lost", c.ID, c.Live)
@@ -276,7 +276,7 @@ func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint
 	return nil
 }
 
-// checks lists the checks under way.
+// checks lists the running checks.
 func (s *Server) checks() (all []CheckStatus) {
 	for _, o := range s.owners() {
 		o.mu.Lock()

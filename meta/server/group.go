@@ -15,56 +15,57 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Snapshots of several volumes that show one moment. Who asks for it leads each of the
-// owners through the same steps (meta/client, TakeGroup):
+// Snapshots of several volumes at one moment. The client leads each volume's owner through the
+// same steps (meta/client, TakeGroup):
 //
-//  1. hold: the barrier is put up, in the order of volumes;
+//  1. hold: raise the barrier, in the order of volumes;
 //  2. ready: exclusive leases are back, no file ends open any more;
-//  3. take: once all are ready. From now on no change is answered, and the snapshot is
-//     taken, hidden;
-//  4. release: once all are taken. It fails if the owner answered changes since step 3.
+//  3. take: once all owners are ready. From now on the owner answers no change. The
+//     snapshot is taken, hidden;
+//  4. release: once all snapshots are taken. Fails if the owner answered changes since
+//     step 3.
 //
-// The moment is any between the last take and the first release: then no volume
-// answered changes, so each snapshot is the volume as of then. A barrier alone, as of
-// one volume's snapshot, would not do: it lets through what an owner answers, and a
-// name made in a volume after its snapshot, and another in the next volume before that
-// one's, would be the effect without its cause.
+// The moment is any between the last take and the first release: no owner answers changes
+// then, so each snapshot is the volume at that moment. The barrier of a single volume's
+// snapshot would not do, since an owner still answers changes behind such a barrier. A client
+// could create a name in the first volume after its snapshot, and then a name in the second
+// volume before its snapshot: the group would have the effect without its cause.
 //
-// A hold ends by itself soon, and fails the group with it: who asked may be gone, and
-// owners don't know of one another. The group's record decides. It is made before the
-// first hold, undecided: nobody is shown the snapshots. Who asked makes it ready, or
-// aborted; an owner that finds it undecided after groupOverdue, aborted. Both is done by
-// compare-and-swap, so it is one of them. The snapshots of an aborted group are deleted
-// by their owners, and the record goes after the last of them: see decided.
+// A hold soon ends by itself, and the group fails with it: the client may be gone, and the
+// owners do not know one another. The group's record decides. The client makes the record,
+// undecided, before the first hold, and the snapshots stay hidden. Then the client changes the
+// record to ready or aborted. An owner aborts a record that is still undecided after
+// groupOverdue. Each change is a compare-and-swap, so only one succeeds. The owners delete the
+// snapshots of an aborted group, and the record is dropped after the last snapshot: see
+// decided.
 
 const (
-	// groupHold is how long a barrier stays up for a group in all, before the changes
-	// stop, and groupFrozen how long these are held up at most.
+	// groupHold bounds how long a group's barrier stays up before changes stop. groupFrozen
+	// bounds how long changes are held up.
 	groupHold   = 4 * time.Second
 	groupFrozen = time.Second
-	// groupOverdue is after what time a group is given up by whoever comes across it:
-	// longer than a try takes that is still at it (meta/client).
+	// groupOverdue is the age after which any server aborts an undecided group. No attempt of
+	// a live client takes so long (meta/client).
 	groupOverdue = 30 * time.Second
 )
 
-// groupHolding is a group's barrier at one of its volumes. Guarded by the owner's mu, but
-// for ready.
+// groupHolding is a group's barrier at a volume. The owner's mu guards all fields but ready.
 type groupHolding struct {
 	id    uint64
 	b     *barrier
 	op    *meta.TakeSnapshot
 	began time.Time
-	over  *time.Timer        // ends it
-	stop  context.CancelFunc // ends what waits in it
+	over  *time.Timer        // ends the hold
+	stop  context.CancelFunc // ends the waits of makeReady
 	// ready is closed when the volume can be snapshot, or failed says why not.
 	ready  chan struct{}
 	failed error
 	late   unanswered
 	taken  *meta.Result // of op
-	seq    meta.Seq     // that must be durable for it
+	seq    meta.Seq     // the entry that must be durable for taken
 }
 
-// frozen tells what to wait for before anything may be changed, nil: nothing. Caller
+// frozen returns the channel to wait for before any change; nil: changes may go on. Caller
 // holds mu.
 func (o *owner) frozen() <-chan struct{} {
 	if o.barrier != nil && o.barrier.frozen {
@@ -101,8 +102,8 @@ func (o *owner) endHold(h *groupHolding) {
 	o.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
 }
 
-// hold puts the barrier up for a group that is undecided, and begins to take leases
-// back. Errors: those of mayTake, Again.
+// hold raises the barrier for an undecided group, and begins to recall exclusive leases.
+// Errors: those of mayTake, Again.
 func (o *owner) hold(ctx context.Context, name string, q wire.GroupStep) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -132,7 +133,8 @@ func (o *owner) hold(ctx context.Context, name string, q wire.GroupStep) error {
 	o.group = h
 	o.mu.Unlock()
 	o.wg.Go(func() { o.makeReady(waiting, h, q.Strict) })
-	// Only now: who gives the group up afterwards ends this hold, too.
+	// Read the record only after o.group is set: a server that aborts the group from now on
+	// ends this hold, too.
 	g, err := o.srv.cfg.Cluster.Group(ctx, name)
 	if err == nil && (g.ID != q.ID || g.State != meta.GroupTaking || !slices.Contains(g.Volumes(), o.vol)) {
 		err = o.errHold("the group was given up")
@@ -149,7 +151,7 @@ func (o *owner) giveUp(h *groupHolding) {
 	o.mu.Unlock()
 }
 
-// makeReady takes back what clients have exclusively, and settles the ends of files.
+// makeReady recalls exclusive leases and settles the ends of files.
 func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
 	late, err := o.recallWriters(ctx, h.b.patience)
 	sealing, end := context.WithTimeout(o.ctx, barrierSeals)
@@ -180,7 +182,7 @@ func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
 	close(h.ready)
 	o.mu.Unlock()
 	if goOn != nil {
-		if err := goOn.wait(); err != nil { // the next try finds them sealed
+		if err := goOn.wait(); err != nil { // the next attempt finds the chunks sealed
 			o.log.Warn("a group's snapshot waits for the ends of files", "name", h.op.Name, "error", err)
 		}
 	}
@@ -202,8 +204,8 @@ func (o *owner) awaitReady(ctx context.Context, id uint64) error {
 	return h.failed
 }
 
-// takeHeld takes the snapshot of a volume that is ready. From then on no change is
-// answered, until the hold ends. Errors: Again, and those of meta.TakeSnapshot.
+// takeHeld takes the snapshot of a volume that is ready. From then on the owner answers no
+// change until the hold ends. Errors: Again, and those of meta.TakeSnapshot.
 func (o *owner) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, err error) {
 	o.mu.Lock()
 	h, err := o.holding(id)
@@ -225,7 +227,7 @@ func (o *owner) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, er
 	if err := o.await(ctx, wait); err != nil {
 		return m, err
 	}
-	o.tasks.snapshots.Wake() // it looks what becomes of the group
+	o.tasks.snapshots.Wake() // the task checks the group's record
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	all, err := namespace.Snapshots(&view{o: o})
@@ -256,9 +258,9 @@ func (o *owner) takeFrozen(h *groupHolding) (err error) {
 	return nil
 }
 
-// releaseHold ends the hold. It fails unless no change was answered since the snapshot was
-// taken, here or by another owner: this one has the right to the volume still. Errors:
-// Again.
+// releaseHold ends the hold. Success means that no change was answered since the snapshot was
+// taken: this owner held changes up and still has the right to the volume, so no other owner
+// answered either. Errors: Again.
 func (o *owner) releaseHold(id uint64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -273,9 +275,10 @@ func (o *owner) releaseHold(id uint64) error {
 	return nil
 }
 
-// ---- what becomes of groups
+// ---- the decision about a group, and its consequences
 
-// member finds the snapshot of a group that is there, also if it is hidden.
+// member returns the group's snapshot of this volume, also a hidden snapshot, but not a
+// snapshot being deleted.
 func (o *owner) member(name string, id uint64) (meta.Snapshot, bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -290,10 +293,10 @@ func (o *owner) member(name string, id uint64) (meta.Snapshot, bool, error) {
 	return all[i], true, nil
 }
 
-// deleteMember deletes the snapshot of a group that is ready or aborted: of the latter
-// there will be none afterwards. One that is overdue it aborts. Errors: Busy (it is
-// undecided, or somebody pinned the snapshot), NotOwner (perhaps: then another knows
-// whether there is one).
+// deleteMember deletes the snapshot of a ready or aborted group. If the group is overdue,
+// deleteMember aborts it first. After success for an aborted group, the volume will have no
+// such snapshot. Errors: Busy (the group is undecided, or the snapshot is pinned), NotOwner
+// (another server may own the volume and know of the snapshot).
 func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -323,14 +326,14 @@ func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error 
 		return err
 	}
 	o.mu.Lock()
-	delete(o.groups, id) // its record goes, and the snapshot may stay for its clones
+	delete(o.groups, id) // the record will be dropped; the snapshot may stay for clones
 	o.mu.Unlock()
 	return nil
 }
 
-// surelyNone is nil if the next owner, too, will find that a snapshot is not there which
-// this one does not find: its deletion is in the journal, and nobody else can have taken
-// it. Errors: NotOwner.
+// surelyNone is called after this owner did not find a snapshot. It returns nil if the next
+// owner will not find the snapshot either: the deletion is in the journal, and no other server
+// can have taken the snapshot. Errors: NotOwner.
 func (o *owner) surelyNone(ctx context.Context) error {
 	o.mu.Lock()
 	wait := o.untilDurable(o.snapped)
@@ -349,8 +352,9 @@ func (o *owner) surelyNone(ctx context.Context) error {
 	return nil
 }
 
-// ownerOfMember is ownerFor also of a volume in the trash: that may come back, with all
-// its snapshots. Errors: those of ownerFor, NoSuchVolume only of one that is gone for good.
+// ownerOfMember is ownerFor, but also accepts a volume in the trash, since such a volume may
+// be restored with its snapshots. Errors: those of ownerFor; NoSuchVolume only if the volume
+// is deleted for good; Busy if the volume keeps changing its state.
 func (s *Server) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, error) {
 	for range 4 {
 		row, err := s.cfg.Cluster.Volume(ctx, v)
@@ -368,9 +372,8 @@ func (s *Server) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, er
 	return nil, meta.E("delete group", meta.Busy, fmt.Sprint(v), errors.New("the volume goes to the trash and comes back: try again"))
 }
 
-// decided leaves out of a list of snapshots what belongs to groups that are undecided
-// or aborted, or whose records can't be read. What has to be done about those is done by
-// dropUndecided.
+// decided removes from a list the snapshots of groups that are undecided or aborted, or have
+// an unreadable record. dropUndecided handles the removed snapshots.
 func (o *owner) decided(all []meta.Snapshot) ([]meta.Snapshot, error) {
 	var err error
 	all = slices.DeleteFunc(all, func(s meta.Snapshot) bool {
@@ -386,13 +389,13 @@ func (o *owner) decided(all []meta.Snapshot) ([]meta.Snapshot, error) {
 	return all, err
 }
 
-// unreadable: a record is damaged, or of a later version. That stays, and concerns one
-// group.
+// unreadable reports whether a record is damaged or of a later version. Such an error lasts,
+// and concerns only the record's group.
 func unreadable(err error) bool { return errors.Is(err, meta.Version) || errors.Is(err, meta.Corrupt) }
 
-// undecided tells whether a snapshot is to be hidden: it belongs to a group that is
-// undecided or aborted, which it gives too; or one whose record can't be read (Version,
-// Corrupt); or it is gone meanwhile.
+// undecided reports whether a snapshot must stay hidden: the snapshot's group is undecided or
+// aborted (then undecided also returns the group), or the group's record can't be read (errors
+// Version, Corrupt), or the snapshot was deleted meanwhile.
 func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 	o.mu.Lock()
 	_, known := o.groups[s.Group]
@@ -413,7 +416,7 @@ func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 	if o.failed != nil {
 		return false, g, o.failed
 	}
-	// Since the caller saw it it may have gone, and its record after it.
+	// The snapshot may be deleted since the caller listed it, and then the record.
 	all, err := namespace.Snapshots(&view{o: o})
 	if err != nil || !slices.ContainsFunc(all, func(x meta.Snapshot) bool { return x.At == s.At && !x.Deleting }) {
 		return err == nil, meta.Group{}, err
@@ -425,9 +428,8 @@ func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 	return false, g, nil
 }
 
-// dropUndecided deletes snapshots of groups that are aborted, and aborts those that are
-// overdue. more: there are some that have to be looked at again. One that fails stops no
-// other.
+// dropUndecided deletes the snapshots of aborted groups, and aborts overdue groups. more: some
+// groups need another look. An error about a group does not stop the work on other groups.
 func (o *owner) dropUndecided() (more bool, err error) {
 	o.mu.Lock()
 	if o.failed != nil {
@@ -447,7 +449,7 @@ func (o *owner) dropUndecided() (more bool, err error) {
 		open, g, err := o.undecided(s)
 		if err == nil && open && g.State == meta.GroupTaking {
 			if g, err = o.srv.abortOverdue(o.ctx, g); errors.Is(err, meta.Again) {
-				more = true // it was decided this moment
+				more = true // the group was decided this moment
 				continue
 			}
 		}
@@ -466,8 +468,8 @@ func (o *owner) dropUndecided() (more bool, err error) {
 
 func overdue(g *meta.Group) bool { return time.Since(time.Unix(0, int64(g.Began))) > groupOverdue }
 
-// abortOverdue aborts a group that is undecided for too long: who took it is gone. Others
-// it gives back as they are. Errors: Again (it was decided this moment).
+// abortOverdue aborts a group that is undecided for too long: its client is gone. abortOverdue
+// returns any other group unchanged. Errors: Again (the group was decided this moment).
 func (s *Server) abortOverdue(ctx context.Context, g meta.Group) (meta.Group, error) {
 	if g.State != meta.GroupTaking || !overdue(&g) {
 		return g, nil
@@ -476,8 +478,8 @@ func (s *Server) abortOverdue(ctx context.Context, g meta.Group) (meta.Group, er
 	return s.cfg.Cluster.PutGroup(ctx, g)
 }
 
-// endOverdue reads the record of a group, and aborts the one of this id if it is
-// overdue. Errors: NotFound.
+// endOverdue reads the record of a group, and aborts the group if the record has this id and
+// is overdue. Errors: NotFound.
 func (s *Server) endOverdue(ctx context.Context, name string, id uint64) (meta.Group, error) {
 	for {
 		g, err := s.cfg.Cluster.Group(ctx, name)
@@ -545,7 +547,7 @@ func (s *Server) groupOp(ctx context.Context, sess *session, m *wire.Admin, re *
 	return meta.E("take group", meta.NotSupported, q.Step, nil)
 }
 
-// listGroups lists those whose volumes the session may administer all.
+// listGroups lists the groups of which the session may administer every volume.
 func (s *Server) listGroups(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	var all []meta.Group
 	var err error
@@ -569,9 +571,9 @@ func (s *Server) listGroups(ctx context.Context, sess *session, m *wire.Admin, r
 	return reportJSON(re, all)
 }
 
-// putGroup makes, decides or removes the record of a group. Errors: Exists (there is
-// one of that name that is ready), Busy (it is being taken), Again (it was decided
-// otherwise), NotFound.
+// putGroup makes, decides or removes the record of a group. Errors: Exists (a ready group, or
+// a group of other volumes, has the name), Busy (the group is being taken), Again (the group
+// was decided otherwise), NotFound.
 func (s *Server) putGroup(ctx context.Context, name string, q *wire.GroupRequest) (meta.Group, error) {
 	const op = "take group"
 	c := s.cfg.Cluster
@@ -638,7 +640,7 @@ func (s *Server) putGroup(ctx context.Context, name string, q *wire.GroupRequest
 		if !mine {
 			return g, nil
 		}
-		if g, err = s.abortOverdue(ctx, g); err != nil { // no volume of it is there to have done so
+		if g, err = s.abortOverdue(ctx, g); err != nil { // no owner of a member is left to abort the group
 			return g, err
 		}
 		if g.State == meta.GroupTaking {

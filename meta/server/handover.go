@@ -12,25 +12,26 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A volume goes from one server to another in order. Clients wait from when the
-// owner holds their calls back until the next one answers, so whatever can be
-// done before is: the next owner brings its copy to the end of the journal, and
-// then asks. Between stand one entry in the journal, one transaction that
-// releases, a reading and a transaction that take, and the reading of the last
-// entries. A server that stops asks the next one to ask.
+// The planned move of a volume from one server to another. Clients wait from the moment when
+// the owner stops answering until the next owner answers. So as much work as possible is done
+// before: the next owner first applies the journal up to its end, and then sends the request.
+// Within the wait remain one journal entry, the transaction that releases the volume, a read
+// and a transaction that take the volume, and the reading of the last entries. A stopping
+// server asks the next owner to send the request.
 
-// handOverWait bounds the time in which a volume that is handed over answers
-// nobody: then it stays.
+// handOverWait bounds how long a volume being handed over answers no call. After handOverWait
+// the volume stays.
 const handOverWait = 3 * time.Second
 
-// handedOver is why an owner parted that gave its volume to another.
+// handedOver is the cause of an owner's end after a hand-over. addr is the next owner's
+// address.
 type handedOver struct{ addr string }
 
 func (handedOver) Error() string { return "the volume was handed over" }
 
-// takeOver makes ready for a volume and asks its owner to release it. It gives
-// the store at the end of the journal, as it was before the release. Errors:
-// NotOwner (the owner keeps it; the subject is its address), and those of
+// takeOver prepares a volume's store and asks the volume's owner to release the volume. It
+// returns the store; entries journaled just before the release may still be missing. Errors:
+// NotOwner (the owner keeps the volume; the subject is the owner's address), and those of
 // loadState.
 func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (Store, error) {
 	log, err := s.cfg.Cluster.Follow(ctx, v)
@@ -47,8 +48,8 @@ func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (St
 	if err := s.cfg.Cluster.Expect(ctx, v); err != nil {
 		return keep(err)
 	}
-	// The owner goes on until it has journaled what it answered: that is applied
-	// as it comes, so that little is left to read when it is done.
+	// The owner first journals everything answered. Entries are applied as they come, so that
+	// few are left to read after the release.
 	following, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -71,10 +72,10 @@ func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (St
 	return st, nil
 }
 
-// handOver gives the volume to another server in order: everything answered is
-// journaled, the right is released, sessions are told where to go. Calls that
-// come meanwhile are not answered: the next owner does it.
-// Errors: NotOwner, Unavailable (the volume stays).
+// handOver gives the volume to another server: it journals everything answered, releases the
+// right to the volume, and sends the sessions to the next owner. Calls arriving meanwhile wait
+// for the next owner. Errors: NotOwner, Unavailable (the volume stays), Busy (another
+// hand-over is under way).
 func (o *owner) handOver(ctx context.Context, to string) error {
 	began := time.Now()
 	o.drain(ctx)
@@ -97,7 +98,7 @@ func (o *owner) handOver(ctx context.Context, to string) error {
 		}
 		o.mu.Lock()
 		if err != nil {
-			close(o.leaving) // who was held back goes on
+			close(o.leaving) // the calls held back go on
 			o.leaving = nil
 			o.mu.Unlock()
 			return err
@@ -111,28 +112,28 @@ func (o *owner) handOver(ctx context.Context, to string) error {
 	}
 	o.mu.Unlock()
 	journaled := time.Since(began) - drained
-	// Nobody is answered any more: it is released whoever still waits for that.
+	// No call is answered any more, so the release goes on even if the caller gave up.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), handOverWait)
 	err := o.own.Release(call)
 	cancel()
 	o.dismiss(to, why)
 	o.log.Info("the volume was handed over", "to", to, "drained", drained.Round(time.Millisecond), "journaled", journaled.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond), "error", err)
-	o.srv.wg.Go(func() { o.srv.retire(o) }) // who takes it does not wait for that
+	o.srv.wg.Go(func() { o.srv.retire(o) }) // the next owner does not wait for the end
 	return err
 }
 
-// drainWait bounds drain; it is part of handOverWait.
+// drainWait bounds drain, and is part of handOverWait.
 const drainWait = time.Second
 
-// drain lets the journal get what was answered before calls are held back, so
-// that one entry is left to be written while they are.
+// drain waits, at most for drainWait, until everything answered is durable except for about
+// one entry, while calls go on. So only one entry is left to write while calls are held back.
 func (o *owner) drain(ctx context.Context) {
 	end := time.NewTimer(drainWait)
 	defer end.Stop()
 	for again := true; again; {
 		o.mu.Lock()
 		wait := o.untilDurable(o.newest())
-		again = len(o.queue) > 0 // more than what one entry takes
+		again = len(o.queue) > 0 // more entries than the current entry
 		o.mu.Unlock()
 		select {
 		case <-wait:
@@ -146,7 +147,7 @@ func (o *owner) drain(ctx context.Context) {
 	}
 }
 
-// close gives the volume to whoever is next, since the server stops.
+// close gives the volume to the next server in rank, since this server stops.
 func (o *owner) close(ctx context.Context) error {
 	next := ""
 	if view := o.srv.cfg.Cluster.View(); view != nil {
@@ -161,11 +162,11 @@ func (o *owner) close(ctx context.Context) error {
 				err = re.Status.Error()
 			}
 			if o.ctx.Err() != nil {
-				return nil // it has gone, whoever has it
+				return nil // another server took the volume
 			}
 			o.log.Info("a server did not take the volume", "server", m.Name, "error", err)
 			if err == nil {
-				continue // it believes that it had it
+				continue // the server answered as if it owned the volume
 			}
 			if next == "" {
 				next = m.Addr
@@ -173,7 +174,7 @@ func (o *owner) close(ctx context.Context) error {
 		}
 	}
 	for {
-		// A server that was given up above may take it after all.
+		// A server that did not take the volume above may still take it later.
 		o.mu.Lock()
 		leaving, parted := o.leaving, o.failed != nil
 		o.mu.Unlock()
@@ -184,10 +185,10 @@ func (o *owner) close(ctx context.Context) error {
 			continue
 		}
 		if parted {
-			leaving = nil // it is not closed any more
+			leaving = nil // after the owner parted, leaving is never closed
 		}
 		select {
-		case <-leaving: // it stays
+		case <-leaving: // the volume stays: hand it over again
 		case <-o.ctx.Done():
 			return nil
 		case <-ctx.Done():
@@ -196,12 +197,11 @@ func (o *owner) close(ctx context.Context) error {
 	}
 }
 
-// leaverFor is how long a server that said it stops is believed, unless it goes
-// off the list before.
+// leaverFor is how long another server's notice of stopping counts, unless the server goes off
+// the list of servers before.
 const leaverFor = 10 * time.Second
 
-// leavers are servers on the list that said they stop: nothing is at home there
-// any more.
+// leavers are listed servers that announced to stop. No volume has its home at a leaver.
 type leavers struct {
 	mu sync.Mutex
 	m  map[string]time.Time // until when
@@ -222,8 +222,8 @@ func (l *leavers) has(name string) bool {
 	return time.Now().Before(l.m[name])
 }
 
-// forget those that are not on the list: one that comes back under the name of
-// one is another.
+// forget drops servers that are not on the list: a server appearing later under the same name
+// is a new server.
 func (l *leavers) forget(listed []cluster.MetaServer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -17,8 +17,9 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// VolumesHealth tells of the volumes here that something is to be said of, by their numbers
-// from the one after after on, as many as one answer has, and how many are left.
+// VolumesHealth returns the reports on volumes here that need attention, ordered by volume id,
+// with ids above after, up to meta.HealthListed of them. left is the number of further
+// reports.
 func (s *Server) VolumesHealth(after meta.VolumeID) (page []meta.VolumeHealth, left int) {
 	var h meta.ServerHealth
 	s.volumesHealth(&h, true)
@@ -28,8 +29,8 @@ func (s *Server) VolumesHealth(after meta.VolumeID) (page []meta.VolumeHealth, l
 	return page, left
 }
 
-// Health tells what this server knows of what might be wrong. It takes a few
-// seconds at most: what can't be found out by then is told as that.
+// Health returns what might be wrong, as far as this server knows. It takes a few seconds at
+// most: a fact not found out by then is reported as unknown.
 func (s *Server) Health(ctx context.Context) *meta.ServerHealth {
 	now := time.Now()
 	h := &meta.ServerHealth{Name: s.cfg.Name, Now: now}
@@ -63,7 +64,7 @@ func (s *Server) Health(ctx context.Context) *meta.ServerHealth {
 	return h
 }
 
-// bound shortens a list to what one answer has, and counts the rest.
+// bound shortens a list to meta.HealthListed items, and returns the number of items removed.
 func bound[T any](l *[]T) (left int) {
 	if left = len(*l) - meta.HealthListed; left > 0 {
 		*l = (*l)[:meta.HealthListed]
@@ -75,7 +76,7 @@ func certHealth(id peering.Identity) meta.CertHealth {
 	return meta.CertHealth{Identity: id.String(), Begins: id.Begins, Ends: id.Expires}
 }
 
-// nodesHealth tells of chunk servers and their disks.
+// nodesHealth adds the state of chunk servers and their disks to h.
 func (s *Server) nodesHealth(h *meta.ServerHealth) {
 	ahead := map[meta.ServerID]time.Duration{}
 	for _, x := range s.sightings() {
@@ -105,7 +106,7 @@ func (s *Server) nodesHealth(h *meta.ServerHealth) {
 			}
 		}
 	}
-	// A failed disk comes before one that is nearly full.
+	// A failed disk comes before a nearly full disk.
 	slices.SortStableFunc(h.BadDisks, func(a, b meta.DiskHealth) int {
 		return cmp.Compare(diskRank(a.State), diskRank(b.State))
 	})
@@ -121,9 +122,9 @@ func diskRank(state string) int {
 	return 0
 }
 
-// volumesHealth tells of the volumes that are open here, and of those that nobody
-// could open; with chunks also of what their last inspection found that can wait: see chunksHealth.
-// One that is on its way to another owner is that one's to tell of.
+// volumesHealth adds the volumes that are open here, and the volumes that no server could
+// open, to h. With chunks, the reports include findings of the last inspection that can wait:
+// see chunksHealth. A volume being handed over is left to its next owner.
 func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
 	best, all := s.servers().AtBest(), s.registered()
@@ -185,7 +186,7 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	}
 	h.Volumes = append(h.Volumes, s.unservedHealth()...)
 	if view := s.cfg.Cluster.View(); view != nil {
-		for id, of := range given { // of volumes that are closed, or another server's by now
+		for id, of := range given { // of volumes that are closed, or served elsewhere by now
 			if row, ok := view.Volume(id); ok {
 				v := meta.VolumeHealth{ID: id, Name: row.Name}
 				of.tell(&v)
@@ -198,8 +199,8 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	})
 }
 
-// unservedHealth tells of the volumes that were to be opened here a moment ago, and
-// that neither this server could open nor another one.
+// unservedHealth returns the volumes that neither this server nor another server could open
+// just now.
 func (s *Server) unservedHealth() (all []meta.VolumeHealth) {
 	failed := s.unable.unserved(time.Now())
 	names := map[meta.VolumeID]string{}
@@ -227,10 +228,9 @@ func volumeRank(v *meta.VolumeHealth) int {
 	return 2
 }
 
-// chunksHealth sums what the last inspection of each open volume found. A volume is
-// closed only when all its chunks are as they should be, and opened again when a chunk
-// server goes (visitLoop): so the closed ones have nothing to tell, and nobody who asks
-// every minute keeps them open.
+// chunksHealth sums the last inspections of the open volumes. Closed volumes have nothing to
+// report: a volume is closed only when all its chunks are as they should be, and opened again
+// when a chunk server goes (visitLoop). So frequent health requests keep no volume open.
 func (s *Server) chunksHealth() meta.ChunkHealth {
 	var sum RepairStatus
 	for _, o := range s.owners() {
@@ -255,8 +255,9 @@ func (s *Server) chunksHealth() meta.ChunkHealth {
 		Corrupt: sum.Corrupt, Misplaced: sum.Misplaced, Draining: sum.Draining, Surplus: sum.Surplus, Blocked: sum.Blocked, Unreachable: sum.Unreachable, LastReachable: sum.LastReachable, ShortBytes: sum.ShortBytes, Copying: sum.Copying, CopyBytes: sum.CopyBytes}
 }
 
-// seenCerts are the certificates of who was connected, by identity: of each the one
-// that ends last, as it was shown here or as this server signed it.
+// seenCerts holds the certificates of connected clients and servers, by identity. For each
+// identity, it holds the certificate that expires last, among those shown to or signed by this
+// server.
 type seenCerts struct {
 	mu   sync.Mutex
 	m    map[string]*seenCert
@@ -268,10 +269,11 @@ type seenCert struct {
 	conns  int // connections of the identity to this server
 }
 
-// seenCertsMost bounds how many are remembered of who is not connected.
+// seenCertsMost bounds the certificates held of identities without a connection.
 const seenCertsMost = 20_000
 
-// shown notes the certificate of a connection; the caller says when that is gone.
+// shown records the certificate of a connection. The caller calls gone when the connection
+// ends.
 func (c *seenCerts) shown(id peering.Identity) (gone func()) {
 	if id.Expires.IsZero() {
 		return func() {}
@@ -291,7 +293,7 @@ func (c *seenCerts) shown(id peering.Identity) (gone func()) {
 	}
 }
 
-// signed notes a certificate that this server signed.
+// signed records a certificate signed by this server.
 func (c *seenCerts) signed(id peering.Identity) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -320,7 +322,7 @@ func (c *seenCerts) note(id peering.Identity) *seenCert {
 	return x
 }
 
-// ending lists those of who is connected that end soon, the first to end first.
+// ending lists the certificates of connected identities that expire soon, by expiry.
 func (c *seenCerts) ending(now time.Time) (l []meta.CertHealth) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -335,7 +337,7 @@ func (c *seenCerts) ending(now time.Time) (l []meta.CertHealth) {
 	return l
 }
 
-// of lists those of some identities.
+// of lists the certificates held of some identities.
 func (c *seenCerts) of(identities []string) (l []meta.CertHealth) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -347,15 +349,15 @@ func (c *seenCerts) of(identities []string) (l []meta.CertHealth) {
 	return l
 }
 
-// cutOffTold is how long it is told that a client was cut off; cutOffKept bounds
-// how many are remembered.
+// cutOffTold is how long a cut-off client is reported. cutOffKept bounds the clients
+// remembered.
 const (
 	cutOffTold = 15 * time.Minute
 	cutOffKept = 1000
 )
 
-// cutOff are the clients whose sessions ended here without a good-bye, while they
-// used a volume, and that did not come back; the last one last.
+// cutOff are the clients whose sessions ended here without a good-bye while using a volume,
+// and that did not come back. Ordered by time, the latest last.
 type cutOff struct {
 	mu sync.Mutex
 	l  []meta.ClientHealth
@@ -372,7 +374,7 @@ func (c *cutOff) add(sess *session, why error) {
 	c.l = append(c.l, h)
 }
 
-// back takes off the list who has a session again.
+// back removes a client that has a session again.
 func (c *cutOff) back(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -384,14 +386,14 @@ func (c *cutOff) forget(name string) {
 	c.l = slices.DeleteFunc(c.l, func(h meta.ClientHealth) bool { return placeOf(h.Name) == placeOf(name) })
 }
 
-// placeOf is what a client's name says but for its process: a mount that was made
-// anew is another one, with whose number its name ends.
+// placeOf is a client's name without the process id at its end. A mount made anew has another
+// process id, but the same place.
 func placeOf(name string) string {
 	name, _, _ = strings.Cut(name, " (pid ")
 	return name
 }
 
-// since lists who was cut off after a time, the last first.
+// since lists the clients cut off after t, the latest first.
 func (c *cutOff) since(t time.Time) (l []meta.ClientHealth) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,24 +15,24 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Which server serves which volume. Every volume has a home among the servers
-// that live, by rendezvous hashing (cluster.Rank). Its home opens it when a
-// client asks for it, or at once if the owner before did not release it; a
-// volume that is owned elsewhere its home asks for, once its own copy is warm.
-// Nobody else opens it, so a server that is asked for a volume either is its
-// owner, or becomes it, or names who to ask. Views differ for a moment when
-// servers come and go; only the transaction at etcd decides.
+// Which server serves which volume. Each volume has a home among the live servers, by
+// rendezvous hashing (cluster.Rank). The home opens the volume when a client asks, or at once
+// if the owner before did not release the volume. If another server owns the volume, the home
+// asks that server for it once the home's own copy is warm. No other server opens the volume.
+// So a server asked for a volume is its owner, or becomes its owner, or names the server to
+// ask. The views of servers differ for a moment after a server comes or goes: only the
+// transaction at etcd decides.
 
 // opening is a volume that is open, being opened or being left.
 type opening struct {
-	state cluster.VolumeState // that its row must have
-	done  chan struct{}       // o and err are set
+	state cluster.VolumeState // the state that the volume's row must have
+	done  chan struct{}       // closed when o and err are set
 	o     *owner
 	err   error
-	gone  chan struct{} // it is off the list
+	gone  chan struct{} // closed when the volume is off the list
 }
 
-// opened returns the owner of a volume that is served here, without waiting.
+// opened returns the owner of a volume served here, without waiting; nil: none.
 func (s *Server) opened(v meta.VolumeID) *owner {
 	s.mu.Lock()
 	op := s.volumes[v]
@@ -48,7 +48,7 @@ func (s *Server) opened(v meta.VolumeID) *owner {
 	}
 }
 
-// owners lists the volumes that are open here.
+// owners lists the owners of the volumes open here, by volume id.
 func (s *Server) owners() (all []*owner) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,14 +65,14 @@ func (s *Server) owners() (all []*owner) {
 	return all
 }
 
-// open takes a volume, or waits for who does. Errors: NoSuchVolume (or it is
-// being deleted), NotOwner (the subject is the owner's address), Unavailable.
+// open takes a volume, or waits for an open already under way. Errors: NoSuchVolume (also if
+// the volume is being deleted), NotOwner (the subject is the owner's address), Unavailable.
 func (s *Server) open(ctx context.Context, v meta.VolumeID) (*owner, error) {
 	return s.openAs(ctx, v, cluster.VolumeActive, "")
 }
 
-// openAs takes a volume whose row must have this state; if from is not empty,
-// from its owner there (see takeOver).
+// openAs takes a volume; the volume's row must have the given state. If from is not empty,
+// openAs takes the volume from its owner at that address (see takeOver).
 func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
 	for {
 		if err := s.unable.now(v); err != nil {
@@ -109,12 +109,12 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 		case <-ctx.Done():
 			return nil, meta.E("open volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
 		}
-		// Who wanted it in another state may have been refused where this is not.
+		// An open for another state may have failed where this call's state would not.
 		if op.err != nil && op.state == state || op.err == nil && op.o.ctx.Err() == nil {
 			return op.o, op.err
 		}
 		select {
-		case <-op.gone: // it was lost: take it again
+		case <-op.gone: // the volume was lost: take it again
 		case <-s.ctx.Done():
 			return nil, stopping("open volume", v)
 		case <-ctx.Done():
@@ -127,7 +127,7 @@ func stopping(op string, v meta.VolumeID) error {
 	return meta.E(op, meta.Unavailable, fmt.Sprint(v), errors.New("the server is stopping"))
 }
 
-// coming returns a volume that is being opened here, nil if none is.
+// coming returns the opening of a volume being opened here, nil if none is.
 func (s *Server) coming(v meta.VolumeID) *opening {
 	s.mu.Lock()
 	op := s.volumes[v]
@@ -143,7 +143,7 @@ func (s *Server) coming(v meta.VolumeID) *opening {
 	}
 }
 
-// home tells where a volume should be served.
+// home returns the server that should serve a volume, and whether that is this server.
 func (s *Server) home(v meta.VolumeID) (at cluster.MetaServer, mine bool) {
 	view := s.cfg.Cluster.View()
 	if view != nil {
@@ -156,8 +156,8 @@ func (s *Server) home(v meta.VolumeID) (at cluster.MetaServer, mine bool) {
 	return cluster.MetaServer{Name: s.cfg.Name, Addr: s.cfg.Addr}, true
 }
 
-// elsewhere is the error for who asks here for a volume that is served at
-// another place, or not yet.
+// elsewhere is the error for a call about a volume that another server serves, or that is not
+// served yet.
 func (s *Server) elsewhere(v meta.VolumeID) error {
 	at, mine := s.home(v)
 	if mine {
@@ -166,19 +166,19 @@ func (s *Server) elsewhere(v meta.VolumeID) error {
 	return meta.E("find owner", meta.NotOwner, at.Addr, fmt.Errorf("volume %d is not served by %s", v, s.cfg.Name))
 }
 
-// ownerFor finds or makes the owner of a volume here. Errors: those of open;
-// NotOwner names who to ask.
+// ownerFor returns the owner of a volume here, opening the volume if its home is here. Errors:
+// those of open; NotOwner names the server to ask.
 func (s *Server) ownerFor(ctx context.Context, v meta.VolumeID) (*owner, error) {
 	return s.ownerAs(ctx, v, cluster.VolumeActive)
 }
 
-// ownerAs is ownerFor of a volume whose row must have this state.
+// ownerAs is ownerFor for a volume whose row must have the given state.
 func (s *Server) ownerAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState) (*owner, error) {
 	if o := s.opened(v); o != nil && o.ctx.Err() == nil {
 		return o.serving(state)
 	}
 	if op := s.coming(v); op != nil && op.state == state {
-		// Who was sent here by the owner before waits here.
+		// A client sent here by the owner before waits here.
 		select {
 		case <-op.done:
 			if op.err == nil {
@@ -206,8 +206,8 @@ func (s *Server) ownerAs(ctx context.Context, v meta.VolumeID, state cluster.Vol
 	return nil, s.elsewhere(v)
 }
 
-// grant is the lease that a client may get now: none may outlive this server's
-// own lease at etcd by more than Grace.
+// grant is how long a lease granted to a client now may last: no client's lease outlives this
+// server's own lease at etcd by more than Grace. Zero: no lease may be granted.
 func (s *Server) grant() time.Duration {
 	if s.cfg.Unsafe.NoLease {
 		return s.cfg.SessionTTL
@@ -219,8 +219,8 @@ func (s *Server) grant() time.Duration {
 	return min(s.cfg.SessionTTL, left+s.cfg.Grace)
 }
 
-// LeaseLost gives up every volume that hangs on a lease which is over. Nothing
-// may hang on a new one before.
+// LeaseLost gives up every volume owned under a lease that is over. The caller must not take
+// volumes under a new lease before LeaseLost returns.
 func (s *Server) LeaseLost() {
 	for _, o := range s.owners() {
 		if o.outsideLease() {
@@ -231,7 +231,7 @@ func (s *Server) LeaseLost() {
 
 var errLeaseLost = errors.New("the lease that the right to serve hangs on was lost")
 
-// forget takes an owner that serves no more off the list.
+// forget takes an owner that no longer serves off the list.
 func (s *Server) forget(o *owner) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,7 +241,7 @@ func (s *Server) forget(o *owner) {
 	}
 }
 
-// retire ends an owner that told its sessions to go elsewhere.
+// retire ends an owner after its sessions were sent to another server.
 func (s *Server) retire(o *owner) {
 	if err := o.closeStore(); err != nil {
 		o.log.Warn("closing the store", "error", err)
@@ -259,14 +259,14 @@ func (s *Server) goHome() {
 }
 
 const (
-	// homeLook is how often volumes that are not at home yet are looked at again.
+	// homeLook is how often homeLoop tries again to bring volumes home.
 	homeLook = 250 * time.Millisecond
-	// homeWorkers bound the volumes being taken at once.
+	// homeWorkers bounds the volumes being taken at once.
 	homeWorkers = 4
 )
 
-// homeLoop opens the volumes whose home this is and which the owner before did
-// not release, and asks for those that are owned elsewhere.
+// homeLoop opens the volumes with their home here that the owner before did not release, and
+// asks other owners for theirs.
 func (s *Server) homeLoop() {
 	var servers []cluster.MetaServer
 	changed := time.Now()
@@ -299,9 +299,9 @@ func (s *Server) homeLoop() {
 	}
 }
 
-// takeKeys takes the cluster's capability keys when they were rotated, and gives
-// them to the chunk servers before anything is signed with the new one; with
-// them goes who was evicted, whose connections the chunk servers end.
+// takeKeys takes the cluster's capability keys after a rotation, and sends the keys to the
+// chunk servers before this server signs with the new key. The same order lists the evicted
+// clients: chunk servers end the connections of evicted clients.
 func (s *Server) takeKeys(view *cluster.View) {
 	keys, evicted := view.CapKeys, view.AllEvicted()
 	if len(keys) == 0 {
@@ -318,8 +318,8 @@ func (s *Server) takeKeys(view *cluster.View) {
 		}
 	}
 	if rotated {
-		// The newest signs in a while (signKey): until then even a chunk server that is
-		// slow to take them knows what it is shown.
+		// The newest key signs after a delay (signKey). By then a chunk server that is slow to
+		// take keys knows the key, too.
 		s.keys, s.keysAt = slices.Clone(keys), time.Now()
 	}
 	s.mu.Unlock()
@@ -328,11 +328,11 @@ func (s *Server) takeKeys(view *cluster.View) {
 	}
 }
 
-// bringHome looks at the volumes whose home this is. again: some are to be
-// looked at soon.
+// bringHome tries to open the volumes with their home here. again: some volumes need another
+// try soon.
 func (s *Server) bringHome(view *cluster.View, calm bool) (again bool) {
 	if !slices.ContainsFunc(view.MetaServers, func(m cluster.MetaServer) bool { return m.Name == s.cfg.Name }) {
-		return false // not here yet, or stopping
+		return false // this server has not joined yet, or is stopping
 	}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -361,7 +361,7 @@ func (s *Server) bringHome(view *cluster.View, calm bool) (again bool) {
 	return again
 }
 
-// rests: homeLoop need not look at the volume.
+// rests reports whether homeLoop need not try to open a volume: the volume is open or at rest.
 func (s *Server) rests(v cluster.Volume) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -375,7 +375,7 @@ func (s *Server) rests(v cluster.Volume) bool {
 	return s.atRest[v.ID] && v.State != cluster.VolumeDeleting
 }
 
-// letRest notes that a volume is closed.
+// letRest notes that a volume is closed, so that homeLoop leaves it alone.
 func (s *Server) letRest(v meta.VolumeID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -384,7 +384,7 @@ func (s *Server) letRest(v meta.VolumeID) {
 	}
 }
 
-// finishDeletion goes on where a server that is gone left off.
+// finishDeletion continues a deletion that a server left unfinished when it went away.
 func (s *Server) finishDeletion(v cluster.Volume, calm bool) (again, rests bool) {
 	if !calm {
 		return true, false
@@ -409,7 +409,8 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 	case err != nil:
 		return s.ctx.Err() == nil, false
 	case h.Held && h.Name == s.cfg.Name:
-		// By what ran under our name before: its lease ends, or it is known dead.
+		// The holder is an earlier process with our name: open waits until its lease ends or
+		// the process is known dead.
 		_, err := s.open(ctx, v)
 		return err != nil, false
 	case h.Held:
@@ -428,8 +429,9 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 		}
 		return false, false
 	case h.Released && v != meta.RootVolume:
-		// Until somebody wants it, unless its owner stopped with entries in no checkpoint:
-		// the next one makes that, and closes the volume again.
+		// A released volume is opened when a client asks for it. If the owner stopped with
+		// entries in no checkpoint, this server makes the checkpoint now, and closes the
+		// volume again.
 		if row.State != cluster.VolumeActive {
 			return false, true
 		}
@@ -446,7 +448,7 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 	return false, false
 }
 
-// metaList is what sessions and chunk servers are told of meta servers.
+// metaList is the list of meta servers sent to sessions and chunk servers.
 func (s *Server) metaList() *wire.Metas {
 	m := &wire.Metas{}
 	if view := s.cfg.Cluster.View(); view != nil {
@@ -457,7 +459,7 @@ func (s *Server) metaList() *wire.Metas {
 	return m
 }
 
-// tellMetas sends the list to everybody who is connected.
+// tellMetas sends the list of meta servers to all sessions and chunk servers connected.
 func (s *Server) tellMetas() {
 	m := s.metaList()
 	s.mu.Lock()
@@ -480,7 +482,7 @@ func (s *Server) tellMetas() {
 	}
 }
 
-// servePeer answers another meta server's requests, one after the other.
+// servePeer answers another meta server's requests, one at a time.
 func (s *Server) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session) {
 	for {
 		t, id, body, err := rd.Next()
@@ -501,7 +503,8 @@ func (s *Server) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session
 	}
 }
 
-// askPeer asks another meta server. Errors: Unavailable, AccessDenied.
+// askPeer sends a request to another meta server and returns the reply. Errors: Unavailable,
+// AccessDenied, Protocol, Version.
 func (s *Server) askPeer(ctx context.Context, addr string, m *wire.Admin) (*wire.AdminRe, error) {
 	conn, err := peering.Dial(ctx, addr, s.cfg.Creds, peering.Meta)
 	if err != nil {

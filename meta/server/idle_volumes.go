@@ -17,43 +17,44 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A volume that nobody uses is closed: it costs a folder and some keys at etcd.
-// But its chunks must be looked after all the same, so its home opens it now and
-// then, and whenever the chunk servers changed, lets it inspect its chunks, and
-// closes it again.
+// An unused volume is closed: a closed volume costs only a folder and some keys at etcd. But
+// its chunks still need inspection. So the volume's home opens the volume regularly, and
+// whenever the chunk servers got worse, lets the volume inspect its chunks, and closes it
+// again.
 
 const (
 	visitEvery = 10 * time.Minute // at least between two visits of a closed volume: see between
-	visitAgain = 10 * time.Second // after one that failed
+	visitAgain = 10 * time.Second // after a failed visit
 	visitPace  = 4                // volumes opened at each look
 	visitLook  = 500 * time.Millisecond
 )
 
-// between is how much time passes between two visits of a volume where nothing
-// changes: visiting as many as there are takes a quarter of it at most.
+// between is the time between two visits of a volume while the chunk servers stay the same. A
+// round through all volumes takes at most a quarter of between.
 func between(volumes int) time.Duration { return max(visitEvery, 4*visitRound(volumes)) }
 
-// visitRound is how long it takes to visit so many.
+// visitRound is how long the visits of so many volumes take.
 func visitRound(volumes int) time.Duration { return time.Duration(volumes/visitPace) * visitLook }
 
 // visits remember when closed volumes were looked after.
 type visits struct {
 	at map[meta.VolumeID]time.Time
-	// not are those that could not be opened, and before when that is not tried again.
+	// not maps each volume that could not be opened to the time before which visit does not
+	// try again.
 	not map[meta.VolumeID]time.Time
-	// finest are the shortest intervals of schedules, by text; 0: there is none.
+	// finest is the shortest interval of each schedule, by the schedule's text; 0: none.
 	finest map[string]time.Duration
-	// seen is what the chunk servers were like then; see standing.
+	// seen is the state of the chunk servers at the last visit; see standing.
 	seen []serverStanding
 }
 
-// serverStanding is what may leave a closed volume's chunks with something to
-// be done when it changes.
+// serverStanding is the state of a chunk server. A change for the worse may leave chunks of a
+// closed volume in need of repair.
 type serverStanding struct {
 	id    meta.ServerID
 	live  bool
 	node  cluster.NodeState
-	disks string // those that are not to be used as before
+	disks string // ids of the disks that are neither OK nor full
 }
 
 // standing tells how the chunk servers stand, by id.
@@ -74,9 +75,8 @@ func (s *Server) standing() (all []serverStanding) {
 	return all
 }
 
-// worse: some server went, is to be emptied or taken away, or has a disk that
-// fails, and that was not so before: what closed volumes have there may have to
-// be copied.
+// worse reports whether a server went, began to be emptied or removed, or has a newly failing
+// disk. The chunks of closed volumes there may then need copies.
 func worse(was, now []serverStanding) bool {
 	for _, n := range now {
 		i := slices.IndexFunc(was, func(w serverStanding) bool { return w.id == n.id })
@@ -91,9 +91,8 @@ func worse(was, now []serverStanding) bool {
 	return false
 }
 
-// due lists the closed volumes of this home that are to be visited: first those
-// whose schedule wants a snapshot, unless they could not be opened, then those that
-// were not for the longest time.
+// due lists the closed volumes of this home to visit now. Volumes with a snapshot due come
+// first, unless they could not be opened; then the volumes unvisited for the longest time.
 func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
 	every := between(len(view.Volumes))
 	wants := map[meta.VolumeID]bool{}
@@ -120,7 +119,8 @@ func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.V
 	return ids
 }
 
-// tried is when a volume was opened last, or could not be: those come after the others.
+// tried is the later of a volume's last visit and its time in not, so that volumes that could
+// not be opened come last.
 func (v *visits) tried(id meta.VolumeID) time.Time {
 	at, not := v.at[id], v.not[id]
 	if at.After(not) {
@@ -129,7 +129,8 @@ func (v *visits) tried(id meta.VolumeID) time.Time {
 	return not
 }
 
-// wantsSnapshot: an interval of the volume's schedule has begun since it was visited.
+// wantsSnapshot reports whether an interval of the volume's schedule began since the last
+// visit.
 func (v *visits) wantsSnapshot(x *cluster.Volume, now time.Time) bool {
 	if x.Keep == "" {
 		return false
@@ -147,7 +148,7 @@ func (v *visits) wantsSnapshot(x *cluster.Volume, now time.Time) bool {
 	return every > 0 && bucket(v.at[x.ID], every) < bucket(now, every)
 }
 
-// visit opens some of the volumes that are due.
+// visit opens up to visitPace of the volumes that are due.
 func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 	standing := s.standing()
 	if worse(v.seen, standing) {
@@ -172,19 +173,19 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 		pace--
 		state := cluster.VolumeActive
 		if x, ok := view.Volume(id); ok {
-			state = x.State // what is in the trash has chunks, too
+			state = x.State // a volume in the trash has chunks, too
 		}
 		if _, err := s.openAs(s.ctx, id, state, ""); err == nil {
 			v.at[id] = now
 			delete(v.not, id)
 		} else if s.ctx.Err() == nil {
-			v.not[id] = time.Now().Add(visitAgain) // to open it may have taken long
+			v.not[id] = time.Now().Add(visitAgain) // the attempt may have taken long
 			s.log.Info("a volume could not be visited", "volume", id, "error", err)
 		}
 	}
 }
 
-// visitLoop visits volumes and closes those that are idle.
+// visitLoop visits closed volumes, and closes idle volumes.
 func (s *Server) visitLoop() {
 	v := visits{at: map[meta.VolumeID]time.Time{}, not: map[meta.VolumeID]time.Time{}}
 	idle := map[*owner]time.Time{} // since when
@@ -215,7 +216,7 @@ func (s *Server) visitLoop() {
 			}
 			delete(idle, o)
 			if st, err := o.status(); err != nil || !st.Full() {
-				continue // its chunks want something
+				continue // some chunks need work
 			}
 			v.at[o.vol] = now
 			ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
@@ -256,8 +257,8 @@ func (o *owner) unused() bool {
 	return err == nil && !work
 }
 
-// openHome opens every volume whose home this is, as far as that goes before ctx
-// ends, and tells how many are not open then.
+// openHome opens the active volumes with their home here until ctx ends. closed is the number
+// of volumes that could not be opened, without volumes that another server owns.
 func (s *Server) openHome(ctx context.Context) (closed int, err error) {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
@@ -287,7 +288,7 @@ func (s *Server) openHome(ctx context.Context) (closed int, err error) {
 	return int(not.Load()), nil
 }
 
-// others lists the meta servers that live besides this one.
+// others lists the live meta servers except this server.
 func (s *Server) others() (l []cluster.MetaServer) {
 	view := s.cfg.Cluster.View()
 	if view == nil {
@@ -301,8 +302,8 @@ func (s *Server) others() (l []cluster.MetaServer) {
 	return l
 }
 
-// clusterRepairStatus sums what every meta server says of its volumes. It fails
-// if one can't be asked.
+// clusterRepairStatus sums the repair status of all meta servers. It fails if any server does
+// not answer.
 func (s *Server) clusterRepairStatus(ctx context.Context) (*RepairStatus, error) {
 	sum, silent, err := s.allRepairStatus(ctx)
 	for server, err := range silent { // in any order: one is enough
@@ -311,11 +312,11 @@ func (s *Server) clusterRepairStatus(ctx context.Context) (*RepairStatus, error)
 	return sum, err
 }
 
-// repairAskWait bounds what one metadata server is waited for, to tell of its volumes.
+// repairAskWait bounds the wait for the repair status of the other metadata servers.
 const repairAskWait = 5 * time.Second
 
-// allRepairStatus sums what the metadata servers say of their volumes, and tells by name which
-// of them do not answer, and why.
+// allRepairStatus sums the repair status of all metadata servers. silent maps each server that
+// did not answer to its error.
 func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent map[string]error, err error) {
 	if sum, err = s.RepairStatus(ctx, 0); err != nil {
 		return nil, nil, err
@@ -348,7 +349,7 @@ func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent
 	return sum, silent, nil
 }
 
-// usageElsewhere fills in what other servers know of the volumes that they own.
+// usageElsewhere fills in the usage and policy of volumes owned by other servers.
 func (s *Server) usageElsewhere(ctx context.Context, all []wire.VolumeInfo) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -371,11 +372,11 @@ func (s *Server) usageElsewhere(ctx context.Context, all []wire.VolumeInfo) {
 	}
 }
 
-// maxListed bounds the volumes that a list opens.
+// maxListed bounds the volumes opened for a list.
 const maxListed = 256
 
-// ownedHere as the entry of AdminVolumes asks for the volumes that are open at
-// the server that is asked.
+// ownedHere, as the entry of AdminVolumes, requests only the volumes open at the server that
+// receives the request.
 const ownedHere = "owned here"
 
 // pathElsewhere asks the owner of a volume for the path of a directory.

@@ -23,16 +23,16 @@ import (
 	"penstock.io/penstock/meta/task"
 )
 
-// Indexes of snapshots are made by the owner of the volume when somebody first
-// asks for one, in the background, one at a time in a process. It reads a copy
-// of its store that does not change, so nobody waits for it, and writes the
-// index into chunks of the volume, which the snapshot's record refers to from
-// then on: they are placed, repaired, counted and deleted as those of files.
+// The volume's owner makes the index of a snapshot after the first request for the index, in
+// the background, one index at a time per process. The owner reads a frozen copy of its store,
+// so calls go on meanwhile. The index is written into chunks of the volume. From then on the
+// snapshot's record refers to the chunks: they are placed, repaired, counted and deleted like
+// the chunks of files.
 
 // ChunkWriter writes chunks as clients do.
 type ChunkWriter interface {
-	// Write appends what r gives to a chunk and returns when it is synced on
-	// every replica: n bytes of it. The chunk stays open.
+	// Write appends the bytes of r to a chunk, and returns once all n bytes are synced on
+	// every replica. The chunk stays open.
 	Write(ctx context.Context, g meta.ChunkGrant, r io.Reader) (n uint64, err error)
 }
 
@@ -41,34 +41,34 @@ const (
 	indexPart = 256 << 20
 	// indexRate is how many inodes a second are read for indexes.
 	indexRate = 64_000
-	// indexAgain is how long one that is too large is not tried again.
+	// indexAgain is for how long an index that was too large is not tried again.
 	indexAgain = 24 * time.Hour
 	// indexPage is how many inodes are listed at a time.
 	indexPage = 1024
 )
 
-// indexing is what an owner has for it.
+// indexing is an owner's state for making indexes.
 type indexing struct {
 	mu     sync.Mutex
-	wanted map[meta.Generation]*retry // that somebody asked for
+	wanted map[meta.Generation]*retry // requested, and not yet made
 
 	// Guarded by the owner's mu:
 	busy  bool
 	parts map[meta.ChunkID]bool // being filled
 }
 
-// making is what a server has for it.
+// making is a server's state for making indexes.
 type making struct {
-	slot  chan struct{} // capacity 1: held while one is made
+	slot  chan struct{} // capacity 1: held while an index is made
 	limit *rate.Limiter // of inodes
 }
 
-// tooLarge tells whether there will be no index although it is tried again: what a
-// snapshot holds never changes, though the volume's policy may.
+// tooLarge reports whether a retry of an index will fail too: a snapshot's content never
+// changes, though the volume's policy may.
 func tooLarge(err error) bool { return errors.Is(err, meta.ResourceExceeded) }
 
-// index answers the request for the index of a snapshot, and has it made if
-// there is none. Errors: NoSuchSnapshot.
+// index returns the index of a snapshot, or, if there is none, requests it from the task and
+// returns its state. Errors: NoSuchSnapshot.
 func (o *owner) index(ctx context.Context, name string) (*admin.SnapshotIndex, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
@@ -109,8 +109,8 @@ func (o *owner) index(ctx context.Context, name string) (*admin.SnapshotIndex, e
 	return a, o.await(ctx, wait)
 }
 
-// indexOf tells of a recorded index, once the journal has it; nil: there is
-// none of the version that this program makes, or a newer one.
+// indexOf returns a snapshot's recorded index, and the channel to wait for until the record is
+// durable. nil: no index of this program's version or a newer version is recorded.
 func (o *owner) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-chan struct{}, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -142,7 +142,7 @@ func (o *owner) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-chan
 	return a, o.untilDurable(o.newest()), nil
 }
 
-// newIndexTask makes what is wanted.
+// newIndexTask returns the task that makes the requested indexes.
 func newIndexTask(o *owner) *task.Task {
 	x := &o.indexing
 	return task.New(task.Options{
@@ -162,7 +162,7 @@ func newIndexTask(o *owner) *task.Task {
 				until := time.Until(x.wanted[at].due)
 				x.mu.Unlock()
 				if until > 0 {
-					continue // who asks again hurries nothing
+					continue // a repeated request does not shorten the wait
 				}
 				select {
 				case o.srv.indexes.slot <- struct{}{}:
@@ -198,8 +198,8 @@ func newIndexTask(o *owner) *task.Task {
 	})
 }
 
-// dropLeftIndexes forgets the indexes that a program which knows none left when
-// it deleted their snapshots.
+// dropLeftIndexes removes the index records of deleted snapshots. A program version without
+// indexes leaves such records when it deletes a snapshot.
 func (o *owner) dropLeftIndexes() error {
 	all, err := o.snapshots()
 	if err != nil {
@@ -222,7 +222,7 @@ func (o *owner) dropLeftIndexes() error {
 	return nil
 }
 
-// makeIndex makes the index of a snapshot and records it.
+// makeIndex makes and records the index of a snapshot.
 func (o *owner) makeIndex(at meta.Generation) (err error) {
 	began := time.Now()
 	if a, _, err := o.indexOf(at); err != nil || a != nil {
@@ -233,7 +233,7 @@ func (o *owner) makeIndex(at meta.Generation) (err error) {
 		o.mu.Lock()
 		x.busy = yes
 		if !yes {
-			x.parts = nil // those that are still open the collector seals
+			x.parts = nil // the collector seals the parts that are still open
 		}
 		o.mu.Unlock()
 	}
@@ -282,7 +282,7 @@ func (o *owner) buildIndex(at meta.Generation, dir string) (file *os.File, recor
 		o.mu.Unlock()
 		return nil, record, o.gone()
 	}
-	o.wg.Add(1) // the store is not closed under it
+	o.wg.Add(1) // the store stays open meanwhile
 	defer o.wg.Done()
 	frozen := o.st.Freeze()
 	o.mu.Unlock()

@@ -14,29 +14,29 @@ import (
 	"penstock.io/penstock/meta/task"
 )
 
-// An inspection compares what the journal says of a volume's chunks with what the
-// chunk servers say. Servers that are new here, or whose lists may have changed
-// in ways that nothing told, are listed; then every record is planned for.
-// Lists are read beside changes, so whatever they seem to show is asked about
-// again, chunk by chunk, before it counts; and a list that failed shows nothing.
+// An inspection compares the chunk records of a volume with the replicas on the chunk servers.
+// The owner lists the replicas of a server that is new, or whose replicas may have changed
+// without a notice. Then the owner makes a plan for every record. Replicas may change while a
+// list is read. So the owner asks the server about each chunk that seems wrong, before the
+// finding counts. A list that failed proves nothing.
 
-// fault is what is known of one replica.
+// fault is the state of a replica that needs attention.
 type fault struct {
 	server  meta.ServerID
 	state   placement.ReplicaState
-	corrupt bool // whoever found it read the bytes
-	// disk is the one that it is to leave, of those that are to be emptied.
+	corrupt bool // found by reading the bytes
+	// disk is the disk to be emptied with the replica; empty: none.
 	disk string
 }
 
-// faults are what is wrong with replicas that records name.
+// faults are the faults of the replicas named in records.
 type faults struct {
 	mu sync.Mutex
 	m  map[meta.ChunkID][]fault
 }
 
-// set notes what is wrong with a replica, for who does not know its disk: if it was to
-// leave one, it still is.
+// set notes a replica's fault for a caller that does not know the replica's disk: a disk noted
+// before stays.
 func (f *faults) set(id meta.ChunkID, server meta.ServerID, state placement.ReplicaState, corrupt bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -49,8 +49,8 @@ func (f *faults) set(id meta.ChunkID, server meta.ServerID, state placement.Repl
 	f.put(id, x)
 }
 
-// note is set for who knows which disk the replica is to leave, if any: it may be on
-// another by now than before.
+// note notes a replica's fault with the disk to be emptied, if any: the replica may have moved
+// to another disk since the last note.
 func (f *faults) note(id meta.ChunkID, x fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,9 +72,9 @@ func (f *faults) put(id meta.ChunkID, x fault) {
 	f.m[id] = append(l, x)
 }
 
-// sealed forgets what was wrong with the replicas of a chunk that was open and is sealed
-// now, but for the disks that they are to leave, and for the replicas of its record that
-// are corrupt: until the next inspection has listed them again, nothing else knows of those.
+// sealed drops the faults of a chunk that was just sealed. Kept are faults with a disk to be
+// emptied, and corrupt replicas in the chunk's record: until the next inspection lists the
+// servers again, only these faults remember the corruption.
 func (f *faults) sealed(rec *meta.ChunkRecord) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,7 +86,7 @@ func (f *faults) sealed(rec *meta.ChunkRecord) {
 	}
 }
 
-// onDisks counts a chunk's replicas on disks that are to be emptied.
+// onDisks adds a chunk's replicas on disks to be emptied to st.
 func (f *faults) onDisks(rec *meta.ChunkRecord, st *RepairStatus) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -145,29 +145,29 @@ func (f *faults) replicas(rec *meta.ChunkRecord) []placement.Replica {
 	return l
 }
 
-// listing says what was listed of a server, and when.
+// listing records when a server was last listed, and in which generation.
 type listing struct {
 	generation uint64
 	at         time.Time
 }
 
-// inspection is an owner's memory between its inspections.
+// inspection is an owner's state between its inspections.
 type inspection struct {
 	mu     sync.Mutex
 	listed map[meta.ServerID]listing
-	// again: when all servers were last to be listed again. A listing that began
-	// before it does not count.
+	// again is the time of the last order to list all servers again. A listing begun before
+	// again does not count.
 	again time.Time
-	// scanned: every server that was live was listed once.
+	// scanned: every live server was listed at least once.
 	scanned bool
 	whole   time.Time // when the last inspection began in which no list failed
 	last    RepairStatus
-	stored  map[meta.ServerID]StoredBytes // as it was last listed
-	tallied time.Time                     // when all were, for somebody who asked
+	stored  map[meta.ServerID]StoredBytes // by server, from the server's last list
+	tallied time.Time                     // when all servers were last listed for a request
 }
 
-// listAnew has the next inspection list every server again, since what is to be learnt
-// from the lists changed.
+// listAnew makes the next inspection list every server again, since the owner needs other
+// facts from the lists.
 func (o *owner) listAnew() {
 	o.inspection.mu.Lock()
 	clear(o.inspection.listed)
@@ -186,7 +186,7 @@ func (s *Server) relist(id meta.ServerID) {
 	}
 }
 
-// events takes in what a chunk server tells of its replicas.
+// events handles a chunk server's notices about replicas and disks.
 func (s *Server) events(id meta.ServerID, l []meta.ReplicaEvent) {
 	for _, e := range l {
 		switch e.Kind {
@@ -198,22 +198,22 @@ func (s *Server) events(id meta.ServerID, l []meta.ReplicaEvent) {
 	}
 }
 
-// badReplica notes that a replica is said to be bad; it is asked about before
-// anything is done.
+// badReplica notes a notice about a bad replica. The server is asked about the replica before
+// any repair.
 func (s *Server) badReplica(chunk meta.ChunkID, server meta.ServerID, corrupt bool) {
 	o := s.opened(chunk.Volume)
 	if o == nil {
-		return // its owner has a stream of its own, and hears the same
+		return // the volume's owner gets the same notice on its own stream
 	}
 	o.faults.set(chunk, server, placement.Bad, corrupt)
 	o.tasks.inspection.Wake()
 }
 
-// newInspectionTask inspects the volume, and deletes what is stale.
+// newInspectionTask returns the task that inspects the volume and deletes stale replicas.
 func newInspectionTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "inspect chunks", Every: o.srv.cfg.RepairInterval,
-		Gather: 50 * time.Millisecond, // what belongs together
+		Gather: 50 * time.Millisecond, // handle several notices in one round
 		Failed: "the inspection of the volume's chunks stopped, it is tried again", Log: o.log,
 		Round: func(context.Context) (time.Duration, error) {
 			err := o.lookAround()
@@ -223,7 +223,7 @@ func newInspectionTask(o *owner) *task.Task {
 	})
 }
 
-// lookAround is one inspection.
+// lookAround runs an inspection.
 func (o *owner) lookAround() error {
 	began := time.Now()
 	o.readWords()
@@ -250,18 +250,18 @@ func (o *owner) lookAround() error {
 	return nil
 }
 
-// lists are the lists of one inspection.
+// lists are the results of an inspection's listings.
 type lists struct {
 	mu   sync.Mutex
-	seen map[meta.ChunkID]uint8 // how many of the listed servers have it, as the record wants it
+	seen map[meta.ChunkID]uint8 // number of servers that listed a replica named in the record
 	from map[meta.ServerID]bool // listed to the end
 	due  int
 }
 
 func (l *lists) complete() bool { return len(l.from) == l.due }
 
-// listServers lists what is due. What the lists say of replicas that no record
-// names, or that are not as the record says, is noted at once.
+// listServers lists the servers that are due. Replicas that no record names, or that differ
+// from their record, are noted at once.
 func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 	l := &lists{seen: map[meta.ChunkID]uint8{}, from: map[meta.ServerID]bool{}}
 	var wg sync.WaitGroup
@@ -343,7 +343,7 @@ func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 	return err
 }
 
-// eachPage lists the replicas that a server has of the volume, page by page.
+// eachPage lists a server's replicas of the volume, page by page.
 func (o *owner) eachPage(ctx context.Context, server meta.ServerID, page func([]meta.ReplicaInfo) error) error {
 	var after meta.ChunkID
 	for {
@@ -366,7 +366,7 @@ func (o *owner) eachPage(ctx context.Context, server meta.ServerID, page func([]
 	}
 }
 
-// listedOne judges one listed replica.
+// listedOne compares a listed replica with its record, and notes the result.
 func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.ChunkRecord, missing bool, policy *meta.Policy) {
 	server := x.info.ID
 	if missing || !slices.Contains(rec.Servers, server) {
@@ -375,7 +375,7 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 		}
 		return
 	}
-	leaves := "" // the disk that it is to leave
+	leaves := "" // the disk to be emptied with the replica
 	if emptying(x, c.Disk) {
 		leaves = c.Disk
 	}
@@ -385,7 +385,7 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 		o.listedOpen(l, server, c, leaves, otherClass(x, c.Disk, policy))
 		return
 	default:
-		return // its deletion looks after it
+		return // the chunk is being deleted
 	}
 	bad := c.Err != meta.KindOK || c.Length < rec.Length
 	if !bad && c.State == meta.ChunkOpen {
@@ -412,7 +412,7 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	}
 }
 
-// emptying: what the disk serves is to be moved elsewhere.
+// emptying reports whether the disk is failing, so that its replicas must move elsewhere.
 func emptying(x *sighting, disk string) bool {
 	return slices.ContainsFunc(x.info.Disks, func(d meta.DiskInfo) bool { return d.ID == disk && d.State == meta.DiskFailing })
 }
@@ -422,8 +422,8 @@ func otherClass(x *sighting, disk string, policy *meta.Policy) bool {
 	return policy.Class != "" && slices.ContainsFunc(x.info.Disks, func(d meta.DiskInfo) bool { return d.ID == disk && d.Class != policy.Class })
 }
 
-// confirmMissing asks servers whose lists were complete, and that a record
-// names, about a chunk that was not in all of their lists.
+// confirmMissing handles a chunk missing from a complete list of a server in the chunk's
+// record. It asks each such server about the chunk, and notes the replicas that are missing.
 func (o *owner) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 	n := 0
 	for _, id := range rec.Servers {
@@ -449,12 +449,12 @@ func (o *owner) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 	}
 }
 
-// plan says what to do about a chunk, and with queue queues it. balance books
-// what is to move only to even out fills.
+// plan returns the next step for a chunk; with queue, it also queues the step. balance
+// accounts for the moves that only even out how full servers are.
 func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map, balance *placement.Balance, queue bool) placement.Step {
 	replicas := o.faults.replicas(rec)
 	if time.Since(o.srv.epoch) < o.srv.cfg.RepairDelay {
-		// Servers that this process has not yet heard of may be on their way.
+		// This process started just now: servers it does not know yet may still connect.
 		for _, x := range replicas {
 			if _, ok := m.Server(x.Server); !ok {
 				return placement.Step{Reason: placement.UnderReplicate, Blocked: true}
@@ -473,9 +473,9 @@ func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Ma
 	return st
 }
 
-// mayAsk: a replica that is said to be bad is where it can be asked about. When
-// all are said to be, as after a power cut of all servers, whose last reads
-// failed, that is all that can be done for the chunk, and often enough.
+// mayAsk reports whether a replica noted as bad is on a server that can be asked about the
+// replica. If all replicas are noted as bad, as after a power cut of all servers with failed
+// last reads, asking again is all that can be done for the chunk, and often enough.
 func mayAsk(m *placement.Map, replicas []placement.Replica) bool {
 	return slices.ContainsFunc(replicas, func(x placement.Replica) bool {
 		s, ok := m.Server(x.Server)
@@ -486,9 +486,9 @@ func mayAsk(m *placement.Map, replicas []placement.Replica) bool {
 // walkPage is how many records are read at a time.
 const walkPage = 512
 
-// walk visits every chunk's record and adds up how they stand. planned gives
-// the plan for a sealed one. With the lists of an inspection, servers are asked for what these do
-// not show, and open chunks that must end are sealed.
+// walk visits every chunk's record and sums the states. planned returns the plan for a sealed
+// chunk. With the lists of an inspection, walk also asks servers about chunks missing in their
+// lists, and seals the open chunks that must end.
 func (o *owner) walk(m *placement.Map, policy *meta.Policy, lists *lists, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
 	st := RepairStatus{Volumes: 1, Nodes: map[meta.ServerID]NodeChunks{}}
 	var ending []openChunk
@@ -555,9 +555,9 @@ func (o *owner) walkRecords(each func(*meta.ChunkRecord)) error {
 	return o.ctx.Err()
 }
 
-// blobsOn counts the parts of the recorded checkpoint's files by server. One on
-// a server that is to be emptied does not count when there are enough others:
-// the next checkpoint has it elsewhere.
+// blobsOn counts the parts of the recorded checkpoint's files by server. A part on a server to
+// be emptied does not count if enough other servers have the part: the next checkpoint puts
+// the part elsewhere.
 func (o *owner) blobsOn() map[meta.ServerID]NodeChunks {
 	live, most := o.srv.blobServers()
 	o.mu.Lock()

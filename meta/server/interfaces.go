@@ -10,28 +10,27 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// Journal is the log of one volume, as its owner sees it.
+// Journal is the log of a volume, as used by the volume's owner.
 type Journal = journal.Log
 
-// Store is the local copy of a volume's state, not synced by itself: the
-// journal makes it durable.
+// Store is the local copy of a volume's state. The store does not sync its writes: the journal
+// makes the state durable.
 type Store interface {
 	namespace.Reader
-	// Applied is the last entry whose effects the store has.
+	// Applied returns the position of the last entry applied to the store.
 	Applied() journal.Position
-	// Apply adds the effects of the entry that ends at pos, in one batch with
-	// the position.
+	// Apply adds the effects of the entry ending at pos, in one batch with the position.
 	Apply(pos journal.Position, effects []namespace.Effect) error
-	// Remove takes keys away that nobody can see, with no entry.
+	// Remove deletes keys that no reader can see, without a journal entry.
 	Remove(keys [][]byte) error
-	// Snapshot cuts a copy of the store, flushed, and lists its files, which
-	// lie in dir/store. Apply may run meanwhile.
+	// Snapshot makes a flushed copy of the store in dir/store and lists the copy's files.
+	// Apply may run meanwhile.
 	Snapshot(dir string) (journal.Position, []journal.File, error)
-	// Copy cuts a copy of the store in dir, flushed, for a volume that begins as
-	// this one. Apply may run meanwhile.
+	// Copy makes a flushed copy of the store in dir, for a new volume that begins with the
+	// same state. Apply may run meanwhile.
 	Copy(dir string) error
-	// Freeze gives the store as it is now, for reading at leisure; it must be
-	// closed before the store.
+	// Freeze returns the store's present state for reading. The caller must close the Frozen
+	// before the store.
 	Freeze() Frozen
 	Close() error
 }
@@ -49,31 +48,30 @@ type Ownership interface {
 	Lost() <-chan struct{}
 	// Left is how long the right surely stands: answers given later are void.
 	Left() time.Duration
-	// PredecessorDone: the owner before released the volume in order or surely
-	// runs no more, so that its answers need not be waited out (rule 2).
+	// PredecessorDone: the owner before released the volume in order, or surely runs no more.
+	// So this owner need not wait until the predecessor's answers expire (rule 2).
 	PredecessorDone() bool
-	// Head is the journal's last entry as of when the right was taken; false: it
-	// is to be read.
+	// Head returns the journal's last entry at the time when the right was taken; false: the
+	// owner must read the journal for it.
 	Head() (journal.Position, bool)
 	// Release hands the volume over in order.
 	Release(ctx context.Context) error
-	// Yield gives the volume back by an owner that never answered for it.
+	// Yield gives the volume back. Only for an owner that never answered a call.
 	Yield(ctx context.Context) error
 }
 
-// Holder is who owns a volume, or owned it last.
+// Holder is the present or last owner of a volume.
 type Holder struct {
 	Name, Addr string // empty: nobody ever did
-	Held       bool   // it owns the volume now
-	Released   bool   // it let the volume go in order, or nobody ever had it
+	Held       bool   // the server owns the volume now
+	Released   bool   // the server released the volume in order, or the volume never had an owner
 }
 
 // Member is this server's place among the meta servers.
 type Member interface {
-	// Standing is how long the lease that all ownerships of this process hang on
-	// surely stands.
+	// Standing is how long the lease behind all ownerships of this process surely stands.
 	Standing() time.Duration
-	// Unregister takes this server off the list of meta servers: it stops.
+	// Unregister removes this server from the list of meta servers, since the server stops.
 	Unregister(ctx context.Context) error
 }
 
@@ -86,13 +84,14 @@ type Volumes interface {
 	// CreateClone adds a clone, being created. Errors: as cluster.CreateClone.
 	CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from cluster.Origin) (cluster.Volume, error)
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
-	// Labels are those of the volumes from first to last that have any;
-	// ChangeLabels sets some, or with nil removes them. Errors: as of cluster.
+	// Labels returns the labels of the volumes from first to last, without volumes that have
+	// no labels. ChangeLabels sets labels, or removes a label whose value is nil. Errors: as
+	// of cluster.
 	Labels(ctx context.Context, first, last meta.VolumeID) (map[meta.VolumeID]cluster.Labels, error)
 	ChangeLabels(ctx context.Context, id meta.VolumeID, change map[string]*string) error
-	// DeleteVolume removes a volume's row, and notes which chunk servers may
-	// still have chunks of it; DeletedVolumes lists those volumes, SweptVolume
-	// notes that one server has none any more.
+	// DeleteVolume removes a volume's row, and records the chunk servers that may still have
+	// chunks of the volume. DeletedVolumes lists the volumes so recorded. SweptVolume records
+	// that a server has no such chunks any more.
 	DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error
 	DeletedVolumes(ctx context.Context) ([]cluster.Deleted, error)
 	SweptVolume(ctx context.Context, id meta.VolumeID, server meta.ServerID) error
@@ -100,14 +99,14 @@ type Volumes interface {
 
 // Stores are the local copies of volumes' states.
 type Stores interface {
-	// OpenStore opens the local copy of a volume's state. When the copy is
-	// missing, damaged, or older than the checkpoint, it is made again from it.
+	// OpenStore opens the local copy of a volume's state. A copy that is missing, damaged, or
+	// older than the checkpoint is made again from the checkpoint.
 	OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error)
-	// BaseStore opens the local copy of a clone's state. If there is none it is
-	// made, at position zero, from an open store or, if that is nil, from a
-	// checkpoint, onto which replay then puts what came after.
+	// BaseStore opens the local copy of a clone's state. If the copy is missing, BaseStore
+	// makes it at position zero: from the open store from, or, if from is nil, from the
+	// checkpoint, to which replay then applies the later entries.
 	BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp journal.Checkpoint, replay func(Store) error) (Store, error)
-	// PutAsideStore renames the local copy, so that OpenStore makes a new one.
+	// PutAsideStore renames the local copy, so that OpenStore makes a new copy.
 	PutAsideStore(v meta.VolumeID) error
 	// DropStore removes the local copy.
 	DropStore(v meta.VolumeID) error
@@ -115,12 +114,12 @@ type Stores interface {
 
 // Views show the whole cluster.
 type Views interface {
-	// View is the newest state of the whole cluster that this process knows; nil
-	// where there is nothing to know. Changed is closed when the next is there.
+	// View is the newest state of the cluster known to this process; nil: no state is known.
+	// Changed is closed when a newer view arrives.
 	View() *cluster.View
 	Changed() <-chan struct{}
-	// Current gives a view that is not older than the call. It bounds by itself
-	// how often it asks etcd. Errors: Unavailable, Canceled.
+	// Current returns a view that is not older than the call. Current itself limits how often
+	// it asks etcd. Errors: Unavailable, Canceled.
 	Current(ctx context.Context) (*cluster.View, error)
 }
 
@@ -142,18 +141,18 @@ type GroupTable interface {
 
 // Nodes is the table of chunk servers.
 type Nodes interface {
-	// Nodes are the chunk servers that were ever seen, by id, as this process
-	// knows them; ObserveNode records one that reports, SetNodeState what is
-	// wanted with one. Errors: NotFound.
+	// Nodes are all chunk servers ever seen, by id, as known to this process. ObserveNode
+	// records a chunk server that reports. SetNodeState sets the state wanted for a chunk
+	// server. Errors: NotFound.
 	Nodes() []cluster.Node
 	ObserveNode(ctx context.Context, n cluster.Node, now meta.Time) error
 	SetNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState, now meta.Time) (cluster.Node, error)
-	// BindServer makes a chunk server's number the identity's, or finds that it
-	// is. Errors: AccessDenied (it is another's), Unavailable.
+	// BindServer binds a chunk server's number to an identity, or confirms the binding.
+	// Errors: AccessDenied (the number belongs to another identity), Unavailable.
 	BindServer(ctx context.Context, id meta.ServerID, who string) error
 }
 
-// Cluster is the table of volumes and whatever else the servers share.
+// Cluster is the table of volumes and the other state shared by the servers.
 type Cluster interface {
 	Member
 	Volumes
@@ -165,26 +164,27 @@ type Cluster interface {
 	ID() string
 	NewServerID(ctx context.Context) (meta.ServerID, error)
 	CapKeys(ctx context.Context) ([]meta.CapKey, error)
-	// FreshCapKeys rotates them if the newest is older than every.
+	// FreshCapKeys rotates the capability keys if the newest key is older than every.
 	FreshCapKeys(ctx context.Context, every time.Duration) (rotated bool, err error)
-	// Holder tells who owns a volume, or owned it last.
+	// Holder returns the present or last owner of a volume.
 	Holder(ctx context.Context, v meta.VolumeID) (Holder, error)
 	// Own takes a volume. Errors: NotOwner (the subject is the owner's address).
 	Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error)
-	// Expect readies Own for a volume that its owner is about to release, so
-	// that it takes less time then.
+	// Expect prepares Own for a volume about to be released by its owner, so that Own takes
+	// less time.
 	Expect(ctx context.Context, v meta.VolumeID) error
-	// Records are the cluster's records that outlive processes.
+	// Records are the cluster's records that outlast processes.
 	Records(ctx context.Context) ([]cluster.Record, error)
-	// Restored tells whether a volume was made again from its checkpoint after
-	// the cluster's records were lost; SettleRestored notes that the
-	// sessions that the checkpoint names are ended.
+	// Restored reports whether a volume was made again from its checkpoint after the loss of
+	// the cluster's records. SettleRestored records that the sessions in the checkpoint are
+	// ended.
 	Restored(ctx context.Context, v meta.VolumeID) (cluster.Restoration, bool, error)
 	SettleRestored(ctx context.Context, v meta.VolumeID) error
 	// Follow gives a volume's journal to a reader.
 	Follow(ctx context.Context, v meta.VolumeID) (Journal, error)
-	// Etcd tells how the journal's store is; what can't be found out stands in it.
+	// Etcd returns the health of the journal's store. The result also names the facts that
+	// could not be found out.
 	Etcd(ctx context.Context) meta.EtcdHealth
-	// Relieve frees space in the journal's store and clears its alarm.
+	// Relieve frees space in the journal's store and clears the store's alarm.
 	Relieve(ctx context.Context) error
 }

@@ -18,7 +18,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Membership is the record of who belongs to the cluster.
+// Membership is the record of the cluster's members, join tokens and grants.
 type Membership interface {
 	AddToken(ctx context.Context, t cluster.TokenRecord, life time.Duration) error
 	Token(ctx context.Context, id string) (cluster.TokenRecord, error)
@@ -38,20 +38,20 @@ type Membership interface {
 	SetSettings(ctx context.Context, s cluster.Settings) error
 }
 
-// Trust is what a server needs to let others join the cluster. Every meta
-// server has it, so that certificates are renewed as long as one of them lives.
+// Trust is what a server needs to admit members to the cluster. Every meta server has a Trust,
+// so that certificates are renewed as long as any meta server lives.
 type Trust struct {
 	Members   Membership
 	Authority func(context.Context) (*peering.Authority, error)
-	// ClusterKey opens the authority's key; a meta server that joins gets it.
+	// ClusterKey opens the authority's key. A joining meta server gets ClusterKey.
 	ClusterKey []byte
 }
 
 // maxStrangers bounds the connections without a certificate.
 const maxStrangers = 16
 
-// stranger serves a connection without a certificate: it may show one join
-// token. No session is made for it, and no frame of it is longer than MaxHello.
+// stranger serves a connection without a certificate. The peer may only show one join token.
+// The connection gets no session, and its frames are no longer than MaxHello.
 func (s *Server) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hello) error {
 	const op = "join"
 	select {
@@ -87,8 +87,8 @@ func (s *Server) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hel
 	return nil
 }
 
-// join signs the first certificate of who has a token. What is wrong with a
-// token is not told.
+// join signs the first certificate of the bearer of a join token. The error does not say why a
+// token is not valid.
 func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	const op = "join"
 	var q wire.JoinRequest
@@ -125,7 +125,8 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	if err != nil {
 		return err // before anything is noted
 	}
-	// Noted before it is given out: nobody bears a name that is not on the list.
+	// Record the member before the certificate leaves the server: every name in use is on the
+	// list.
 	member := cluster.Member{Role: id.Role, Name: id.Name, Joined: meta.Time(time.Now().UnixNano()), Token: token.ID, Key: peering.KeyDigest(request)}
 	if member, err = s.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
 		return err
@@ -143,9 +144,8 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	return reportJSON(re, a2)
 }
 
-// Renewed notes that who has a certificate was given another one. That it could not be
-// noted keeps nobody from being served: certificates are renewed without etcd, too, and
-// the next renewal notes it.
+// Renewed records that an identity got another certificate. A failure is only logged:
+// certificates are renewed without etcd, too, and the next renewal is recorded.
 func (t *Trust) Renewed(ctx context.Context, who peering.Identity, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, currentWait)
 	defer cancel()
@@ -154,7 +154,7 @@ func (t *Trust) Renewed(ctx context.Context, who peering.Identity, log *slog.Log
 	}
 }
 
-// renew signs a new certificate for who has a good one.
+// renew signs a new certificate for an identity with a valid certificate.
 func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin, re *wire.AdminRe) error {
 	const op = "renew certificate"
 	if who.Role == "" {
@@ -185,7 +185,7 @@ func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin,
 	return reportJSON(re, wire.JoinAnswer{Cluster: who.Cluster, Role: string(who.Role), Name: who.Name, Chain: chain, Authority: a.CertPEM()})
 }
 
-// trust gives what the methods about identities need. Errors: NotSupported.
+// trust returns the Trust for the methods about identities. Errors: NotSupported.
 func (s *Server) trust() (*Trust, error) {
 	if s.cfg.Trust == nil {
 		return nil, meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, so nobody to tell apart; 'penstock cluster init' makes one that has"))
@@ -193,8 +193,7 @@ func (s *Server) trust() (*Trust, error) {
 	return s.cfg.Trust, nil
 }
 
-// makeToken makes a join token. The answer is the only place where its secret
-// ever stands.
+// makeToken makes a join token. Only the answer contains the token's secret.
 func (t *Trust) makeToken(ctx context.Context, role peering.Role, name string, life time.Duration) (token peering.Token, err error) {
 	if _, err := peering.ParseRole(string(role)); err != nil {
 		return token, err
@@ -214,18 +213,18 @@ func (t *Trust) makeToken(ctx context.Context, role peering.Role, name string, l
 	}, life)
 }
 
-// grantsAfter is the page of grants, by number, that follows a number.
+// grantsAfter is the page of grants with numbers above after, by number.
 func grantsAfter(all []cluster.Grant, after uint64) []cluster.Grant {
 	i, _ := slices.BinarySearchFunc(all, after+1, func(g cluster.Grant, id uint64) int { return cmp.Compare(g.ID, id) })
 	return pageOf(all[i:], jsonSize)
 }
 
-// mayConnect refuses who was evicted, and roles that the certificate is not for.
+// mayConnect refuses an evicted identity, and a role that the certificate does not permit.
 func (s *Server) mayConnect(who peering.Identity, as wire.Role) error {
 	evicted := func(v *cluster.View) bool { return v != nil && who.Role != "" && v.Evicted(who) }
 	no := evicted(s.cfg.Cluster.View())
 	if no {
-		// Perhaps it was let in again a moment ago, through another server.
+		// Another server may have admitted the identity again a moment ago.
 		ctx, cancel := context.WithTimeout(s.ctx, currentWait)
 		v, err := s.cfg.Cluster.Current(ctx)
 		cancel()
@@ -237,8 +236,8 @@ func (s *Server) mayConnect(who peering.Identity, as wire.Role) error {
 	return maySpeak(who, as)
 }
 
-// guardLoop looks at every new view of the cluster for what sessions may no
-// longer do.
+// guardLoop applies every new view of the cluster: evictions, revoked grants, and capability
+// keys.
 func (s *Server) guardLoop() {
 	for {
 		changed := s.cfg.Cluster.Changed()
@@ -254,8 +253,8 @@ func (s *Server) guardLoop() {
 	}
 }
 
-// guard ends sessions whose identity was evicted, and takes volumes away from
-// sessions whose grants for them were revoked.
+// guard ends sessions with an evicted identity, takes volumes from sessions whose grants for
+// the volumes were revoked, and closes the connections of evicted chunk servers.
 func (s *Server) guard() {
 	view := s.cfg.Cluster.View()
 	if view == nil || s.cfg.Unsafe.NoRevoke {
@@ -277,9 +276,8 @@ func (s *Server) guard() {
 		for _, v := range sess.lostVolumes(view) {
 			s.log.Warn("a grant was revoked", "session", sess.name, "identity", sess.who.String(), "volume", v)
 			if o := s.opened(v); o != nil {
-				// Its open chunks are sealed under a higher fence, so that no
-				// capability to append is of use any more. It enters again with
-				// what is left to it, if anything is.
+				// The session's open chunks are sealed under a higher fence, which voids every
+				// capability to append. The session may enter again with the grants left.
 				o.endSession(sess.id, sess)
 				sess.enqueue(0, &wire.Moved{Volume: v})
 				sess.flush()

@@ -16,25 +16,25 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Volumes hang in each other by junctions. Where one hangs is said twice: in its
-// row of the table, for whoever asks about the volume, and by an entry in the
-// parent's directory, for whoever walks the tree. No transaction spans both, so
-// the row goes first and says what is being done (cluster.AttachStep), then the
-// entry is journaled, then the row says that it is done. The parent's owner does
-// all three, one volume at a time; if it dies in between, the parent's next home
-// finds the step in the row and does what is left. Both steps may be done twice.
+// Volumes are attached to each other by junctions. Two places record the attachment: the
+// volume's row in the table, for questions about the volume, and an entry in the parent's
+// directory, for walks of the tree. No transaction spans both places. So the row is written
+// first, with the step under way (cluster.AttachStep), then the entry is journaled, then the
+// row is written again, with the step done. The parent's owner does all three, for one volume
+// at a time. If the owner dies in between, the parent's next home finds the step in the row
+// and finishes the work. Both steps may be repeated.
 
-// treeLook is how often rows are looked at, treeGrace how long a step may take
-// whoever began it before it is done by the parent's home.
+// treeLook is how often the rows are checked. treeGrace is how long a step may stay unfinished
+// before the parent's home finishes it.
 const (
 	treeLook  = time.Second
 	treeGrace = 5 * time.Second
 )
 
-// attachVolume hangs a volume under a directory of another. What is there
-// already stays, without an error. Errors: Exists (the name is taken, or the
-// volume hangs elsewhere), NotFound and NotDir (the directory), Invalid (it
-// would lie below itself), NoSuchVolume.
+// attachVolume attaches a volume to a directory of another volume. An attachment already made
+// stays, without an error. Errors: Exists (the name is taken, or the volume is attached
+// elsewhere), NotFound and NotDir (the directory), Invalid (the volume would lie below
+// itself), NoSuchVolume.
 func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	v, err := s.find(ctx, m)
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	return nil
 }
 
-// noCycle refuses to hang a volume below itself.
+// noCycle refuses to attach a volume below itself.
 func (s *Server) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
 	for range maxNested {
 		if parent == v {
@@ -174,15 +174,15 @@ func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	return nil
 }
 
-// detachedBy tells whether a request has done all of its work, wherever the volume was
-// attached since.
+// detachedBy reports whether the request with this token detached the volume, even if the
+// volume was attached again since.
 func detachedBy(v *cluster.Volume, token uint64) bool {
 	return v.Did(token) && (v.Attach == nil || v.Attach.Step != cluster.Detaching)
 }
 
-// settle does the step that a row says is being done: the parent's entry first,
-// then the row. parent is nil if there is no such volume any more. The caller
-// holds the volume's lock, and this server owns the parent.
+// settle does the step recorded in a row as under way: first the parent's entry, then the row.
+// parent is nil if the parent volume does not exist any more. The caller holds the volume's
+// lock, and this server owns the parent.
 func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (cluster.Volume, error) {
 	if v.Attach == nil || v.Attach.Step == cluster.Attached && parent != nil && parent.leadsTo(*v.Attach) == v.ID {
 		return v, nil
@@ -211,12 +211,12 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 		}
 		after = nil
 	default:
-		// Two that are being hung below each other at once see each other now: the rows of
-		// both say so. A junction that is there was looked at before it was made.
+		// If two volumes are being attached below each other at the same time, the check sees
+		// both rows now. For a junction already made, the check ran before.
 		var err error
 		if parent.leadsTo(at) != v.ID {
 			if err = s.noCycle(ctx, v.ID, at.Parent); err != nil && !errors.Is(err, meta.Invalid) && !errors.Is(err, meta.Loop) {
-				return v, err // what could not be asked is asked again: the row keeps the step
+				return v, err // the row keeps the step, and noCycle runs again
 			}
 		}
 		if err == nil {
@@ -231,7 +231,7 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 		case meta.NotFound, meta.NotDir, meta.Stale, meta.Invalid, meta.NameTooLong, meta.TooManyLinks, meta.ReadOnly, meta.NotPermitted, meta.Loop:
 			after, refused = nil, err
 		default:
-			return v, err // whether it happened is not known: the row keeps the step
+			return v, err // the outcome is unknown: the row keeps the step
 		}
 	}
 	w, err := s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(v *cluster.Volume) error {
@@ -240,17 +240,17 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 		}
 		v.Attach = after
 		if refused != nil {
-			v.Done = nil // also whoever asked for it is refused when it asks again
+			v.Done = nil // so the same request, repeated, is refused too
 		}
 		return nil
 	})
 	if refused != nil {
-		return v, refused // told first; a row that could not be written is settled later
+		return v, refused // first of all; a row not written is settled later
 	}
 	return w, err
 }
 
-// leadsTo is the volume that a junction leads to; 0: there is none.
+// leadsTo is the volume behind a junction; 0: there is none.
 func (o *owner) leadsTo(at cluster.Attach) meta.VolumeID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -261,7 +261,7 @@ func (o *owner) leadsTo(at cluster.Attach) meta.VolumeID {
 	return r.Volume
 }
 
-// treeLoop settles steps whose server died, and empties the trash.
+// treeLoop finishes the steps of servers that died, and empties the trash.
 func (s *Server) treeLoop() {
 	type step struct {
 		at       cluster.Attach
@@ -312,7 +312,7 @@ func (s *Server) treeLoop() {
 	}
 }
 
-// settleLeft does what a server that is gone left of a volume's step.
+// settleLeft finishes a volume's step for a server that died.
 func (s *Server) settleLeft(id meta.VolumeID) error {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
 	defer cancel()
@@ -373,15 +373,15 @@ func (s *Server) renameVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	return nil
 }
 
-// rename takes over the volume's name, for who looks at metrics.
+// rename sets the volume's name as shown in metrics and errors.
 func (o *owner) rename(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.name = name
 }
 
-// paths names where volumes hang. It asks once for each volume and directory, so
-// that a list of thousands of volumes asks little.
+// paths finds the paths of volumes. Each volume and directory is looked up once, so that a
+// list of thousands of volumes takes few requests.
 type paths struct {
 	s    *Server
 	rows map[meta.VolumeID]cluster.Volume
@@ -396,8 +396,8 @@ func (s *Server) newPaths(rows []cluster.Volume) *paths {
 	return p
 }
 
-// of walks up from where a volume is attached; a directory that can't be named
-// makes the path relative to its volume.
+// of returns a volume's path, from the directory of its attachment upward. If a directory has
+// no known name, the path begins with "?".
 func (p *paths) of(ctx context.Context, v cluster.Volume, depth int) string {
 	if v.ID == meta.RootVolume {
 		return ""
@@ -441,9 +441,9 @@ func (s *Server) namesOf(ctx context.Context, at cluster.Attach) (names []string
 	return names, err
 }
 
-// checkJunctions compares the junctions in a volume with the rows of the volumes
-// that they lead to, and rows that say they hang here with the junctions. What
-// differs is looked at again as it is now: both change meanwhile.
+// checkJunctions compares the junctions in a volume with the rows of the attached volumes, and
+// the rows of volumes attached here with the junctions. A difference is checked again with the
+// present row and entry, since both change meanwhile.
 func (s *Server) checkJunctions(ctx context.Context, o *owner, junctions []namespace.JunctionAt, r *FsckReport) error {
 	r.Junctions = uint64(len(junctions))
 	rows, err := s.cfg.Cluster.Volumes(ctx)
@@ -482,7 +482,7 @@ func (s *Server) checkJunctions(ctx context.Context, o *owner, junctions []names
 		if err != nil {
 			return err
 		}
-		// A step that is under way, or that nobody finished yet, is settled soon.
+		// A row with an unfinished step is no problem: the step is finished soon.
 		if row != nil && row.Parent == o.vol && row.Step == cluster.Attached && o.leadsTo(*row) != id {
 			r.problem("volume %d should hang in directory %d as %q, and nothing there leads to it", id, row.Ino, row.Name)
 		}

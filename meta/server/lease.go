@@ -8,15 +8,15 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// The leases of a volume are a pure machine (meta/lease). Here it is told what time it
-// is and which sessions are away, and its messages are sent. It is guarded by the owner's
-// mu, which callers of everything here hold.
+// The leases of a volume are a pure machine (meta/lease). This file gives the machine the time
+// and the list of sessions that are away, and sends the machine's messages. The owner's mu
+// guards the machine: callers of all functions below hold mu.
 
-// refusalRest is for how long a session that could not give a lease back is not asked
-// again in the background.
+// refusalRest is for how long the owner's background work leaves a session alone after the
+// session could not give a lease back.
 const refusalRest = 30 * time.Second
 
-// leaseMessage asks a session for a lease.
+// leaseMessage asks a session to give a lease back.
 type leaseMessage = lease.Message[*session]
 
 // newLeases makes the empty table of a volume.
@@ -24,11 +24,11 @@ func (s *Server) newLeases() *lease.Table[*session] {
 	return lease.New[*session](lease.Config{RefusalRest: refusalRest, NoRecall: s.cfg.Unsafe.NoRecall, NoPutIn: s.cfg.Unsafe.NoPutIn})
 }
 
-// isAway reports whether a session only lingers: whoever asks it for something may wait
-// long.
+// isAway reports whether a session only lingers. A recall sent to such a session may stay
+// unanswered for long.
 func isAway(s *session) bool { return s.away.Load() }
 
-// sendRecalls asks sessions for leases.
+// sendRecalls queues the recalls for their sessions.
 func (o *owner) sendRecalls(all []leaseMessage) {
 	for _, m := range all {
 		m.Recall.Volume = o.vol
@@ -36,56 +36,57 @@ func (o *owner) sendRecalls(all []leaseMessage) {
 	}
 }
 
-// recall takes back what sessions other than s have of an inode beyond keep, for an
-// operation that waits for it, and gives what to wait for; nil: they have nothing. A
-// session that only lingers ends for it.
+// recall takes the leases beyond keep on an inode back from all sessions but s, for an
+// operation that waits. It returns the channel to wait for; nil: no such lease is held. A
+// session that only lingers is ended by such a recall.
 func (o *owner) recall(s *session, ino meta.Ino, keep meta.LeaseMode) <-chan struct{} {
 	over, send := o.leases.Recall(time.Now(), s, ino, keep)
 	o.sendRecalls(send)
 	return over
 }
 
-// askInBackground is recall for what the owner does by itself: no session ends for it,
-// and each may answer after within that it holds on to its lease.
+// askInBackground is recall for the owner's background work. No session is ended by such a
+// recall. After within, a session may answer that it keeps its lease.
 func (o *owner) askInBackground(ino meta.Ino, keep meta.LeaseMode, within time.Duration) <-chan struct{} {
 	over, send := o.leases.Ask(time.Now(), nil, ino, keep, within)
 	o.sendRecalls(send)
 	return over
 }
 
-// recallEverything is recall of every lease on the volume.
+// recallEverything recalls every lease on the volume, and returns the channels to wait for.
 func (o *owner) recallEverything() []<-chan struct{} {
 	over, send := o.leases.RecallAll(time.Now())
 	o.sendRecalls(send)
 	return over
 }
 
-// outOfReach reports whether nobody knows when what the owner does in the background can
-// have an inode: a session that has a lease on it is away, or holds on to it.
+// outOfReach reports whether the owner's background work cannot expect to get an inode soon: a
+// session with a lease on the inode is away, or has refused to give the lease back.
 func (o *owner) outOfReach(ino meta.Ino) bool {
 	return o.leases.OutOfReach(time.Now(), ino, isAway)
 }
 
-// putsIn reports whether s is being asked to give ino up, and may put in what it still
-// has of it: it waits for nobody.
+// putsIn reports whether s is being asked to give ino up and may still write its cached data
+// of ino. Such a write of s waits for no other session.
 func (o *owner) putsIn(s *session, ino meta.Ino) bool {
 	yes, send := o.leases.PutIn(s, ino)
 	o.sendRecalls(send)
 	return yes
 }
 
-// ticket is what is kept of an operation while it waits.
+// ticket is the state of an operation that waits.
 type ticket struct {
-	// leases keeps new leases away from inodes while the operation waits for old ones.
+	// leases prevents new leases on inodes while the operation waits for recalled leases.
 	leases lease.Blocker
-	// holders are the sessions that stood at the inode which lost its last name.
+	// holders maps inodes of the operation to the sessions that have or had a lease on the
+	// inode, in case the inode loses its last name.
 	holders map[meta.Ino][]meta.SessionID
 	room    roomSearch
-	// entry is that of the session when the call came; see owner.entered.
+	// entry is the session's entry number when the call came; see owner.entered.
 	entry uint64
 }
 
-// noteHolders remembers which sessions stand at an inode.
+// noteHolders adds the sessions that have or had a lease on an inode to k.
 func (o *owner) noteHolders(ino meta.Ino, k *ticket) {
 	for _, s := range o.leases.Holders(ino) {
 		if k.holders == nil {
@@ -101,7 +102,8 @@ func (o *owner) noteHolders(ino meta.Ino, k *ticket) {
 	}
 }
 
-// give grants a lease and mentions it in the reply if that is news to s, or may be.
+// give grants a lease, and lists the lease in the reply if s has no such lease yet, or may not
+// know of it.
 func (o *owner) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Reply) {
 	if had, has := o.leases.Grant(s, ino, mode); has > had || has > meta.LeaseNone && s.again.Load() {
 		re.Grants = append(re.Grants, meta.Grant{Ino: ino, Mode: has})

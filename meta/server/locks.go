@@ -9,17 +9,17 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// locks are a volume's advisory locks and the requests that wait for some. The owner's
-// mu guards them.
+// locks are a volume's advisory locks and the requests waiting for a lock. The owner's mu
+// guards locks.
 type locks struct {
 	*lock.Table
 	waits  map[lock.Ticket]*lockWait
-	ticket lock.Ticket // the last one given
+	ticket lock.Ticket // the last ticket given out
 }
 
 func newLocks() locks { return locks{Table: lock.New(), waits: map[lock.Ticket]*lockWait{}} }
 
-// wake tells requests that they have their lock.
+// wake notifies the waiting requests of granted locks.
 func (l *locks) wake(woken []lock.Ticket) {
 	for _, t := range woken {
 		if w := l.waits[t]; w != nil {
@@ -29,7 +29,7 @@ func (l *locks) wake(woken []lock.Ticket) {
 	}
 }
 
-// drop gives up what a session holds and waits for.
+// drop releases the locks of a session and removes its waiting requests.
 func (l *locks) drop(id meta.SessionID) {
 	woken, canceled := l.DropSession(id)
 	for _, t := range canceled {
@@ -38,7 +38,7 @@ func (l *locks) drop(id meta.SessionID) {
 	l.wake(woken)
 }
 
-// lockWait is a session's request that waits for a lock.
+// lockWait is a session's request waiting for a lock.
 type lockWait struct {
 	granted chan struct{}
 	session meta.SessionID
@@ -54,9 +54,9 @@ func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
 		}
 	default:
 	}
-	// Nobody gets a lock before the sessions of the owner before had the time to
-	// claim theirs, nor while another may own the volume (rule 2). They keep their
-	// order: who takes back a lock that nobody wants may ask for the same next.
+	// No lock is granted before the previous owner's sessions had time to claim their locks,
+	// nor while another server may own the volume (rule 2). A session's requests keep their
+	// order: a client may give a lock back and then ask for the same lock.
 	s.inQueue(s.late, o.vol, func() {
 		err := o.await(s.ctx, o.recovered)
 		for err == nil && o.outsideLease() {
@@ -112,8 +112,8 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
 	s.enqueue(id, re)
 }
 
-// refusedFor notes that somebody was refused a lock that a session holds: one that
-// only lingers ends then. Caller holds mu.
+// refusedFor notes that a session's lock made a request fail. If the session only lingers, the
+// session is ended. Caller holds mu.
 func (o *owner) refusedFor(id meta.SessionID) {
 	for s := range o.entered {
 		if s.id == id && s.idle() > o.srv.cfg.SessionTTL {

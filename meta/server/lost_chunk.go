@@ -7,11 +7,11 @@ type LossState string
 
 // The states.
 const (
-	LossPending  LossState = "waits"    // a server or disk that may have it is out of reach, and was not given up
-	LossDamaged  LossState = "damaged"  // replicas are left that serve only what verifies, or differ
-	LossShort    LossState = "short"    // it was being written, and replicas have less than its writer was promised
+	LossPending  LossState = "waits"    // a server or disk out of reach, and not given up, may have it
+	LossDamaged  LossState = "damaged"  // the replicas left serve only verified bytes, or differ
+	LossShort    LossState = "short"    // open: replicas have less than was promised to the writer
 	LossTotal    LossState = "lost"     // nobody has the bytes
-	LossAccepted LossState = "accepted" // an operator accepted that
+	LossAccepted LossState = "accepted" // an operator accepted the loss
 )
 
 // LostChunk is a chunk of which no good replica is left.
@@ -19,16 +19,16 @@ type LostChunk struct {
 	ID     meta.ChunkID `json:"-" yaml:"-"`
 	Chunk  string       `json:"chunk" yaml:"chunk"` // ID in hex
 	State  LossState    `json:"state" yaml:"state"`
-	Live   uint64       `json:"live_bytes" yaml:"live_bytes"` // that files and snapshots refer to
-	Length uint64       `json:"length" yaml:"length"`         // when accepted: what is left is below
-	// Replicas says what became of each that the record names.
+	Live   uint64       `json:"live_bytes" yaml:"live_bytes"` // bytes with references from files and snapshots
+	Length uint64       `json:"length" yaml:"length"`         // when the loss was accepted: the bytes left are below
+	// Replicas are the replicas named in the record, each with the reason of its loss.
 	Replicas []LostReplica `json:"replicas" yaml:"replicas"`
 	Files    []LostFile    `json:"files" yaml:"files"`
 	// More files are not listed.
 	More uint64 `json:"more_files,omitempty" yaml:"more_files,omitempty"`
 }
 
-// LostReplica is what became of a replica.
+// LostReplica is a replica with the reason of its loss.
 type LostReplica struct {
 	Server meta.ServerID `json:"node" yaml:"node"`
 	Why    string        `json:"why" yaml:"why"`
@@ -37,11 +37,11 @@ type LostReplica struct {
 // LostFile is a file with bytes in such a chunk.
 type LostFile struct {
 	Ino meta.Ino `json:"inode" yaml:"inode"`
-	// Path in the volume; "" for a file that has no name now (it is open, or
-	// snapshots alone have it), or lies so deep that its directory's path has
-	// meta.MaxPath bytes or more.
+	// Path in the volume; "" for a file without a name now (the file is open, or only in
+	// snapshots), and for a file so deep that its directory's path has meta.MaxPath bytes or
+	// more.
 	Path  string `json:"path" yaml:"path"`
-	Bytes uint64 `json:"bytes" yaml:"bytes"` // in this chunk, of all generations
+	Bytes uint64 `json:"bytes" yaml:"bytes"` // in this chunk, summed over all generations
 }
 
 // lostChunks is a page of lost chunks, by ids. While more is not zero, the next begins behind

@@ -13,22 +13,22 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// A policy holds when the request that sets it is answered: chunks that are begun after
-// that are as it wants them, and those that are still being appended to and are not have
-// ended where they were. Their writers go on in others, and what they have is repaired as of
-// any sealed chunk. As while servers are away, a chunk may have fewer replicas than the
-// policy wants where there is no room for more, but not fewer than its least number.
-// What nothing in the cluster can meet is refused.
+// A policy holds from the moment when the request setting it is answered. Chunks begun later
+// meet the policy. Chunks being appended to that do not meet the policy are ended: their
+// writers go on in new chunks, and the ended chunks are repaired like any sealed chunk. As
+// while servers are away, a chunk may have fewer replicas than the policy wants if there is no
+// room for more, but no fewer than the policy's least number. A policy that the cluster cannot
+// meet is refused.
 
 // meetWait is how long open chunks may take to be ended before a change of policy is
 // answered without.
 const meetWait = 10 * time.Second
 
-// meetable refuses a policy that the chunk servers that are registered can't meet, be they
-// there now or not: a node that is down is one that comes back, and what the registry knows
-// counts also where this process has not seen it. As long as none is registered nothing is
-// known, and nothing refused; while some are still arriving in a new cluster, a policy that
-// needs them is refused until they are registered. Errors: ResourceExceeded.
+// meetable refuses a policy that the registered chunk servers can't meet. Servers that are
+// down count too, since they may come back, and so do servers that this process has not seen
+// but the registry lists. While no chunk server is registered, no policy is refused. In a new
+// cluster, a policy needing servers that are still starting is refused until they are
+// registered. Errors: ResourceExceeded.
 func (s *Server) meetable(p *meta.Policy) error {
 	if why := unmet(s.registered(), p); why != "" {
 		return meta.E("set policy", meta.ResourceExceeded, "", fmt.Errorf("nothing in the cluster can meet the policy: %s; add chunk servers, wait until those that are starting are listed by 'penstock node list', ask for less, or force it (--force)", why))
@@ -36,7 +36,7 @@ func (s *Server) meetable(p *meta.Policy) error {
 	return nil
 }
 
-// registered are the chunk servers that were not given up, there or not.
+// registered are the chunk servers that were not removed, live or not.
 func (s *Server) registered() *placement.Map {
 	nodes := s.cfg.Cluster.Nodes()
 	var all []placement.Server
@@ -48,8 +48,8 @@ func (s *Server) registered() *placement.Map {
 	return placement.NewMap(all)
 }
 
-// unmet is why a policy can't be met by some chunk servers, all there; empty: it can be, or
-// there are none, of which nothing follows.
+// unmet is why the chunk servers of m can't meet a policy, if all of them are live. Empty:
+// they can, or m has no servers.
 func unmet(m *placement.Map, p *meta.Policy) string {
 	if len(m.Servers()) == 0 {
 		return ""
@@ -64,7 +64,8 @@ func unmet(m *placement.Map, p *meta.Policy) string {
 	return err.Error()
 }
 
-// unmet is why some chunk servers, all there, can't meet the volume's policy.
+// unmet is why the chunk servers of m, if all of them are live, can't meet the volume's
+// policy.
 func (o *owner) unmet(m *placement.Map) string {
 	p, err := o.policy()
 	if err != nil {
@@ -73,25 +74,25 @@ func (o *owner) unmet(m *placement.Map) string {
 	return unmet(m, &p)
 }
 
-// placeWords are the words of a policy that say where chunks lie, and how many there are.
+// placeWords are the words of a policy about the places and the number of a chunk's replicas.
 var placeWords = []string{"replicas", "min-replicas", "topology", "spread", "class", "encrypt"}
 
-// saysPlace tells whether a request says where a volume's chunks lie: also if that is what
-// its policy says already, since whoever owned the volume before may have journaled that,
-// and ended nothing. Without words it says all of them.
+// saysPlace reports whether a request sets the places or the number of replicas; nil words set
+// everything. The request counts even if the policy stays the same: the owner before may have
+// journaled the policy and died before it ended the chunks.
 func saysPlace(words []string) bool {
 	return words == nil || slices.ContainsFunc(words, func(w string) bool { return slices.Contains(placeWords, w) })
 }
 
-// otherPlaces tells whether a policy says of replicas and their places what one before did not.
+// otherPlaces reports whether two policies differ about replicas and their places.
 func otherPlaces(was, to *meta.Policy) bool {
 	return was.Replicas != to.Replicas || was.Topology != to.Topology || was.Spread != to.Spread || was.Class != to.Class
 }
 
-// endUnmet ends the open chunks that are not as the policy wants them, after a request set
-// it. plain: also those that are appended to without TLS. Errors: Unavailable (some can't
-// be ended now: what is appended to them is not as the policy wants until the request is
-// made again, or an inspection has ended them).
+// endUnmet ends the open chunks that do not meet the policy to, after a request set the
+// policy. plain: also all other open chunks, since their clients may append without TLS.
+// Errors: Unavailable (some chunks can't be ended now: data appended to such a chunk does not
+// meet the policy until the request is repeated, or an inspection ends the chunk).
 func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error {
 	if o.srv.cfg.Unsafe.NoMeet {
 		return nil
@@ -101,7 +102,7 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 	var unmet []meta.ChunkID
 	o.mu.Lock()
 	err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, _ meta.Ino) bool {
-		// What the owner fills itself it seals itself, in a moment.
+		// The owner itself soon seals the chunks that it fills.
 		if !o.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.suspected.of(c.Session))) {
 			unmet = append(unmet, c.ID)
 		}
@@ -122,7 +123,7 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 	return nil
 }
 
-// gone waits for the seals. Errors: those of the chunks that are still there.
+// gone waits for the seals. Errors: those of the chunks that still exist.
 func (s *seals) gone() error {
 	<-s.done
 	var errs []error
@@ -134,6 +135,6 @@ func (s *seals) gone() error {
 	return errors.Join(errs...)
 }
 
-// fewer tells whether a chunk has fewer replicas than its policy lets chunks begin with:
-// it was begun under another policy, and whoever owned the volume died before it was ended.
+// fewer reports whether a chunk has fewer replicas than its policy permits for a new chunk:
+// the chunk was begun under another policy, and the owner died before ending the chunk.
 func fewer(p *meta.Policy, on []meta.ServerID) bool { return len(on) < int(p.Least()) }

@@ -2,30 +2,30 @@ package server
 
 import "time"
 
-// Counters are what a metadata server has done since it started, and what it
-// holds now, for metrics.
+// Counters are the metrics of a metadata server: counts since its start, and present numbers.
 type Counters struct {
 	Calls, Entries, JournalBytes, Checkpoints, Expired, Sealed, Deleted uint64
-	// Held are operations that waited because their client was ahead of its rate,
-	// HeldFor how long, all together.
+	// Held are operations that waited because their client exceeded its rate. HeldFor is their
+	// waiting time in total.
 	Held    uint64
 	HeldFor time.Duration
 
 	Sessions, Volumes, ChunkServers, Leases, OverlayRecords int
 	// QueuedBytes of effects wait for the journal.
 	QueuedBytes int
-	// Followed volumes, and what following did: entries and bytes applied, copies
-	// opened or made from a checkpoint, copies found damaged. FollowLag is the
-	// longest that a followed copy was last at the end of its journal ago.
+	// Followed is the number of followed volumes, FollowUnknown how many of them have an
+	// unknown lag. The other counts are the entries and bytes applied, the copies opened or
+	// made from a checkpoint, and the copies found damaged. FollowLag is the longest time
+	// since a followed copy was last at the end of its journal.
 	Followed, FollowUnknown                                int
 	FollowEntries, FollowBytes, FollowLoads, FollowDamaged uint64
 	FollowLag                                              time.Duration
-	// Compaction: chunks that were filled, bytes copied into them (once, however
-	// many replicas they have), extents moved, looks that ended with an error; files
-	// and fragments in them that were to be joined when they were last looked for.
+	// Compaction: chunks filled, bytes copied into them (counted once, whatever the number of
+	// replicas), extents moved, rounds that failed; and, as of the last search, files to be
+	// joined and the fragments in them.
 	Compacted, CompactedBytes, CompactedExtents, CompactFailed uint64
 	FragmentedFiles, Fragments                                 uint64
-	// NoSpace: some volume takes no changes because its journal is full.
+	// NoSpace: at least one volume refuses changes because its journal is full.
 	NoSpace bool
 }
 

@@ -12,35 +12,38 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// The target of a mirror. Its live tree belongs to one session, which fills it:
-// the one that holds meta.MirrorLock. All others read the snapshot that is shown,
-// as if it were the volume, and change nothing. They go on to another one at
-// once, by one journal entry: before it, whatever is leased is taken back, and
-// nobody is answered in between. So that nobody waits for a reader that does not
-// answer (it was stopped, or cut off), all are asked before, while reads go on: by
-// then its session is over. One that falls silent just between holds others up for
-// readsHeldUpAtFirst. What they have cached is of the snapshot that is shown, so the session
-// that fills the live tree takes none of their leases, nor waits for them, and what
-// it holds is in nobody's way (lease.Table.EnterLiveTree).
+// The target of a mirror. One session fills the target's live tree: the holder of
+// meta.MirrorLock. All other sessions read the shown snapshot as if it were the volume, and
+// change nothing. One journal entry switches all readers to another snapshot. Before the
+// entry, the owner recalls every lease, and answers no reader until the switch.
+//
+// A reader may not answer a recall (its process was stopped, or its network cut). Such a
+// reader must not hold up other readers, so the owner recalls all leases a first time while
+// reads go on: the silent reader's session ends meanwhile. A reader falling silent only after
+// the first recall holds other readers up for readsHeldUpAtFirst.
+//
+// Readers cache attributes and data of the shown snapshot, not of the live tree. So the
+// session filling the live tree recalls no lease of a reader, and no reader waits for a lease
+// of the filling session (lease.Table.EnterLiveTree).
 
-// readsHeldUpAtFirst is how long reads are held up at most while what was leased since all
-// were asked is taken back; each time that it is not enough, reads go on, all are
-// asked again, and it is twice as long: it must do one day.
+// readsHeldUpAtFirst bounds how long reads are held up at first while the leases granted since
+// the first recall are recalled. If the time does not suffice, reads go on, all leases are
+// recalled again, and the bound doubles: so some round is long enough.
 const readsHeldUpAtFirst = 250 * time.Millisecond
 
-// mirrorTarget is how a volume stands that a mirror fills. The owner's mu guards it.
+// mirrorTarget is a volume's state as the target of a mirror. The owner's mu guards it.
 type mirrorTarget struct {
-	// shown is the snapshot that readers see if the volume is a mirror's target, else
-	// zero. What is in the journal says so, or will in a moment.
+	// shown is the snapshot that readers see if the volume is a mirror's target, else zero.
+	// The journal entry with shown is durable, or about to be.
 	shown meta.Generation
-	// changing: another one is to be shown; flip, if not nil, holds reads up until it is
-	// closed, since that is about to be.
+	// changing: another snapshot is about to be shown. flip, if not nil, holds reads up until
+	// flip is closed, after the switch or after the bound of whenUnleased.
 	changing bool
 	flip     chan struct{}
 }
 
-// mirrored tells which generation a read is answered from; zero for the live
-// tree. Caller holds mu.
+// mirrored returns the generation to answer a read from (zero: the live tree), or a reply with
+// an error, or a channel to wait for. Caller holds mu.
 func (o *owner) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
 	if o.fillsNow(s) || o.mirror.shown == 0 && o.mirror.flip == nil {
 		return 0, nil, nil
@@ -57,13 +60,13 @@ func (o *owner) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire
 	return o.mirror.shown, nil, nil
 }
 
-// mayChange tells whether a session may run a mutation. Caller holds mu.
+// mayChange reports whether a session may run a mutation. Caller holds mu.
 func (o *owner) mayChange(s *session, op meta.Op) bool {
 	return o.fillsNow(s) || o.mirror.shown == 0 || op.Code() == meta.OpReleaseOrphans
 }
 
-// fillsNow is fills for who is about to look at the live tree, or to change it: then
-// what it is leased is of that. Caller holds mu.
+// fillsNow is fills for a call about to read or change the live tree. If the session fills a
+// target, the session's leases count as leases on the live tree from now on. Caller holds mu.
 func (o *owner) fillsNow(s *session) bool {
 	if o.mirror.shown == 0 && o.mirror.flip == nil || !o.fills(s.id) {
 		return false
@@ -78,7 +81,8 @@ func errMirror(op string, o *owner) error {
 	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, whose live tree is the mirror's alone"))
 }
 
-// fills tells whether a session is the one that fills the target. Caller holds mu.
+// fills reports whether a session fills the target: the session holds meta.MirrorLock for
+// writing. Caller holds mu.
 func (o *owner) fills(id meta.SessionID) bool {
 	l, held := o.locks.Get(meta.Lock{Ino: meta.MirrorLock, Flock: true, Type: meta.LockWrite})
 	return held && l.Type == meta.LockWrite && l.Session == id
@@ -90,8 +94,8 @@ func (o *owner) isMirror() bool {
 	return o.mirror.shown != 0
 }
 
-// mayMirror refuses to all but who fills it what concerns the live tree of a
-// mirror's target. Errors: ReadOnly.
+// mayMirror refuses a request about the live tree of a mirror's target from any session but
+// the session filling the target. Errors: ReadOnly.
 func (o *owner) mayMirror(ctx context.Context, sess *session, op string) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -104,16 +108,15 @@ func (o *owner) mayMirror(ctx context.Context, sess *session, op string) error {
 	return errMirror(op, o)
 }
 
-// filledBy tells whether the volume is a target, and a session the one that fills
-// it. Caller holds mu.
+// filledBy reports whether the volume is a mirror's target and sess fills it. Caller holds mu.
 func (o *owner) filledBy(sess *session) bool { return o.mirror.shown != 0 && o.fills(sess.id) }
 
 func errNoFiller(op string, o *owner) error {
 	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is no mirror's target any more, or another session fills it"))
 }
 
-// mayFill refuses what only the session that fills a target does to all others.
-// Errors: ReadOnly.
+// mayFill refuses a request reserved for the session filling a target, from any other session
+// or if the volume is no target. Errors: ReadOnly.
 func (o *owner) mayFill(ctx context.Context, sess *session, op string) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -126,9 +129,10 @@ func (o *owner) mayFill(ctx context.Context, sess *session, op string) error {
 	return nil
 }
 
-// show makes the volume a mirror's target, or shows its readers another
-// snapshot, or with "" makes it a volume like others. Only who holds the lock
-// may. Errors: NoSuchSnapshot, ReadOnly (another session fills it).
+// show makes the volume a mirror's target, or shows another snapshot to the target's readers,
+// or, with name "", makes the volume an ordinary volume. The session must hold
+// meta.MirrorLock. Errors: NoSuchSnapshot, ReadOnly (the session does not fill the target),
+// Busy (another call of show runs).
 func (o *owner) show(ctx context.Context, sess *session, name string) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -163,7 +167,7 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 	o.mu.Unlock()
 	var wait <-chan struct{}
 	err := o.whenUnleased(ctx, func() error {
-		if !o.fills(sess.id) { // since then
+		if !o.fills(sess.id) { // the lock may be lost since the check above
 			return errMirror("show snapshot", o)
 		}
 		seq := o.cur.seq
@@ -172,7 +176,7 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 		}
 		o.mirror.shown = op.Shown
 		o.leases.OneTree()
-		o.snapped = max(o.snapped, min(seq, o.newest())) // nobody sees it before the journal has it
+		o.snapped = max(o.snapped, min(seq, o.newest())) // no reader sees the snapshot before the journal has the entry
 		wait = o.untilDurable(seq)
 		return nil
 	})
@@ -186,7 +190,7 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 	return nil
 }
 
-// whenUnleased runs do, under mu, at a moment when nothing of the volume is leased.
+// whenUnleased runs do, under mu, while no lease is held on the volume.
 func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
 	for hold := readsHeldUpAtFirst; ; hold *= 2 {
 		o.mu.Lock()
@@ -203,9 +207,9 @@ func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
 	}
 }
 
-// unleasedWithin holds reads up until nothing is leased and do has run, or for hold:
-// then it gives false. Who fills a target is not held up, and may be leased something
-// at any time but while do runs.
+// unleasedWithin holds reads up until no lease is held and do has run, at most for hold: then
+// done is false. The session filling a target is not held up, and may get leases at any time
+// except while do runs.
 func (o *owner) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (done bool, err error) {
 	over := make(chan struct{})
 	o.mu.Lock()
@@ -229,9 +233,9 @@ func (o *owner) unleasedWithin(ctx context.Context, hold time.Duration, do func(
 	return done, err
 }
 
-// unmirrored refuses to delete a volume that a mirror's record names, also one that
-// was promoted: the record knows which snapshots of the source are the mirror's.
-// Errors: Busy.
+// unmirrored refuses to delete a volume named as a target in a mirror's record. After a
+// promotion of the target, too: only the record names the snapshots of the source that the
+// mirror made. Errors: Busy.
 func (s *Server) unmirrored(ctx context.Context, v cluster.Volume) error {
 	m, err := s.cfg.Cluster.Mirror(ctx, v.ID)
 	if meta.KindOf(err) == meta.NotFound {
@@ -243,8 +247,8 @@ func (s *Server) unmirrored(ctx context.Context, v cluster.Volume) error {
 	return meta.E("delete volume", meta.Busy, v.Name, fmt.Errorf("it is, or was, the target of a mirror of %s: 'penstock mirror delete %s' comes first, with --leave-source if the source is gone", m.Source.Volume, v.Name))
 }
 
-// mirrors lists the records of mirrors. Those whose target is gone are dropped:
-// once a volume was deleted without its record.
+// mirrors lists the records of mirrors. A record without a target volume is dropped: the
+// deletion of a volume once left the record behind.
 func (s *Server) mirrors(ctx context.Context) ([]meta.Mirror, error) {
 	c := s.cfg.Cluster
 	l, err := c.Mirrors(ctx)

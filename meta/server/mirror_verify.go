@@ -15,41 +15,41 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// What is written to a mirror's target is read back and summed as it arrives, beside
-// the copying, and not only when all of it is there and readers wait for the digest:
-// then it is in the chunk servers' memory, too. The sums are remembered beside those of
-// digests, by the places of the bytes, which never change; so it does no harm if a
-// file is changed meanwhile, or the round given up. Nor if what arrives is not summed
-// at all, since there is too much of it or the owner is another: then the digest reads
-// it.
+// Blocks written to a mirror's target are read back and summed soon after arrival, while
+// copying goes on: the blocks are then still in the memory of the chunk servers. Without such
+// sums, the digest would read everything after the copy, while readers wait for the digest.
+// The sums are recorded beside the sums of digests, keyed by the places of the bytes. The
+// bytes at a place never change, so a sum stays right if the file changes meanwhile or the
+// mirror's round is given up. Arrivals may also stay unsummed, if too many wait or the
+// volume's owner changed: the digest then reads the blocks.
 //
-// But days may pass between a block's arrival and the moment when readers see it. So a
-// target's digest believes no block that no digest has had before unless a replica of
-// its chunk was read once more by its server, and agrees with its checksums: on the
-// disks of its server, without a network between (OrderVerify). What was read and
-// compared by SHA-256 is what that checksum is of. What a digest had is remembered as
-// such when it was recorded: what others of the volume finish meanwhile proves nothing of
-// what arrived, nor of what this one read or had verified before it failed.
+// Days may pass between a block's arrival and the moment when readers see the block. So a
+// target's digest believes the sum of a block that no earlier digest had only if a chunk
+// server reads a replica of the block's chunk once more and the replica agrees with its
+// checksums. The server reads its own disk, without the network between (OrderVerify). The
+// checksums cover the same bytes that were read and compared by SHA-256. Whether a digest had
+// a block is decided when the sum is recorded: the end of another digest of the volume proves
+// nothing about arrivals, nor about blocks that a failed digest read or had verified.
 
 const (
-	// maxArrived bounds the ranges that wait to be summed.
+	// maxArrived bounds the ranges waiting to be summed.
 	maxArrived = 1 << 16
-	// arrivedStep is how many bytes of a file are asked for at once.
+	// arrivedStep is how many bytes of a file are mapped by one query.
 	arrivedStep = 64 * digest.BlockSize
-	// vouchers are the chunks of a volume that are verified at a time, fewer than the
-	// long orders that a chunk server carries out at once, which repair needs, too;
-	// maxVouched are those that are remembered to have been.
+	// vouchers bounds the chunks of a volume being verified at a time. A chunk server carries
+	// out more long orders than vouchers at once, since repair needs some too. maxVouched
+	// bounds the verified chunks that a digest remembers.
 	vouchers   = 2
 	maxVouched = 1 << 16
 )
 
-// arrival is a range of a file that was written.
+// arrival is a written range of a file, [lo, hi).
 type arrival struct {
 	ino    meta.Ino
 	lo, hi uint64
 }
 
-// arrived notes what was written to a mirror's target.
+// arrived queues the extents of a write to a mirror's target for summing.
 func (o *owner) arrived(w *meta.Write) {
 	d := &o.digesting
 	if !o.srv.digestsHere() {
@@ -70,7 +70,7 @@ func (o *owner) arrived(w *meta.Write) {
 	}
 }
 
-// nextArrival takes one from the queue.
+// nextArrival takes the oldest arrival from the queue.
 func (d *digesting) nextArrival() (a arrival, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,14 +89,15 @@ func (d *digesting) someArrived() bool {
 	return len(d.arrivals) > 0
 }
 
-// forgetArrivals leaves all of them to the digest.
+// forgetArrivals empties the queue: the digest reads the blocks.
 func (d *digesting) forgetArrivals() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.arrivals = nil
 }
 
-// sumArrivals sums what arrived, until there is no more or somebody waits for a digest.
+// sumArrivals sums the queued arrivals until the queue is empty or a caller waits for a
+// digest.
 func (o *owner) sumArrivals() (err error) {
 	t := &turn{o: o, arrivals: true}
 	defer t.leave()
@@ -124,13 +125,13 @@ func (o *owner) sumArrivals() (err error) {
 			case errors.Is(err, errOvertaken):
 				return nil
 			}
-			// The digest reads it, and says what is wrong if that lasts.
+			// The digest reads the blocks later, and reports an error that lasts.
 			o.log.Debug("what arrived could not be summed yet", "inode", a.ino, "error", err)
 		}
 	}
 }
 
-// sumArrival sums the blocks that lie in a range of the live tree, or partly.
+// sumArrival sums the blocks of the live tree that lie at least partly in an arrival.
 func (t *turn) sumArrival(a arrival) error {
 	o := t.o
 	ask := func(op meta.Op) (*meta.Result, error) {
@@ -141,7 +142,7 @@ func (t *turn) sumArrival(a arrival) error {
 	}
 	res, err := ask(&meta.GetAttr{Ino: a.ino})
 	if meta.KindOf(err) == meta.Stale {
-		return nil // removed since
+		return nil // the file was removed
 	}
 	if err != nil {
 		return err
@@ -161,10 +162,10 @@ func (t *turn) sumArrival(a arrival) error {
 	return nil
 }
 
-// arrivedBuffers are what sumBlocks reads into.
+// arrivedBuffers are the buffers of sumBlocks.
 var arrivedBuffers = sync.Pool{New: func() any { return new([digest.BlockSize]byte) }}
 
-// sumBlocks sums what is not known of some blocks, several at a time.
+// sumBlocks sums the blocks in [lo, hi) without a recorded sum, up to aside blocks at a time.
 func (t *turn) sumBlocks(m *fileMap, lo, hi uint64) error {
 	type block struct {
 		places, sum digest.Sum
@@ -208,7 +209,7 @@ func (t *turn) sumBlocks(m *fileMap, lo, hi uint64) error {
 	return nil
 }
 
-// anyKnown finds what a digest had, or what arrived.
+// anyKnown returns a block's sum as recorded by a digest or by an arrival.
 func anyKnown(blocks *known.Blocks, places digest.Sum) (block digest.Sum, ok bool) {
 	if block, ok = blocks.Get(places); ok {
 		return block, true
@@ -216,20 +217,20 @@ func anyKnown(blocks *known.Blocks, places digest.Sum) (block digest.Sum, ok boo
 	return blocks.GetUnproved(places)
 }
 
-// vouching is what the digest of a mirror's target knows: what it believes without
-// reading it is verified where it lies, each chunk once.
+// vouching is the digest.Known of a mirror target's digest. A chunk server verifies the blocks
+// believed without reading, each chunk once.
 type vouching struct {
 	t      *turn
-	proved *known.Apart // if all of them are right, what is used of them for the first time
+	proved *known.Apart // blocks first used by this digest; known once all verify
 	group  *errgroup.Group
 	ctx    context.Context // ends when a chunk does not verify
 	cancel context.CancelFunc
-	begun  map[meta.ChunkID]bool // whether that says enough: not of an open one
+	begun  map[meta.ChunkID]bool // chunks ordered to verify; false: open, so not enough
 }
 
 var _ digest.Known = (*vouching)(nil)
 
-// newVouching is to be ended by wait and proved.Close.
+// newVouching begins a vouching. The caller ends it by wait and proved.Close.
 func (t *turn) newVouching() (*vouching, error) {
 	proved, err := t.blocks.Apart()
 	if err != nil {
@@ -241,8 +242,8 @@ func (t *turn) newVouching() (*vouching, error) {
 	return &vouching{t: t, proved: proved, group: g, ctx: ctx, cancel: cancel, begun: map[meta.ChunkID]bool{}}, nil
 }
 
-// wait waits for all that was begun, or has it end if the digest failed with err. It
-// gives why there is no digest; nil: all of it is right.
+// wait waits for all orders begun; if the digest failed with err, wait cancels the orders. It
+// returns why the digest fails; nil: every chunk verified.
 func (v *vouching) wait(err error) error {
 	v.t.leave()
 	before := v.ctx.Err() == nil
@@ -251,13 +252,13 @@ func (v *vouching) wait(err error) error {
 	}
 	defer v.cancel()
 	if found := v.group.Wait(); found != nil && (err == nil || !before) {
-		return found // rather than that the digest was ended for it
+		return found // the cause; err may only be the cancellation by found
 	}
 	return err
 }
 
-// rate is how fast a server is to verify, in bytes a second: all of them together as
-// fast as the digest may read; zero: that is at no rate.
+// rate is the speed limit of one chunk's verification, in bytes a second: all vouchers
+// together verify as fast as the digest may read. Zero: unlimited.
 func (v *vouching) rate() uint64 {
 	d := &v.t.o.srv.digests
 	lane := &d.background
@@ -269,7 +270,7 @@ func (v *vouching) rate() uint64 {
 	return uint64(lane.limit.Limit()) / vouchers
 }
 
-// Get finds a block that is to be believed if believe says so.
+// Get returns a recorded block. The digest uses the block only if believe agrees.
 func (v *vouching) Get(places digest.Sum) (block digest.Sum, ok bool) {
 	return anyKnown(v.t.blocks, places)
 }
@@ -280,7 +281,7 @@ func (v *vouching) Put(places, block digest.Sum) {
 	v.proved.Put(places, block)
 }
 
-// believe tells whether a block need not be read.
+// believe reports whether the digest may use a recorded block without reading it.
 func (v *vouching) believe(extents []meta.Extent, hi uint64, places, block digest.Sum) bool {
 	switch {
 	case v.t.blocks.Before(places):
@@ -292,9 +293,9 @@ func (v *vouching) believe(extents []meta.Extent, hi uint64, places, block diges
 	return false
 }
 
-// block has the chunks verified that the bytes below hi lie in; it gives false if the
-// owner does not know where that is, or what is to be there: of an open chunk no record
-// says how long it is.
+// block orders the verification of the chunks with bytes of extents below hi. It returns false
+// if the digest must read the block: a chunk has no servers, is lost, or is open, so that no
+// record says its length.
 func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 	for _, e := range extents {
 		if e.Off >= hi {
@@ -330,11 +331,11 @@ func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 	return true
 }
 
-// vouch has one of a chunk's servers read all of it, at a rate unless that is zero,
-// and compare it with its checksums.
-// Errors: Corrupt if that is what one of them found, else of the last that was asked.
+// vouch has a chunk's servers, one after another until the first success, read all of their
+// replica and compare it with its checksums. rate is in bytes a second; zero: unlimited.
+// Errors: Corrupt if any server found so, else the error of the last server asked.
 func (o *owner) vouch(ctx context.Context, rec *meta.ChunkRecord, rate uint64) (worst error) {
-	// Of an open chunk the record does not say how long it is. It may wait for other long
+	// The record of an open chunk does not say the length. The order may wait for other long
 	// orders.
 	length := max(rec.Length, 256<<20)
 	patience := copyPatience + time.Duration(length/minCopyRate)*time.Second

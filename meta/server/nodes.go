@@ -12,47 +12,47 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// RepairStatus tells how the chunks of volumes stand. What several meta
-// servers say adds up: each owner speaks for its own volumes.
+// RepairStatus is the state of the chunks of volumes. The reports of several meta servers can
+// be added: each owner reports only its own volumes.
 type RepairStatus struct {
 	Volumes   int `json:"volumes"`
 	Unscanned int `json:"unscanned"` // of which not every server was listed yet
 
 	Chunks   uint64 `json:"chunks"`                 // sealed
-	Bytes    uint64 `json:"bytes" pb:"chunk_bytes"` // of them, each counted once
+	Bytes    uint64 `json:"bytes" pb:"chunk_bytes"` // of sealed chunks, without their replicas
 	Open     uint64 `json:"open"`
 	Deleting uint64 `json:"deleting"`
 
-	// Chunks, each counted once, by the worst that is wrong with it; also those that are
-	// open and have promised bytes in them.
+	// Chunks with faults, each counted once, by its worst fault. Open chunks with promised
+	// bytes count, too.
 	Lost            uint64 `json:"lost"`       // no good replica can be reached
-	Endangered      uint64 `json:"endangered"` // one, of more
+	Endangered      uint64 `json:"endangered"` // one good replica, and more are wanted
 	UnderReplicated uint64 `json:"under_replicated"`
 	Corrupt         uint64 `json:"corrupt"`
 	Misplaced       uint64 `json:"misplaced"`
 	Draining        uint64 `json:"draining"`
 	Surplus         uint64 `json:"surplus"`
-	Blocked         uint64 `json:"blocked"` // of all those: nothing can be done now
-	// Imbalanced chunks are where they may be, and one replica of each is to move
-	// so that servers get about equally full. Each metadata server counts for its
-	// own volumes as if no other moved anything.
+	Blocked         uint64 `json:"blocked"` // of all above: no repair is possible now
+	// Imbalanced chunks are at permitted places, and a replica of each is to move so that
+	// servers become about equally full. Each metadata server counts its own volumes as if no
+	// other server moved chunks.
 	Imbalanced uint64 `json:"imbalanced"`
-	// Away chunks have a replica on a server that is out of reach for a moment:
-	// it is waited for before anything is done.
+	// Away chunks have a replica on a server that is out of reach for a short time: repair
+	// waits for the server.
 	Away uint64 `json:"away"`
 
-	// Chunks of which, for the servers that are away, now no replica can be reached, or
-	// only one of several: of Away, and not of those above.
+	// Chunks of Away, not counted above: because of the servers away, no replica can be
+	// reached now, or only the last of several.
 	Unreachable   uint64 `json:"unreachable"`
 	LastReachable uint64 `json:"last_reachable"`
-	// ShortBytes are in chunks that are lost, endangered or under-replicated.
+	// ShortBytes are the bytes of lost, endangered and under-replicated chunks.
 	ShortBytes uint64 `json:"short_bytes"`
 
-	// AcceptedLost chunks, or parts of them, were accepted as lost by an operator. Those of
-	// which nothing is left count nowhere else.
+	// AcceptedLost are the chunks of which an operator accepted the loss, of all or part of
+	// their bytes. A chunk with nothing left counts nowhere else.
 	AcceptedLost uint64 `json:"accepted_lost"`
 
-	// Replicas that no record names, before they are deleted.
+	// Replicas without a record, until they are deleted.
 	Extra   uint64 `json:"extra"`
 	Orphans uint64 `json:"orphans"`
 
@@ -64,23 +64,23 @@ type RepairStatus struct {
 	Rate        float64 `json:"rate"` // bytes a second, of late
 
 	Nodes map[meta.ServerID]NodeChunks `json:"nodes"`
-	// Disks is what journals say lies on disks that are to be emptied and still
-	// serve, by their ids. Those on which nothing is needed any more are not in it.
+	// Disks are the disks to be emptied that still serve, by id, with the chunks on them by
+	// the journals' records. A disk that is no longer needed is not listed.
 	Disks map[string]DiskChunks `json:"disks,omitempty"`
 
-	Stored StoredBytes `json:"stored,omitzero"` // of volumes that are or were compressed, and only if one volume was asked for
-	// Unmet is why the registered chunk servers can't meet the policy, all there; only if
-	// one volume was asked for.
+	Stored StoredBytes `json:"stored,omitzero"` // only for a request about a single volume that is or was compressed
+	// Unmet is why the registered chunk servers can't meet the policy even if all are live;
+	// only for a request about a single volume.
 	Unmet string `json:"unmet,omitempty"`
 }
 
-// DiskChunks are replicas on one disk.
+// DiskChunks are the replicas on a disk.
 type DiskChunks struct {
 	Chunks uint64 `json:"chunks"`
 	Bytes  uint64 `json:"bytes" pb:"chunk_bytes"`
 }
 
-// addDisk adds what more is on a disk.
+// addDisk adds replicas to the count of a disk.
 func (r *RepairStatus) addDisk(id string, x DiskChunks) {
 	if r.Disks == nil {
 		r.Disks = map[string]DiskChunks{}
@@ -89,38 +89,37 @@ func (r *RepairStatus) addDisk(id string, x DiskChunks) {
 	r.Disks[id] = DiskChunks{n.Chunks + x.Chunks, n.Bytes + x.Bytes}
 }
 
-// NodeChunks is what the journals say that one chunk server has.
+// NodeChunks are the replicas of a chunk server by the journals' records.
 type NodeChunks struct {
 	Chunks uint64 `json:"chunks"`
 	Bytes  uint64 `json:"bytes" pb:"chunk_bytes"`
 	Open   uint64 `json:"open"`
-	Needed uint64 `json:"needed"` // of Chunks: without this server the chunk had too few replicas
-	// What is still to be moved off it, or off one of its disks, and onto it, for
-	// whatever reason; bytes are of whole replicas.
+	Needed uint64 `json:"needed"` // of Chunks: without this server the chunk would have too few replicas
+	// Replicas still to be moved off the server or a disk of the server, and onto the server,
+	// for any reason. Bytes are of whole replicas.
 	ToLeave       uint64 `json:"to_leave"`
 	ToLeaveBytes  uint64 `json:"to_leave_bytes"`
 	ToArrive      uint64 `json:"to_arrive"`
 	ToArriveBytes uint64 `json:"to_arrive_bytes"`
 }
 
-// plus adds what another volume has there.
+// plus adds the counts of another volume on the same server.
 func (n NodeChunks) plus(x NodeChunks) NodeChunks {
 	return NodeChunks{n.Chunks + x.Chunks, n.Bytes + x.Bytes, n.Open + x.Open, n.Needed + x.Needed,
 		n.ToLeave + x.ToLeave, n.ToLeaveBytes + x.ToLeaveBytes, n.ToArrive + x.ToArrive, n.ToArriveBytes + x.ToArriveBytes}
 }
 
-// Full reports that every chunk is where its policy wants it and nothing is
-// left over.
+// Full reports that every chunk is where its policy wants it, and no replica is left over.
 func (r *RepairStatus) Full() bool {
 	return r.Unscanned == 0 && r.Degraded() == 0 && r.Away == 0 && r.Extra == 0 && r.Orphans == 0 && r.Deleting == 0
 }
 
-// Degraded counts the chunks that something is wrong with.
+// Degraded counts the chunks with a fault.
 func (r *RepairStatus) Degraded() uint64 {
 	return r.Lost + r.Endangered + r.UnderReplicated + r.Corrupt + r.Misplaced + r.Draining + r.Surplus
 }
 
-// Add adds what another owner, or another server, says.
+// Add adds the report of another owner or server.
 func (r *RepairStatus) Add(x *RepairStatus) {
 	r.Volumes += x.Volumes
 	r.Unscanned += x.Unscanned
@@ -179,7 +178,7 @@ func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
 	switch st.Reason {
 	case placement.Imbalance:
 		r.Imbalanced++
-		return // nothing that is wanted is missing
+		return // no wanted replica is missing
 	case placement.BadReplica:
 		r.Corrupt++
 	case placement.Misplaced:
@@ -206,19 +205,18 @@ func (r *RepairStatus) addBlobs(on map[meta.ServerID]NodeChunks) {
 	}
 }
 
-// repairStatusWait bounds what RepairStatus waits for volumes that are being
-// opened or recover: a chunk server that is just missing may hold them up.
+// repairStatusWait bounds how long RepairStatus waits for volumes that are being opened or
+// recover: a chunk server missing since a moment ago may hold such a volume up.
 const repairStatusWait = 2 * time.Second
 
-// RepairStatus looks at every chunk of a volume, or with 0 of all volumes whose
-// home is here, now. Volumes that can't be looked at in a moment count as
-// unscanned.
+// RepairStatus reads every chunk record of a volume, or with v 0 of all volumes with their
+// home here. Volumes that do not become ready within repairStatusWait count as unscanned.
 func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStatus, error) {
 	sum := &RepairStatus{Nodes: map[meta.ServerID]NodeChunks{}}
 	soon, cancel := context.WithTimeout(ctx, repairStatusWait)
 	defer cancel()
 	if v == 0 {
-		// Those that nobody uses count, too.
+		// Closed volumes count, too.
 		closed, err := s.openHome(soon)
 		if err != nil {
 			return nil, err
@@ -247,7 +245,7 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 		case err == nil:
 			sum.Add(&st)
 		case ctx.Err() == nil && (soon.Err() != nil || v == 0 && o.ctx.Err() != nil):
-			sum.Volumes++ // it is not ready, or on its way elsewhere
+			sum.Volumes++ // the volume is not ready, or moves to another server
 			sum.Unscanned++
 		default:
 			return nil, err
@@ -261,7 +259,7 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 	return sum, nil
 }
 
-// status walks the records with what is known of replicas now.
+// status walks the records with the present faults of replicas.
 func (o *owner) status() (RepairStatus, error) {
 	policy, err := o.policy()
 	if err != nil {
@@ -290,18 +288,18 @@ func (o *owner) listedAll() bool {
 	return true
 }
 
-// NodeStatus is one chunk server as administrators see it.
+// NodeStatus is a chunk server as shown to administrators.
 type NodeStatus struct {
 	ID       meta.ServerID
 	Name     string
 	Addr     string `pb:"address"`
 	Topology string
-	Class    string // of its first disk
+	Class    string // of the server's first disk
 	State    cluster.NodeState
 	Live     bool
-	// Connected: its disks are as it says they are now.
+	// Connected: Disks are as the server reports them now.
 	Connected bool
-	Gone      time.Duration // since it was heard; 0: it is live, or was not heard yet
+	Gone      time.Duration // since the last report; 0: live, or not heard by this process yet
 	Total     uint64        `pb:"total_bytes"`
 	Free      uint64        `pb:"free_bytes"`
 	Disks     []meta.DiskInfo
@@ -309,7 +307,7 @@ type NodeStatus struct {
 	Since     meta.Time // of State
 }
 
-// NodeList lists every chunk server that was ever seen.
+// NodeList lists all chunk servers ever seen.
 func (s *Server) NodeList() []NodeStatus {
 	var all []NodeStatus
 	seen, linked := s.sightings(), s.liveServers()
@@ -338,7 +336,8 @@ func (s *Server) NodeList() []NodeStatus {
 	return all
 }
 
-// drainNode has a chunk server emptied. Errors: NotFound, Invalid (it was removed).
+// drainNode begins to empty a chunk server. Errors: NotFound, Invalid (the server was
+// removed).
 func (s *Server) drainNode(ctx context.Context, id meta.ServerID) error {
 	if n := nodeIn(s.cfg.Cluster.Nodes(), id); n != nil && n.State == cluster.NodeRemoved {
 		return meta.E("drain node", meta.Invalid, fmt.Sprint(id), errors.New("it was removed"))
@@ -346,8 +345,8 @@ func (s *Server) drainNode(ctx context.Context, id meta.ServerID) error {
 	return s.setNodeState(ctx, id, cluster.NodeDraining)
 }
 
-// removeNode gives a chunk server up for good; unless it is forced, only if nothing is on it
-// any more. Errors: NotFound, Busy, Unavailable (not every metadata server tells).
+// removeNode removes a chunk server for good; unless forced, only if no replicas are on the
+// server any more. Errors: NotFound, Busy, Unavailable (a metadata server did not answer).
 func (s *Server) removeNode(ctx context.Context, id meta.ServerID, force bool) error {
 	if !force {
 		st, err := s.clusterRepairStatus(ctx)

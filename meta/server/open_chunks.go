@@ -12,25 +12,27 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// Open chunks are data as sealed ones are: what was synced to them is promised, however
-// idle their writers are. An inspection looks for their replicas, too, counts those that
-// are missing, and ends a chunk that has lost one, or that was begun with fewer than the
-// policy wants, or under another policy, where a fresh one would meet it better. Its writer hears that at its next append and
-// goes on in a fresh chunk; what the old one has is then repaired as of any other.
+// Open chunks are data like sealed chunks: bytes synced to a chunk are promised, however long
+// its writer is idle. So an inspection looks for the replicas of open chunks, too, and counts
+// the missing replicas. It ends a chunk that lost a replica, or was begun with fewer replicas
+// than the policy permits, or was begun under another policy if a new chunk would meet the
+// policy better. The writer gets an error at its next append and goes on in a new chunk. The
+// ended chunk is then repaired like any other.
 
-// openChunk is how a chunk stands that is still being appended to.
+// openChunk is the state of a chunk still being appended to.
 type openChunk struct {
 	rec *meta.ChunkRecord
-	// written: something of it is promised. Of another it does not matter what became
-	// of its replicas, which its writer makes when it begins.
+	// written: some bytes of the chunk are promised. If none are, missing replicas do not
+	// matter: the writer makes the replicas when it begins.
 	written  bool
 	standing placement.Standing
 	want     int    // replicas, by the policy
-	ends     string // why it must end; "" if it may go on
-	// askable: a server of its record can be asked, or all were given up, without which it
+	ends     string // why the chunk must end; "" if it may go on
+	// askable: a server of the record can be asked, or all are given up. Otherwise the chunk
 	// can't be sealed.
 	askable bool
-	// unmet: it lies where its policy wants no data, or a fresh chunk would meet it better.
+	// unmet: the chunk lies where its policy wants no data, or a new chunk would meet the
+	// policy better.
 	unmet bool
 }
 
@@ -60,8 +62,8 @@ func (o *owner) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *placeme
 	return x
 }
 
-// written reports whether the journal refers to an open chunk: then every server of its
-// record has synced that much (rule 5), and one that knows nothing of the chunk lost it.
+// written reports whether the journal refers to an open chunk. If so, every server of the
+// record has synced the bytes (rule 5), and a server without the chunk has lost its replica.
 func (o *owner) written(rec *meta.ChunkRecord) bool {
 	if rec.Live > 0 {
 		return true
@@ -72,7 +74,7 @@ func (o *owner) written(rec *meta.ChunkRecord) bool {
 	return err == nil && (now.Live > 0 || file != 0)
 }
 
-// mustEnd says why an open chunk can't be gone on with where it lies; "" if it can.
+// mustEnd returns why an open chunk can't be continued at its places; "" if it can.
 func (o *owner) mustEnd(rec *meta.ChunkRecord, replicas []placement.Replica, m *placement.Map) string {
 	for _, x := range replicas {
 		s, ok := m.Server(x.Server)
@@ -90,8 +92,7 @@ func (o *owner) mustEnd(rec *meta.ChunkRecord, replicas []placement.Replica, m *
 	return ""
 }
 
-// judgeOpen asks a server about its replica of an open chunk that something is promised
-// of.
+// judgeOpen asks a server about its replica of an open chunk with promised bytes.
 func (o *owner) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
 	ctx, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
@@ -105,8 +106,8 @@ func (o *owner) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server met
 	return placement.Bad, err
 }
 
-// listedOpen judges one listed replica of an open chunk; leaves is the disk that it is to
-// leave, if any, other tells that its disk has another class than the policy wants.
+// listedOpen notes the state of a listed replica of an open chunk. leaves is the disk to be
+// emptied with the replica, if any. other: the disk has another class than the policy wants.
 func (o *owner) listedOpen(l *lists, server meta.ServerID, c *meta.ReplicaInfo, leaves string, other bool) {
 	l.mu.Lock()
 	l.seen[c.ID]++
@@ -117,11 +118,11 @@ func (o *owner) listedOpen(l *lists, server meta.ServerID, c *meta.ReplicaInfo, 
 	case leaves != "" || other:
 		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves})
 	case !o.faults.corrupt(c.ID, server):
-		o.faults.clear(c.ID, server) // it is back
+		o.faults.clear(c.ID, server) // the replica is back
 	}
 }
 
-// sealSome seals open chunks that must end, side by side.
+// sealSome seals open chunks that must end, up to sealsAtOnce at a time.
 func (o *owner) sealSome(chunks []openChunk) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, sealsAtOnce)
@@ -132,7 +133,7 @@ func (o *owner) sealSome(chunks []openChunk) {
 			id := x.rec.ID
 			rec, err := o.seal(o.ctx, id, nil)
 			if errors.Is(err, meta.NoSuchChunk) {
-				return // it went meanwhile
+				return // the chunk was deleted meanwhile
 			}
 			if err != nil {
 				if o.ctx.Err() == nil {
@@ -150,8 +151,8 @@ func (o *owner) sealSome(chunks []openChunk) {
 	wg.Wait()
 }
 
-// addOpen counts an open chunk. Nothing is copied before it is sealed, which takes one
-// replica that can be reached.
+// addOpen counts an open chunk. Repair copies nothing before the chunk is sealed, and a seal
+// needs a replica within reach.
 func (r *RepairStatus) addOpen(x *openChunk) {
 	r.Open++
 	for _, id := range x.rec.Servers {
@@ -175,7 +176,7 @@ func (r *RepairStatus) addOpen(x *openChunk) {
 	}
 }
 
-// addShort counts a chunk of some bytes that has fewer replicas than it should have.
+// addShort counts a chunk with so many bytes that has too few replicas.
 func (r *RepairStatus) addShort(why placement.Reason, bytes uint64) {
 	switch why {
 	case placement.Lost:
@@ -190,8 +191,8 @@ func (r *RepairStatus) addShort(why placement.Reason, bytes uint64) {
 	r.ShortBytes += bytes
 }
 
-// addReach counts a chunk of which now none, or only one of several replicas can be
-// reached, since servers are away that are waited for.
+// addReach counts a chunk if none of its replicas, or only one of several wanted, can be
+// reached now, because repair still waits for the servers away.
 func (r *RepairStatus) addReach(s placement.Standing, want int) {
 	switch {
 	case s.Away == 0:

@@ -9,26 +9,26 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// Chunks of volume 0 are the files of checkpoints. They have no records; what
-// is one stands in the checkpoint that a volume's journal names. A crash while
-// a checkpoint is made, or while an old one is deleted, leaks them.
+// Chunks of volume 0 are the files of checkpoints. No chunk record names them: the checkpoint
+// named in a volume's journal lists its chunks. A crash while a checkpoint is made, or while
+// an old checkpoint is deleted, leaks chunks.
 //
-// A chunk's id says of which volume it is and in which term it was made. The
-// owner of that volume calls it leaked when no checkpoint is being made, the
-// one that the journal names (its manifest read without error) does not have
-// it, nobody may be reading an older one, and all that was so twice, a grace
-// time apart. Chunks that older programs made say nothing: the owner of the
-// root volume asks the journals of all volumes.
+// A chunk's id contains the volume, and the term in which the chunk was made. The volume's
+// owner takes a chunk as leaked if no checkpoint is being made, the checkpoint named in the
+// journal does not have the chunk (its manifest was read without error), no reader can be
+// loading an older checkpoint, and all this was so twice, a grace time apart. Ids of older
+// programs contain no volume: for such chunks, the owner of the root volume reads the journals
+// of all volumes.
 
-// DefaultLeakGrace is how long a chunk is kept of which nobody can say who is
-// writing it: longer than a checkpoint may take.
+// DefaultLeakGrace is how long a chunk with an unknown writer is kept: longer than a
+// checkpoint may take.
 const DefaultLeakGrace = maxCheckpoint + 10*time.Minute
 
-// blobTerm is the least number that older programs put where the term is: the
-// time. No volume changes its owner so often.
+// blobTerm is the least number that older programs wrote in the place of the term: the time.
+// No volume changes its owner so often.
 const blobTerm = 1 << 30
 
-// leaks are chunks of volume 0 that nothing seems to name, and since when.
+// leaks maps the chunks of volume 0 that seem leaked to the time of the first such finding.
 type leaks map[replicaKey]time.Time
 
 // leakLoop looks for leaked chunks of volume 0.
@@ -82,7 +82,7 @@ func (s *Server) collectLeaks(found leaks) {
 	}
 }
 
-// listChunks lists a server's chunks of a volume: all, or there is an error.
+// listChunks calls each for all chunks of a volume on a server, or returns an error.
 func (s *Server) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.ChunkID)) error {
 	var after meta.ChunkID
 	for {
@@ -102,10 +102,10 @@ func (s *Server) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.Ch
 	}
 }
 
-// judgeBlobs deletes what of these chunks was leaked for long enough.
+// judgeBlobs deletes the chunks among keys that have been leaked for the grace time.
 func (o *owner) judgeBlobs(keys []replicaKey, found leaks) error {
 	if !o.checkpoints.one.TryLock() {
-		return nil // one is being made: what belongs to it is not named yet
+		return nil // a checkpoint is being made, and its chunks are not named yet
 	}
 	defer o.checkpoints.one.Unlock()
 	if o.await(o.ctx, o.recovered) != nil || o.quarantined() {
@@ -132,7 +132,7 @@ func (o *owner) judgeBlobs(keys []replicaKey, found leaks) error {
 			return err
 		}
 	}
-	// What one server can't delete now does not keep the others from it.
+	// A failed deletion on a server does not stop the deletions on other servers.
 	var errs []error
 	for _, k := range keys {
 		if named[k.chunk] || k.chunk.Term < blobTerm && meta.Term(k.chunk.Term) > o.own.Term() {
@@ -167,8 +167,8 @@ func (o *owner) judgeBlobs(keys []replicaKey, found leaks) error {
 	return errors.Join(errs...)
 }
 
-// namedBlobs adds the chunks of a volume's recorded checkpoint. Errors:
-// Unavailable (somebody may be reading an older one), and those of reading.
+// namedBlobs adds the chunks of a volume's recorded checkpoint to named. Errors: Unavailable
+// (a reader may be loading an older checkpoint), and errors of reading.
 func (o *owner) namedBlobs(ctx context.Context, j Journal, named map[meta.ChunkID]bool) error {
 	cp, have, err := j.Checkpoint(ctx)
 	if err != nil {
@@ -177,7 +177,8 @@ func (o *owner) namedBlobs(ctx context.Context, j Journal, named map[meta.ChunkI
 	if pin, pinned, err := j.OldestPin(ctx); err != nil {
 		return err
 	} else if pinned && (!have || pin <= cp.Seq) {
-		// At the same entry, too: one that lost replicas is stored again there.
+		// A pin at the checkpoint's own entry counts, too: a checkpoint that lost replicas is
+		// stored again at the same entry.
 		return meta.E("collect checkpoint chunks", meta.Unavailable, "", errors.New("a reader may be loading an older checkpoint"))
 	}
 	if !have {
@@ -199,8 +200,8 @@ func addParts(named map[meta.ChunkID]bool, refs []meta.BlobRef) {
 	}
 }
 
-// allNamed adds the chunks of every volume's checkpoint, also of one that is
-// being deleted: whoever goes on with that may have to load it.
+// allNamed adds the chunks of every other volume's checkpoint to named. Volumes being deleted
+// count, too: a server continuing the deletion may have to load the checkpoint.
 func (s *Server) allNamed(ctx context.Context, o *owner, named map[meta.ChunkID]bool) error {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {

@@ -15,9 +15,9 @@ type record struct {
 	key string
 	val []byte
 	del bool
-	seq meta.Seq       // entry that carries it
-	by  meta.SessionID // whose operation wrote it; zero: the owner itself
-	idx int            // position in that entry's effects
+	seq meta.Seq       // the entry with the value
+	by  meta.SessionID // session whose operation wrote the value; zero: the owner itself
+	idx int            // position in the entry's effects
 }
 
 // overlay holds effects that are not yet in the store. A map answers Get, a
@@ -39,14 +39,15 @@ type entry struct {
 	seq      meta.Seq
 	effects  []namespace.Effect
 	bytes    int
-	sessions map[*session]struct{} // who wants to hear that it is durable
+	sessions map[*session]struct{} // to notify when the entry is durable
 	urgent   bool                  // somebody waits
-	events   bool                  // there are some among the effects
+	events   bool                  // some effects are events
 }
 
-// add books one effect of an operation of session by. The last write of a key
-// in an entry wins. Range deletions concern reply records and events, or what no
-// operation reads again; those two are never read through the overlay.
+// add adds an effect of an operation by session by. The last write of a key in an entry wins.
+// Range deletions, reply records and events do not go into the overlay: no operation reads
+// replies or events through the overlay, and range deletions concern only them, or keys that
+// no operation reads again.
 func (o *overlay) add(e *entry, ef namespace.Effect, by meta.SessionID) {
 	if ef.Kind == namespace.DeleteRange {
 		e.effects = append(e.effects, ef)
@@ -77,7 +78,7 @@ func (o *overlay) add(e *entry, ef namespace.Effect, by meta.SessionID) {
 	r.val, r.del, r.seq, r.by = ef.Value, ef.Kind == namespace.Delete, e.seq, by
 }
 
-// settle drops what entry e brought, now that the store has it, and hands the
+// settle drops the effects of entry e from the overlay after the store has them, and moves the
 // values to the cache.
 func (o *overlay) settle(e *entry, c *cache) {
 	for i := range e.effects {
@@ -99,9 +100,10 @@ func (o *overlay) settle(e *entry, c *cache) {
 	}
 }
 
-// cache holds hot records of the store, absent ones as nil. Two generations:
-// when the young one is full it becomes the old one, whose records survive if
-// they are asked for again. Bounded by its bytes.
+// cache holds hot records of the store; an absent record is nil. Records are in two
+// generations: when the young generation is full it becomes the old generation, and the
+// records of the old generation stay only if they are read again. The size in bytes is
+// bounded.
 type cache struct {
 	young, old map[string][]byte
 	bytes, max int
@@ -136,9 +138,8 @@ func (c *cache) put(key string, val []byte) {
 	}
 }
 
-// cached says which records are worth keeping decoded in front of the store:
-// those that point operations read. Extents and directory positions are read
-// by scans, which go past the cache.
+// cached reports whether records with this key are cached: the records read by point
+// operations. Extents and directory positions are read by scans, which bypass the cache.
 func cached(key []byte) bool {
 	switch key[0] {
 	case 'v', 'i', 'd', 'c', 'x':
@@ -147,14 +148,14 @@ func cached(key []byte) bool {
 	return false
 }
 
-// view is what one operation of one session sees: overlay over cache over
-// store. It notes in wait the entry that must be durable before the answer may
-// be given, because another session wrote what was read (rule 13).
+// view is the state seen by one operation of a session: overlay over cache over store. If
+// another session wrote a value read here, wait is the entry that must be durable before the
+// answer is sent (rule 13).
 type view struct {
 	o       *owner
 	session meta.SessionID
-	// counters: the volume's counters are read for what they say, not for
-	// the next inode number, so they count for rule 13, too.
+	// counters: the operation reports the volume's counters, so rule 13 applies to them. Other
+	// operations read the counters only for the next inode number.
 	counters bool
 	wait     meta.Seq
 	squash   namespace.Squash // of the caller
@@ -201,7 +202,7 @@ func (w *view) Get(key []byte) ([]byte, bool, error) {
 // Scan merges overlay and store.
 func (w *view) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	if len(lo) == 0 || lo[0] == 0 {
-		lo = []byte{1} // keys that begin with zero are the store's own
+		lo = []byte{1} // keys that begin with zero belong to the store
 	}
 	if w.o.stClosed {
 		return w.o.gone()

@@ -19,7 +19,8 @@ import (
 // replyPrefix is the first byte of reply records, which only recovery reads.
 var replyPrefix = namespace.PutReply(0, 0, meta.OpID{}, &meta.Result{}).Key[0]
 
-// eventPrefix is that of events, which those who follow them read from the store.
+// eventPrefix is the first byte of event records. Followers of a volume's events read them
+// from the store.
 const eventPrefix = namespace.EventPrefix
 
 // owner serves one volume while this server owns it.
@@ -29,7 +30,7 @@ const eventPrefix = namespace.EventPrefix
 type owner struct {
 	srv  *Server
 	vol  meta.VolumeID
-	name string // of the volume, as of when its row was read last
+	name string // the volume's name when its row was last read
 	log  *slog.Logger
 	own  Ownership
 	// fences counts the orders about sealed chunks; see fresh.
@@ -37,24 +38,24 @@ type owner struct {
 	j      Journal
 	st     Store
 
-	// hanging is held while something is hung into the volume, and alone while
-	// it is deleted. It is taken before mu.
+	// hanging is read-locked while a volume is attached to this volume, and locked while this
+	// volume is deleted. hanging is taken before mu.
 	hanging   sync.RWMutex
 	rollbacks rollbacks
 
 	mu    sync.Mutex
-	state cluster.VolumeState // what the volume's row says
+	state cluster.VolumeState // state in the volume's row
 	ov    *overlay
 	cache *cache
-	// cur is being filled, queue is full and waits for the journal.
+	// cur is the entry being filled. queue holds the closed entries waiting for the journal.
 	cur     *entry
 	queue   []*entry
-	queued  int // bytes in queue
+	queued  int // bytes of the entries in queue
 	durable meta.Seq
 	waiters []waiter
-	wake    chan struct{} // to the committer, capacity 1
+	wake    chan struct{} // wakes the committer; capacity 1
 	failed  error
-	// stClosed: the store may not be asked any more.
+	// stClosed: st must not be read any more.
 	stClosed bool
 
 	leases   *lease.Table[*session]
@@ -64,52 +65,52 @@ type owner struct {
 	mirror   mirrorTarget
 	sessions map[meta.SessionID]*journaled
 
-	// recovered is closed when operations that are not replays may run.
+	// recovered is closed when operations other than replays may run.
 	recovered chan struct{}
-	// wanted: somebody who has no session to come back waits for recovered.
+	// wanted: a caller other than a session's replay waits for recovered.
 	wanted atomic.Bool
-	// allBack, of capacity 1, tells recover that awaited got empty.
+	// allBack, of capacity 1, notifies recover when awaited becomes empty.
 	allBack chan struct{}
-	// awaited are journaled sessions not yet back or gone; true: it has entered,
-	// and its claims and replays are on their way.
+	// awaited are the journaled sessions neither back nor ended. true: the session has
+	// entered, and will send claims and replays.
 	awaited map[meta.SessionID]bool
-	// entered are the sessions inside, each with the number of its entry: what
-	// came before another entry is not executed after it. entries is the last.
+	// entered maps each session inside to the number of its entry. A call from before a
+	// session's latest entry is not executed after that entry. entries is the last number.
 	entered  map[*session]uint64
 	entries  uint64
-	departed []departed // for the task that ends them
+	departed []departed // departed sessions, for the task that ends them
 	told     policyTold
-	// leaving: the volume is being handed over, and nothing new is answered;
-	// closed if it stays after all.
+	// leaving: the volume is being handed over, and new calls are not answered. leaving is
+	// closed if the volume stays here after all.
 	leaving chan struct{}
-	over    []meta.SessionID // of awaited: ended, but not to the last step
+	over    []meta.SessionID // sessions in awaited whose end began but was not finished
 
 	inspection inspection
 	faults     faults
 	stale      stale
 
 	checkpoints checkpoints
-	check       *checking            // under way; nil: none
-	restored    *cluster.Restoration // nil: it never was
-	noSpace     error                // etcd refuses writes
-	snapped     meta.Seq             // the last entry that takes or deletes a snapshot
-	barrier     *barrier             // a snapshot is being taken,
-	group       *groupHolding        // of a group; nil: not
-	groups      map[uint64]bool      // that are decided; false: without a record
-	closed      chan struct{}        // nobody may enter until it is closed; nil: all may
+	check       *checking            // check under way; nil: none
+	restored    *cluster.Restoration // nil: the volume was never restored
+	noSpace     error                // not nil: etcd refuses writes
+	snapped     meta.Seq             // last entry that takes or deletes a snapshot
+	barrier     *barrier             // not nil: a snapshot is being taken
+	group       *groupHolding        // of a group snapshot under way; nil: none
+	groups      map[uint64]bool      // group snapshots already decided; false: without a record
+	closed      chan struct{}        // not nil: no session may enter until closed is closed
 	digesting   digesting
 	indexing    indexing
-	clone       bool       // files may lie in other volumes' chunks,
-	foreign     foreign    // which are these
-	promotion   promotion  // of a clone,
-	cloning     sync.Mutex // held while a clone of this volume is made or let go, before mu
-	freed       uint64     // by the deletion of a snapshot under way
-	schedule    schedule   // of snapshots
-	// unanswered are, of each snapshot taken here, the files that were not given back.
+	clone       bool       // files may lie in chunks of other volumes
+	foreign     foreign    // the chunks of other volumes
+	promotion   promotion  // promotion of a clone
+	cloning     sync.Mutex // held while a clone of this volume is made or released; before mu
+	freed       uint64     // bytes freed by the deletion of a snapshot under way
+	schedule    schedule   // schedule of snapshots
+	// unanswered maps each snapshot taken here to the files that clients did not give back.
 	unanswered map[meta.Generation]unanswered
 	compaction compaction
 	replays    replays
-	filling    map[meta.ChunkID]bool // open, by promotion or compaction: not abandoned
+	filling    map[meta.ChunkID]bool // chunks that promotion or compaction has open: not abandoned
 
 	eventWaits eventWaits
 	tasks      tasks
@@ -119,21 +120,22 @@ type owner struct {
 	wg     sync.WaitGroup
 }
 
-// journaled is what the volume's state knows of a session.
+// journaled is the part of the volume's state about a session.
 type journaled struct {
-	seq     meta.Seq // entry that holds its SessionStart
+	seq     meta.Seq // the entry holding its SessionStart
 	info    meta.SessionStart
 	replies map[meta.OpID]*keptReply
-	order   []*keptReply // by seq
-	acked   meta.Seq     // replies up to here may go
-	forgot  meta.Seq     // replies up to here are gone
+	order   []*keptReply // ordered by seq
+	acked   meta.Seq     // replies up to acked may be dropped
+	forgot  meta.Seq     // replies up to forgot are dropped
 	ending  bool
-	// holds are the first entries of batches that are only partly answered: a
-	// notice that those are durable may overtake the batch's reply.
+	// holds maps each partly answered batch to its first entry. The notice that the entry is
+	// durable may overtake the batch's reply.
 	holds map[uint64]meta.Seq
 }
 
-// ack lets replies go that the client has, and knows to be durable.
+// ack permits dropping the replies up to seq: the client has them and knows that they are
+// durable. ack stops before the first entry of each batch in holds.
 func (j *journaled) ack(seq meta.Seq) {
 	for _, h := range j.holds {
 		seq = min(seq, h-1)
@@ -145,8 +147,8 @@ type keptReply struct {
 	id  meta.OpID
 	seq meta.Seq
 	re  *wire.Reply
-	// claimed: it was executed by an owner before, and what was promised for it
-	// was claimed here.
+	// claimed: an earlier owner executed the operation, and the client claimed the bytes
+	// promised for the operation from this owner.
 	claimed bool
 }
 
@@ -155,17 +157,17 @@ type waiter struct {
 	ch  chan struct{}
 }
 
-// leasePoll is how often what waits for the owner's lease looks again.
+// leasePoll is how often a call waiting for the owner's lease is attempted again.
 const leasePoll = 20 * time.Millisecond
 
-// maxEntryBytes closes an entry: half of etcd's request limit, with room.
+// maxEntryBytes is the size that closes an entry: less than half of etcd's request limit.
 const maxEntryBytes = 512 << 10
 
-// maxQueued is how many bytes of effects may wait for the journal before
-// mutations wait, too.
+// maxQueued is how many bytes of effects may wait for the journal. Above maxQueued, mutations
+// wait too.
 const maxQueued = 8 << 20
 
-// closedChan is a channel to wait for when there is nothing to wait for.
+// closedChan is a closed channel, for a wait that is already over.
 var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 func (o *owner) now() meta.Time { return meta.Time(time.Now().UnixNano()) }
@@ -174,11 +176,11 @@ func (o *owner) context(s meta.SessionID) namespace.Context {
 	return namespace.Context{Now: o.now(), Session: s, Term: o.own.Term(), Volume: o.vol, Seq: o.cur.seq}
 }
 
-// untilDurable returns a channel that is closed when entry seq is in the
-// journal, and hurries it. Caller holds mu.
+// untilDurable returns a channel that is closed when entry seq is in the journal, and wakes
+// the committer to write the entry now. Caller holds mu.
 func (o *owner) untilDurable(seq meta.Seq) <-chan struct{} {
-	// An operation may have had no effects: nothing would ever journal the
-	// empty entry.
+	// An operation without effects may leave the current entry empty. An empty entry is never
+	// journaled, so waiting for its number would not end.
 	if seq = min(seq, o.newest()); seq <= o.durable {
 		return closedChan
 	}
@@ -193,8 +195,8 @@ func (o *owner) untilDurable(seq meta.Seq) <-chan struct{} {
 	return ch
 }
 
-// newest is the last entry that has, or will have, something in it. Caller
-// holds mu.
+// newest is the last entry with effects: the current entry, or the entry before if the current
+// entry is empty. Caller holds mu.
 func (o *owner) newest() meta.Seq {
 	if len(o.cur.effects) == 0 {
 		return o.cur.seq - 1
@@ -210,8 +212,8 @@ func (o *owner) hurry() {
 	}
 }
 
-// apply books the effects of an executed operation in the current entry.
-// Caller holds mu.
+// apply adds the effects of an executed operation to the current entry and the overlay. Caller
+// holds mu.
 func (o *owner) apply(effects []namespace.Effect, by meta.SessionID) {
 	if bytes, inodes, ok := namespace.UsageAfter(effects); ok {
 		if o.quota.Limit() > 0 {
@@ -242,14 +244,14 @@ func (o *owner) cut() {
 	o.cur = &entry{seq: o.cur.seq + 1, sessions: map[*session]struct{}{}}
 }
 
-// execute runs an operation of the owner itself or in an owner's role, and
-// books its effects. Caller holds mu. An operation that meets a truncated tail
-// reaps it first.
+// execute runs an operation by the owner itself, or by the owner on behalf of a session, and
+// returns the effects for apply. An operation that meets a truncated tail is run again after
+// the tail is reaped. Caller holds mu.
 func (o *owner) execute(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, w *view) (*meta.Result, []namespace.Effect, error) {
 	return o.executeFor(op, as, id, replay, 0, w)
 }
 
-// executeFor is execute for an operation of which reserved bytes were promised.
+// executeFor is execute for an operation with reserved bytes promised.
 func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, reserved uint64, w *view) (*meta.Result, []namespace.Effect, error) {
 	for range 1 << 20 {
 		c := o.context(as)
@@ -266,7 +268,7 @@ func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay b
 	return nil, nil, meta.E("execute", meta.Busy, "", errors.New("the reaping does not end"))
 }
 
-// run executes and books an operation of the owner itself. Caller holds mu.
+// run executes an operation of the owner itself and applies its effects. Caller holds mu.
 func (o *owner) run(op meta.Op, as meta.SessionID) (*meta.Result, error) {
 	if o.failed != nil {
 		return nil, o.failed
@@ -280,8 +282,8 @@ func (o *owner) run(op meta.Op, as meta.SessionID) (*meta.Result, error) {
 	return res, nil
 }
 
-// attempt answers one call, or says what to wait for before trying again.
-// Caller holds mu.
+// attempt answers a call, or returns the channel to wait for before the next attempt. Caller
+// holds mu.
 func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan struct{}) {
 	if o.failed != nil {
 		return &wire.Reply{Status: wire.StatusOf(o.failed)}, nil
@@ -289,15 +291,15 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 	entry, ok := o.entered[s]
 	if !ok {
 		if s.ended.Load() {
-			return nil, never // its connection is being closed
+			return nil, never // the session's connection is being closed
 		}
 		return o.refuse(o.srv.elsewhere(o.vol))
 	}
 	if k.entry == 0 {
 		k.entry = entry
 	} else if k.entry != entry {
-		// It waited while its session ended and began anew: the client has given up
-		// by now what it would do.
+		// The session ended and entered again while the call waited. The client has already
+		// given up the call.
 		return o.refuse(meta.E("call", meta.SessionExpired, s.name, nil))
 	}
 	if o.leaving != nil {
@@ -322,8 +324,9 @@ func (o *owner) refuse(err error) (*wire.Reply, <-chan struct{}) {
 	return &wire.Reply{Status: wire.StatusOf(err)}, nil
 }
 
-// journalSession makes the session known to whoever owns the volume next,
-// before it gets an early reply. Caller holds mu.
+// journalSession journals the session's start, so that the volume's next owner knows the
+// session before the session gets an early reply. It returns the channel to wait for, or nil
+// if the start is durable. Errors: SessionExpired. Caller holds mu.
 func (o *owner) journalSession(s *session) (<-chan struct{}, error) {
 	j := o.sessions[s.id]
 	if j == nil {
@@ -350,10 +353,10 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	}
 	if j := o.sessions[s.id]; j != nil {
 		if kept := j.replies[c.ID]; kept != nil {
-			// Answered before: the same again. What it says may be old, so
-			// nothing is leased with it.
+			// The operation was executed before: send the same reply without leases, since the
+			// attributes in the reply may be old.
 			if kept.seq <= o.durable {
-				// The notice may have gone down with a connection.
+				// The notice may have been lost with a connection.
 				s.enqueue(0, &wire.Durable{Volume: o.vol, Seq: kept.seq})
 			}
 			if kept.claimed && !c.Replay {
@@ -456,10 +459,10 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	return re, nil
 }
 
-// recallFor takes back what other sessions cached of the inodes that op is
-// going to change, but for read times: who caches an inode may tell an older one. It
-// also finds the inode whose last name op may take, if
-// other sessions stand at it. Caller holds mu.
+// recallFor recalls the leases of other sessions on the inodes that op will change. A change
+// of read times only leaves shared leases: a session may report an older read time from its
+// cache. recallFor also returns the inode whose last name op may remove, with the sessions
+// holding a lease on the inode noted in k. Caller holds mu.
 func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-chan struct{}, orphaned meta.Ino, err error) {
 	inos, err := namespace.Touched(w, op)
 	if err != nil {
@@ -495,15 +498,16 @@ func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-ch
 	}
 	r, err := namespace.Query(w, o.context(s.id), &meta.Lookup{Parent: dir, Name: name})
 	if err != nil {
-		return nil, 0, nil // the operation itself says so
+		return nil, 0, nil // the operation itself returns the error
 	}
 	o.noteHolders(r.Attr.Ino, k)
 	return nil, r.Attr.Ino, nil
 }
 
-// holders are the sessions that may hold ino open, the caller among them. What
-// those hold that are not back yet, while others replay, nobody knows: each is
-// told when it is, and gives up what it has not open. Caller holds mu.
+// holders are the sessions that may hold ino open, the caller included. While other sessions
+// replay, the owner does not know the open files of a session that is not yet back. So each
+// such session is listed. A session coming back is notified, and releases the inode unless the
+// inode is open. Caller holds mu.
 func (o *owner) holders(s *session, ino meta.Ino, k *ticket) []meta.SessionID {
 	ids := []meta.SessionID{s.id}
 	for _, id := range k.holders[ino] {
@@ -533,7 +537,7 @@ func (o *owner) tellOrphaned(s *session, ino meta.Ino, k *ticket, res *meta.Resu
 	}
 }
 
-// grantFor leases what a mutation's reply tells. Caller holds mu.
+// grantFor grants leases on the inodes in a mutation's reply. Caller holds mu.
 func (o *owner) grantFor(s *session, c *wire.Call, res *meta.Result, re *wire.Reply) {
 	if c.Want == meta.LeaseNone {
 		return
@@ -558,8 +562,8 @@ func (o *owner) grantFor(s *session, c *wire.Call, res *meta.Result, re *wire.Re
 	}
 }
 
-// grantNames leases the directory of a lookup that found nothing, or of a
-// create that found something: the answer may be cached. Caller holds mu.
+// grantNames grants a shared lease on the directory of a Lookup that found no entry, or of a
+// Create that found the name taken. So the client may cache the answer. Caller holds mu.
 func (o *owner) grantNames(s *session, op meta.Op, re *wire.Reply) {
 	switch m := op.(type) {
 	case *meta.Lookup:
@@ -581,8 +585,8 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		return re, wait
 	}
 	if want > meta.LeaseNone && o.leases.Count(s) == 0 {
-		// Whoever owns the volume next must know who may hold leases: it waits
-		// for them, or until their processes are gone.
+		// The volume's next owner must know which sessions may hold leases: the next owner
+		// waits for each such session, or until the session's process has ended.
 		wait, err := o.journalSession(s)
 		switch {
 		case err != nil:
@@ -634,7 +638,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		keep = meta.LeaseNone
 	}
 	if !o.leases.Alone(s) && ino != 0 {
-		if at == 0 { // who is shown a snapshot reads nothing that others may hold
+		if at == 0 { // a snapshot's content is in no session's cache alone
 			if ch := o.recall(s, ino, keep); ch != nil {
 				o.leases.Block(&k.leases, ino)
 				return nil, ch
@@ -685,7 +689,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	return re, nil
 }
 
-// subject is the inode that a read is about.
+// subject is the inode read by an operation without attributes in its result; 0: none.
 func subject(op meta.Op) meta.Ino {
 	switch m := op.(type) {
 	case *meta.GetXattr:
@@ -702,8 +706,8 @@ func subject(op meta.Op) meta.Ino {
 	return 0
 }
 
-// serve answers a call now if it can, else from a goroutine of its own.
-// inline: wait here (replays, whose order matters).
+// serve answers a call at once if possible, otherwise from a new goroutine. With inline, serve
+// itself waits: replays must keep their order.
 func (o *owner) serve(s *session, id uint64, c *wire.Call, inline bool) {
 	k := &ticket{}
 	o.mu.Lock()
@@ -730,7 +734,8 @@ func (o *owner) serve(s *session, id uint64, c *wire.Call, inline bool) {
 	s.wg.Go(func() { defer stop(); finish(ctx) })
 }
 
-// retry waits and attempts until there is an answer; it returns with mu held.
+// retry waits and attempts the call again until attempt returns a reply, or until ctx or the
+// owner ends. retry returns with mu held.
 func (o *owner) retry(ctx context.Context, s *session, c *wire.Call, k *ticket, wait <-chan struct{}) *wire.Reply {
 	for {
 		select {
@@ -751,8 +756,8 @@ func (o *owner) retry(ctx context.Context, s *session, c *wire.Call, k *ticket, 
 	}
 }
 
-// closeStore closes the store once nobody can be at it: the owner's goroutines
-// have ended, and everybody else reads it under mu.
+// closeStore hands the store to the standbys after the last use of the store: the owner's
+// goroutines have ended, and all other readers hold mu.
 func (o *owner) closeStore() error {
 	o.wg.Wait()
 	o.mu.Lock()
@@ -764,11 +769,12 @@ func (o *owner) closeStore() error {
 	if o.failed == nil {
 		o.failed = o.gone()
 	}
-	// It holds journaled effects only (rule 1): a standby may go on with it.
+	// The store has only journaled effects (rule 1), so a standby may continue from it.
 	return o.srv.standbys.give(o.vol, o.st)
 }
 
-// gone is why the owner serves no more: whoever asks for it asks the next owner.
+// gone is the error after the owner stopped serving: NotOwner, with the address of the next
+// owner if known. The caller retries there.
 func (o *owner) gone() error {
 	cause := context.Cause(o.ctx)
 	var to handedOver
@@ -776,14 +782,14 @@ func (o *owner) gone() error {
 	return meta.E("volume", meta.NotOwner, to.addr, cause)
 }
 
-// serveBatch answers operations in order; nothing is leased by a batch, so
-// that its reply may come when all are decided.
+// serveBatch answers a batch's operations in order and replies once all have answers. A batch
+// gets no leases, so the reply may be late.
 func (o *owner) serveBatch(s *session, id uint64, b *wire.Batch) {
 	out := &wire.BatchRe{Replies: make([]wire.Reply, len(b.Calls))}
 	i := 0
 	var entry uint64
-	var room roomSearch              // of the call that is waited for
-	step := func() <-chan struct{} { // under mu
+	var room roomSearch              // of the call being waited for
+	step := func() <-chan struct{} { // the caller holds mu
 		for ; i < len(b.Calls); i++ {
 			c := &b.Calls[i]
 			c.Want = meta.LeaseNone
@@ -841,7 +847,7 @@ func (o *owner) serveBatch(s *session, id uint64, b *wire.Batch) {
 	})
 }
 
-// serveSync answers when the journal has everything up to m.Seq.
+// serveSync replies when the journal has every entry up to m.Seq.
 func (o *owner) serveSync(s *session, id uint64, m *wire.Sync) {
 	o.mu.Lock()
 	if o.failed != nil {

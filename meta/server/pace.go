@@ -11,33 +11,33 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// What one client identity asks for is bounded, so that others get their turn:
-// all its sessions here together do so many operations a second. What is
-// beyond is read later; nothing is refused, and the client waits as it does for a
-// busy server. Its keep-alives wait behind its own operations, so that time counts as a
-// sign of life. Servers and administrators are not held up, nor is who needs no
-// certificate.
+// The rate of operations of a client identity is bounded, for the sake of other identities.
+// The bound covers all sessions of the identity at this server together, in operations a
+// second. Frames above the bound are read later: no operation is refused, and the client waits
+// as for a busy server. Keep-alives wait behind the client's own operations, so the waiting
+// time counts as a sign of life. Servers, administrators, and clients that need no certificate
+// have no bound.
 
-// paceBurst is how much an identity may do at once after it was idle, as time.
+// paceBurst is how many operations an identity may do at once after idle time, as time at the
+// rate.
 const paceBurst = time.Second
 
-// paces are the identities' accounts. There are as many as identities were
-// admitted.
+// paces are the accounts of identities: one for each identity admitted.
 type paces struct {
 	m sync.Map // identity -> *pace
 
-	held   atomic.Uint64 // operations that waited
+	held   atomic.Uint64 // number of operations that waited
 	waited atomic.Int64  // nanoseconds, all together
 }
 
-// pace is one identity's account.
+// pace is the account of an identity.
 type pace struct {
 	mu sync.Mutex
-	// due is when all that was taken would be done at the rate.
+	// due is when all operations taken so far would be done at the rate.
 	due time.Time
 }
 
-// of gives an identity's account; nil: it is not held up.
+// of returns an identity's account; nil: the identity has no bound.
 func (p *paces) of(who peering.Identity) *pace {
 	if who.Role != peering.Client || who.Anyone() {
 		return nil
@@ -57,8 +57,8 @@ func (a *pace) take(now time.Time, n int, rate float64) time.Duration {
 	return a.due.Sub(now)
 }
 
-// costOf counts the operations in a frame. What a client has to answer, and what keeps
-// its session, is free.
+// costOf returns the number of operations in a frame. Answers required of the client, and
+// frames that keep its session, cost nothing.
 func costOf(t wire.Type, calls int) int {
 	switch t {
 	case wire.TKeepAlive, wire.TRecalled, wire.TPolicyTaken, wire.TDrop, wire.TBye, wire.TBack, wire.TClaim, wire.TCancel, wire.TTrouble, wire.TGaveUp:
@@ -67,8 +67,8 @@ func costOf(t wire.Type, calls int) int {
 	return max(1, calls)
 }
 
-// hold keeps a session from being read for as long as its identity is ahead of what
-// it may do.
+// hold takes n operations and delays the reading of the session while its identity is above
+// its rate.
 func (s *session) hold(ctx context.Context, n int) {
 	if s.pace == nil || n == 0 || s.srv.cfg.Unsafe.NoPace {
 		return
@@ -83,8 +83,8 @@ func (s *session) hold(ctx context.Context, n int) {
 	}
 	s.srv.paces.held.Add(uint64(n))
 	s.srv.paces.waited.Add(int64(wait))
-	s.flush() // what was answered
-	// In steps: the session must not run out while it is this server that does not listen.
+	s.flush() // send the answers queued before
+	// Touch the session at each step: it must not expire while this server does not read.
 	for end := time.Now().Add(wait); wait > 0; wait = time.Until(end) {
 		select {
 		case <-time.After(min(wait, paceBurst)):

@@ -13,9 +13,9 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// pinSnapshot keeps a snapshot from being deleted for a time, for a holder; by is the
-// identity that asks. at, if not zero, is the generation of the snapshot that is meant.
-// Errors: NoSuchSnapshot, Invalid, NameTooLong, ResourceExceeded.
+// pinSnapshot protects a snapshot from deletion for ttl, for a holder. by is the identity of
+// the caller. at, unless zero, is the generation that the snapshot must have. Errors:
+// NoSuchSnapshot, Invalid, NameTooLong, ResourceExceeded.
 func (o *owner) pinSnapshot(ctx context.Context, name string, at meta.Generation, holder, by string, ttl time.Duration) (meta.PinInfo, error) {
 	sn, err := o.pinnable(name, at)
 	if err != nil {
@@ -31,7 +31,7 @@ func (o *owner) pinSnapshot(ctx context.Context, name string, at meta.Generation
 	return pinInfo(p), err
 }
 
-// pinnable finds the snapshot of a name and, unless that is zero, of a generation.
+// pinnable returns the snapshot with a name and, unless at is zero, with generation at.
 func (o *owner) pinnable(name string, at meta.Generation) (meta.Snapshot, error) {
 	sn, err := o.snapshot(name)
 	if err == nil && at != 0 && at != sn.At {
@@ -40,8 +40,8 @@ func (o *owner) pinnable(name string, at meta.Generation) (meta.Snapshot, error)
 	return sn, err
 }
 
-// unpin releases a pin, and tells whether there was one: its maker may, and sessions that
-// administer the volume. Errors: NoSuchSnapshot, AccessDenied.
+// unpin releases a pin; released: there was a pin. The pin's maker may release it, and so may
+// sessions that administer the volume. Errors: NoSuchSnapshot, AccessDenied.
 func (o *owner) unpin(ctx context.Context, sess *session, name, holder string) (released bool, err error) {
 	sn, err := o.pinnable(name, 0)
 	if err != nil {
@@ -83,7 +83,7 @@ func (o *owner) changePin(ctx context.Context, op meta.Op) (*meta.Result, error)
 	return res, o.await(ctx, wait)
 }
 
-// pin finds a pin that has not surely ended.
+// pin returns a holder's pin unless the pin has surely ended.
 func (o *owner) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -102,8 +102,8 @@ func pinInfo(p meta.Pin) meta.PinInfo {
 	return meta.PinInfo{Holder: p.Holder, By: p.By, Made: time.Unix(0, int64(p.Made)).UTC(), Until: time.Unix(0, int64(p.Until)).UTC()}
 }
 
-// listPins adds pins to the snapshots that they are of, as many as a page holds: of
-// the others it is told how many there are. Caller holds mu.
+// listPins adds the pins to their snapshots, as many as fit into a page, and counts the other
+// pins in MorePins. Caller holds mu.
 func (o *owner) listPins(l []meta.SnapshotInfo) error {
 	all, err := namespace.Pins(&view{o: o}, o.now())
 	left := pageBytes

@@ -9,27 +9,28 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Clients act on a volume's policy by themselves: they refuse to write, sync when a file is
-// closed, leave access times alone. So the owner tells the sessions in the volume of a policy
-// that was set, and a change of policy is answered when all that can be reached follow it.
-// A session that has no connection, or is late, is told when it enters again.
+// Clients apply parts of a volume's policy by themselves: they refuse to write, sync on close,
+// leave access times alone. So the owner sends a new policy to the sessions in the volume, and
+// answers the change of policy after all sessions within reach follow it. A session that has
+// no connection, or is late, gets the policy when it enters again.
 
-// policyWait bounds how long a change of policy waits for sessions that can be reached, and
-// policyLook is how often the owner looks whether they still can be.
+// policyWait bounds how long a change of policy waits for sessions within reach. policyLook is
+// how often the owner checks whether the sessions are still within reach.
 const (
 	policyWait = 10 * time.Second
 	policyLook = 50 * time.Millisecond
 )
 
-// policyTold has the sessions that were told of the policy and have not answered. mu of the
-// owner guards it.
+// policyTold holds the sessions that got the policy and have not answered. The owner's mu
+// guards policyTold.
 type policyTold struct {
 	round   uint64
 	pending map[*session]struct{}
 	done    chan struct{} // closed when nothing is pending
 }
 
-// answered notes that a session follows the policy of a round, or of a later one.
+// answered notes that a session follows the policy of the present round. An answer to an
+// earlier round is ignored.
 func (t *policyTold) answered(s *session, round uint64) {
 	if _, ok := t.pending[s]; !ok || round != t.round {
 		return
@@ -40,15 +41,15 @@ func (t *policyTold) answered(s *session, round uint64) {
 	}
 }
 
-// tellPolicy tells the sessions in the volume of its policy, and waits until they follow it.
-// The caller has the turn to change the policy.
+// tellPolicy sends the volume's policy to the sessions in the volume, and waits until they
+// follow it, at most for policyWait. The caller has the turn to change the policy.
 func (o *owner) tellPolicy(ctx context.Context) {
 	o.mu.Lock()
 	t := &o.told
 	policy, err := namespace.Policy(&view{o: o})
 	if err != nil || o.failed != nil || o.srv.cfg.Unsafe.NoTellPolicy {
 		o.mu.Unlock()
-		return // who owns the volume next says so itself
+		return // the next owner sends the policy
 	}
 	t.round++
 	t.pending, t.done = map[*session]struct{}{}, make(chan struct{})
@@ -99,7 +100,7 @@ func (s *session) connected() bool {
 	return s.send != nil
 }
 
-// enteredPolicy is the policy that a session is told which enters: it need not answer.
+// enteredPolicy is the policy sent to a session that enters. The session need not answer.
 // Caller holds mu.
 func (o *owner) enteredPolicy(s *session) (meta.Policy, error) {
 	o.told.answered(s, o.told.round)

@@ -19,52 +19,52 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Promoting a clone: what it needs of other volumes' chunks is copied, server
-// by server where the chunks lie, and its origin is free. The row says that it
-// is wanted; whoever owns the clone goes on with it, from what its state says is
-// left. Nobody is kept waiting meanwhile but by a recall of a file's leases.
+// Promoting a clone: the owner copies the data that the clone has in other volumes' chunks,
+// chunk server by chunk server where the chunks lie. Then the clone does not need its origin
+// any more. The volume's row records that the promotion is wanted; each owner of the clone
+// continues it from the clone's state. Meanwhile calls wait only for the recall of a file's
+// leases.
 //
-//	1. what the clone can't see of its origin's state is removed (SweepClone)
-//	2. its base, as a deleted snapshot is
-//	3. ranges are copied, and extents of every generation swapped (AdoptExtents)
-//	4. the state is an ordinary volume's, and a checkpoint of it is stored
-//	5. the row names no origin any more, and the origin forgets its note
+//	1. remove the parts of the origin's state that the clone can't see (SweepClone)
+//	2. remove the clone's base, as a deleted snapshot is removed
+//	3. copy ranges, and swap the extents of every generation (AdoptExtents)
+//	4. the state is an ordinary volume's: store a checkpoint of it
+//	5. remove the origin from the row; the origin forgets its note about the clone
 
 const (
-	// promoteRefs bounds the extents that one round looks at.
+	// promoteRefs bounds the extents read in a round.
 	promoteRefs = 200_000
-	// promoteSome bounds the extents of one entry.
+	// promoteSome bounds the extents in an entry.
 	promoteSome  = 1000
 	promotePause = 5 * time.Second // after something failed
-	// promotePiece bounds the bytes of one order where there is a rate: what is
-	// copied between two looks at it is at most what a second of it allows, too.
+	// promotePiece bounds the bytes of an order if there is a rate. An order also copies at
+	// most the bytes of one second at the rate.
 	promotePiece = 16 << 20
 )
 
-// promotion is how far the work is, for who asks.
+// promotion is the progress of the work, and its rate.
 type promotion struct {
 	copied, left atomic.Uint64
 
 	rate  atomic.Uint64 // bytes a second; 0: no bound
-	pace  pace          // of the one loop that copies
-	looks atomic.Uint64 // at the row, begun by that loop and done
+	pace  pace          // of the single loop that copies
+	looks atomic.Uint64 // times that the loop has read the row
 
-	busy bool // it is under way; guarded by the owner's mu
-	// stop, if not nil, has the chunk that is being filled abandoned. Guarded by the
-	// owner's mu.
+	busy bool // a promotion is under way; the owner's mu guards busy
+	// stop, if not nil, abandons the chunk being filled. The owner's mu guards stop.
 	stop context.CancelCauseFunc
 }
 
-// errRolled is why a chunk is abandoned that was being filled: a rollback waits
-// until no chunk is open, and what was to be copied may be another afterwards.
+// errRolled is why a chunk being filled is abandoned: a rollback waits until no chunk is open,
+// and the data to copy may differ after the rollback.
 var errRolled = errors.New("the volume is being rolled back")
 
-// errHeld: of all that is left clients that are away, or can't commit what they wrote,
-// may have cached where it lies.
+// errHeld: the places of all data left to copy may be cached by clients that are away, or
+// can't commit their writes.
 var errHeld = errors.New("clients that are away, or can't commit, have cached what is left")
 
-// promote begins, or tells how far it is; a rate that is given holds from then on.
-// Errors: Invalid (the rate), Busy (it has clones itself).
+// promote begins a promotion, or returns the progress of a promotion under way. rate, unless
+// nil, holds from now on. Errors: Invalid (the rate), Busy (the volume has clones itself).
 func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, error) {
 	const op = "promote volume"
 	if rate != nil && *rate != 0 && *rate < wire.MinPromoteRate {
@@ -105,7 +105,7 @@ func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, 
 		}); err != nil {
 			return wire.PromoteStatus{}, err
 		}
-		if row.Origin == nil { // it has just ended
+		if row.Origin == nil { // the promotion ended just now
 			return wire.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
 		}
 		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot, "rate", row.Origin.Rate)
@@ -115,7 +115,7 @@ func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, 
 	return wire.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load(), Rate: row.Origin.Rate}, nil
 }
 
-// promoteSpan is how many bytes one order may copy.
+// promoteSpan is how many bytes an order may copy.
 func (o *owner) promoteSpan() uint64 {
 	if rate := o.promotion.rate.Load(); rate != 0 {
 		return min(rate, promotePiece)
@@ -147,7 +147,7 @@ func (o *owner) rolledBack(ctx context.Context) error {
 	return o.await(ctx, closed)
 }
 
-// newPromotionTask does what is left of a promotion, when it is asked to and when the
+// newPromotionTask returns the task that continues a promotion, after promote and after the
 // volume is opened.
 func newPromotionTask(o *owner) *task.Task {
 	return task.New(task.Options{
@@ -167,8 +167,9 @@ func newPromotionTask(o *owner) *task.Task {
 	})
 }
 
-// toPromote says what the row does: what the volume is to be made independent of, nil
-// if nothing; and at which rate. One that is given meanwhile comes after that.
+// toPromote reads the volume's row. It returns the origin if a promotion is wanted, else nil,
+// and sets the rate from the row. cloning is held meanwhile, so that a rate set by promote at
+// the same time is stored later, and stays.
 func (o *owner) toPromote() (*cluster.Origin, error) {
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
@@ -242,7 +243,7 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 	if _, err := o.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
 		return err
 	}
-	// The state that others load is the clone's own from now on.
+	// From now on, the state loaded by other servers is the clone's own.
 	if err := o.settled(ctx); err != nil {
 		return err
 	}
@@ -260,9 +261,9 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 	return nil
 }
 
-// adoptSome copies some of what lies in other volumes' chunks. When it finds
-// nothing of any generation there can be none later: only what is there can be
-// copied by reference. Errors: errHeld, errRolled.
+// adoptSome copies some of the data in other volumes' chunks. If it finds no such data in any
+// generation, none can come later, since only existing data can be copied by reference.
+// Errors: errHeld, errRolled.
 func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	if err := o.settled(ctx); err != nil {
 		return false, err
@@ -272,7 +273,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 		o.mu.Unlock()
 		return false, o.gone()
 	}
-	o.wg.Add(1) // the store is not closed under it
+	o.wg.Add(1) // the store stays open meanwhile
 	defer o.wg.Done()
 	frozen := o.st.Freeze()
 	beyond := o.leases.AllOutOfReach(time.Now(), isAway)
@@ -300,7 +301,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	ids := slices.SortedFunc(maps.Keys(refs), meta.ChunkID.Compare)
 	most := 256
 	if o.promotion.rate.Load() != 0 {
-		most = 1 // chunks are moved while it takes its time
+		most = 1 // repair moves chunks during a slow copy: look places up late
 	}
 	for len(ids) > 0 {
 		some := 1
@@ -312,7 +313,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 			return false, err
 		}
 		for _, p := range places {
-			// A file may have got out of reach since, by one of its chunks before.
+			// A file may have got out of reach since, while an earlier chunk was copied.
 			o.mu.Lock()
 			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return o.outOfReach(e.Ino) })
 			o.mu.Unlock()
@@ -328,9 +329,9 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	return true, nil
 }
 
-// adoptChunk copies what is needed of one chunk to a chunk of this volume, on
-// the servers that have it, and swaps the extents. Errors: errRolled (a rollback
-// began: the collector seals what was begun, and it is garbage).
+// adoptChunk copies the needed ranges of a chunk to a chunk of this volume, on the servers of
+// the original, and swaps the extents. Errors: errRolled (a rollback began: the collector
+// seals the unfinished chunk, which is garbage).
 func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) (err error) {
 	const op = "promote volume"
 	m := o.srv.servers()
@@ -349,7 +350,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	o.mu.Lock()
 	if o.closed != nil {
 		o.mu.Unlock()
-		return errRolled // before there is an open chunk, which it would wait for
+		return errRolled // before a chunk is open, or the rollback would wait for it
 	}
 	seq := o.cur.seq
 	fence := meta.Fence{Term: o.own.Term()}
@@ -393,7 +394,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 			return err
 		}
 		if err := o.copyOn(ctx, servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
-			return err // the collector seals what was begun, and it is garbage
+			return err // the collector seals the unfinished chunk, which is garbage
 		}
 	}
 	byInode := map[meta.Ino][]meta.Adopted{}
@@ -415,7 +416,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	return err
 }
 
-// union joins the ranges of a chunk that extents refer to.
+// union joins the ranges of the chunk with references from extents.
 func union(refs []namespace.ForeignExtent) (runs []meta.CopyRun) {
 	sorted := slices.SortedFunc(slices.Values(refs), func(a, b namespace.ForeignExtent) int { return cmp.Compare(a.ChunkOff, b.ChunkOff) })
 	for _, r := range sorted {
@@ -429,8 +430,8 @@ func union(refs []namespace.ForeignExtent) (runs []meta.CopyRun) {
 	return runs
 }
 
-// adopt1 swaps extents of one inode. Sessions that cached where they lie are
-// asked to forget that first, as for compaction.
+// adopt1 swaps extents of an inode. Sessions that cached the extents' places are asked to drop
+// them first, as for compaction.
 func (o *owner) adopt1(ino meta.Ino, l []meta.Adopted) error {
 	res, err := o.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
 	if err == nil {

@@ -12,52 +12,48 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Promises of a volume's quota.
+// volumeQuota keeps the promises of a volume's quota.
 //
-// The account of what is used and promised is a pure machine (meta/quota). Here sessions
-// are asked and answered, and requests wait for room.
+// The account of used and promised bytes is a pure machine (meta/quota). This file asks and
+// answers sessions, and lets requests wait for room.
 //
-// An operation says how much of the session's promise is for it (Call.Reserved).
-// When it succeeds, that much of the promise is over: what it took is committed,
-// the rest is free again. Whoever asks for more than is free waits until
-// everybody gave back what lay idle, who was not heard of lately is heard of or
-// over, what was deleted is reaped, and what the refusal rests on is in the journal
-// (rule 13).
+// An operation names the part of the session's promise reserved for the operation
+// (Call.Reserved). When the operation succeeds, that part of the promise ends: the bytes taken
+// are committed, the rest is free again. A request for more than the free bytes waits until
+// all sessions gave back their idle bytes, every silent session has renewed or ended, deleted
+// files are reaped, and the journal has everything that the refusal rests on (rule 13).
 //
-// Promises are in memory. Sessions claim theirs from the next owner, before it
-// admits anything; what they were answered and the journal lost is replayed
-// without being asked for again (rule 3). A claim may count bytes twice that the
-// journal already has (the answer went down with the owner): that refuses too
-// much until the operation comes again, never too little. A session that does
-// not come back is ended first, and the open end of its files sealed, so that
-// nothing is unaccounted for when others are let in. A session that ends while
-// this owner lives leaves its promise behind until those files are sealed: what
-// it appended to them counts then, unmetered (rule 7).
+// Promises are in memory. Sessions claim their promises from the next owner, before that owner
+// admits other operations. An operation answered by the old owner but missing in the journal
+// is replayed without a new reservation (rule 3). A claim may count bytes already in the
+// journal (if the answer was lost with the owner): the owner then refuses too much until the
+// operation is repeated, never too little. A session that does not come back is ended first,
+// and the open ends of its files sealed, so that all bytes are counted before other sessions
+// are admitted. A session that ends under this owner leaves its promise behind until its files
+// are sealed: then the bytes appended by the session count, unmetered (rule 7).
 //
 // Guarded by the owner's mu.
 type volumeQuota struct {
 	quota.Account
-	// overwrites: sessions are told to reserve what they overwrite, too: what snapshots
-	// hold counts, or soon will.
+	// overwrites: sessions must also reserve overwritten bytes, because bytes held by
+	// snapshots count, or will count soon.
 	overwrites bool
-	// turning is closed when a quota that comes is in force: until then nothing
-	// is promised.
+	// turning is closed when a new quota is in force; until then nothing is promised. Nil: no
+	// quota is being introduced.
 	turning chan struct{}
 }
 
 const (
-	// reclaimWait bounds a round: a session that says nothing for so long keeps
-	// what it has, and who asks is refused.
+	// reclaimWait bounds a round. A session silent for longer keeps its promise, and the
+	// waiting request is refused.
 	reclaimWait = 2 * time.Second
-	// settleWait bounds how long a quota that comes waits for what sessions
-	// wrote without one.
+	// settleWait bounds how long a new quota waits for the commits of unreserved writes.
 	settleWait = 10 * time.Second
-	// roomTries bounds how often who is refused waits for what is being reaped or
-	// sealed, leasePoll apart.
+	// roomTries bounds how often a request waits for reaping or sealing, leasePoll apart.
 	roomTries = 100
 )
 
-// loadQuota begins with the journaled limit and usage.
+// loadQuota loads the journaled limit and usage.
 func (o *owner) loadQuota() error {
 	p, err := namespace.Policy(o.st)
 	if err != nil {
@@ -71,10 +67,10 @@ func (o *owner) loadQuota() error {
 	return err
 }
 
-// metered tells whether sessions must reserve what they write.
+// metered reports whether sessions must reserve before they write.
 func (q *volumeQuota) metered() bool { return q.Limit() > 0 || q.turning != nil }
 
-// cover is how much of its growth a call need not ask for.
+// cover returns how many bytes of a call's growth the session's promise covers.
 func (q *volumeQuota) cover(id meta.SessionID, c *wire.Call) uint64 {
 	if c.Replay {
 		return 0
@@ -82,8 +78,8 @@ func (q *volumeQuota) cover(id meta.SessionID, c *wire.Call) uint64 {
 	return q.Cover(id, c.Reserved, c.Draw)
 }
 
-// charge books what a call took of its session's promise; before is what the
-// volume held. Caller holds mu.
+// charge books the bytes that a call took of its session's promise; before is the volume's
+// usage before the call. The caller holds mu.
 func (o *owner) charge(id meta.SessionID, c *wire.Call, before uint64) {
 	w, write := c.Op.(*meta.Write)
 	switch {
@@ -97,8 +93,8 @@ func (o *owner) charge(id meta.SessionID, c *wire.Call, before uint64) {
 	}
 }
 
-// freeLeft frees what ended sessions left, once no file of theirs is open-ended.
-// Caller holds mu.
+// freeLeft frees the promises of ended sessions when no abandoned file is open-ended. The
+// caller holds mu.
 func (o *owner) freeLeft() {
 	if o.quota.Left() == 0 {
 		return
@@ -108,8 +104,8 @@ func (o *owner) freeLeft() {
 	}
 }
 
-// reclaim asks everybody for what lies idle, and returns what to wait for; nil
-// if nobody can have anything. Caller holds mu.
+// reclaim asks all sessions to give back idle bytes, and returns a channel closed when the
+// round is over; nil if no session can have idle bytes. The caller holds mu.
 func (o *owner) reclaim() <-chan struct{} {
 	q := &o.quota
 	if r := q.Round(); r != nil {
@@ -120,14 +116,14 @@ func (o *owner) reclaim() <-chan struct{} {
 		if q.Askable(s.id) && !s.away.Load() {
 			asked = append(asked, s.id)
 			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: q.NextRound(), Overwrites: q.overwrites})
-			go s.flush() // whoever asks holds mu
+			go s.flush() // not in line: the caller holds mu
 		}
 	}
 	return o.beginRound(asked, reclaimWait)
 }
 
-// beginRound begins a round, which ends after a while even if some sessions say nothing,
-// and gives what to wait for; nil: nobody is asked. Caller holds mu.
+// beginRound begins a round of at most wait, and returns a channel closed when the round is
+// over; nil: no session is asked. The caller holds mu.
 func (o *owner) beginRound(asked []meta.SessionID, wait time.Duration) <-chan struct{} {
 	r := o.quota.BeginRound(asked)
 	if r == nil {
@@ -144,14 +140,15 @@ func (o *owner) beginRound(asked []meta.SessionID, wait time.Duration) <-chan st
 	return r.Over()
 }
 
-// roomSearch is how far who was refused has gone.
+// roomSearch counts the steps tried for a request before its refusal.
 type roomSearch struct {
 	rounds, waits int
 	synced        bool
 }
 
-// unheard tells whether sessions that were not heard of lately hold promises: they
-// are heard of in a moment, or end. One that only lingers ends for it. Caller holds mu.
+// unheard reports whether silent sessions hold promises: each such session renews in a moment,
+// or ends. unheard marks late sessions as wanted, so that these sessions end. The caller holds
+// mu.
 func (o *owner) unheard() (yes bool) {
 	for s := range o.entered {
 		if bytes, _ := o.quota.Promise(s.id); bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
@@ -165,8 +162,8 @@ func (o *owner) unheard() (yes bool) {
 	return yes
 }
 
-// promisesLeave tells whether sessions that are being ended have promises still: those are
-// free when what they left open is sealed. Caller holds mu.
+// promisesLeave reports whether ending sessions still have promises; the promises become free
+// when the open chunks of these sessions are sealed. The caller holds mu.
 func (o *owner) promisesLeave() bool {
 	inside := map[meta.SessionID]bool{}
 	for s := range o.entered {
@@ -175,12 +172,12 @@ func (o *owner) promisesLeave() bool {
 	return o.quota.PromisedBeyond(inside)
 }
 
-// findRoom says what to wait for before a refusal is final; nil: it is. Caller
-// holds mu.
+// findRoom returns a channel to wait for before the next try; nil: the refusal is final. The
+// caller holds mu.
 func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 	var e *meta.Error
 	if bytes := errors.As(cause, &e) && e.Op != namespace.OpInodeQuota; bytes {
-		// The second round is for one that began before this was asked.
+		// The first round may have begun before this request, so a second may be needed.
 		if k.rounds < 2 {
 			k.rounds++
 			if wait := o.reclaim(); wait != nil {
@@ -212,7 +209,7 @@ func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 	return nil
 }
 
-// serveReserve promises bytes, or takes some back.
+// serveReserve promises bytes to a session, or takes promised bytes back.
 func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 	o.mu.Lock()
 	o.giveBack(s, m)
@@ -231,7 +228,7 @@ func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 			err := o.await(ctx, wait)
 			o.mu.Lock()
 			if err == nil {
-				// Its process may have a successor by now, which was told what is promised.
+				// The client's process may have a successor, already informed of the promises.
 				err = context.Cause(ctx)
 			}
 			if err != nil {
@@ -249,7 +246,8 @@ func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 	})
 }
 
-// giveBack books the part of a request that asks for nothing. Caller holds mu.
+// giveBack books the bytes given back by a request, and the answer to a round. The caller
+// holds mu.
 func (o *owner) giveBack(s *session, m *wire.Reserve) {
 	if _, ok := o.entered[s]; !ok || o.failed != nil {
 		return
@@ -260,14 +258,15 @@ func (o *owner) giveBack(s *session, m *wire.Reserve) {
 	}
 }
 
-// reserve answers, or says what to wait for. Caller holds mu.
+// reserve returns the answer to a request, or a channel to wait for before the next try. The
+// caller holds mu.
 func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reserved, <-chan struct{}) {
 	q := &o.quota
 	switch _, ok := o.entered[s]; {
 	case o.failed != nil:
 		return &wire.Reserved{Status: wire.StatusOf(o.failed)}, nil
 	case !ok && s.ended.Load():
-		return nil, never // its connection is being closed
+		return nil, never // the session's connection is being closed
 	case !ok:
 		return &wire.Reserved{Status: wire.StatusOf(o.srv.elsewhere(o.vol))}, nil
 	case o.leaving != nil:
@@ -313,8 +312,8 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 	return &wire.Reserved{Granted: granted, Idle: idle, Metered: true}, nil
 }
 
-// promise promises a session what it wants, or where there is no room for that, what it
-// can't do without. false: there is no room for that either. Caller holds mu.
+// promise promises a session m.Want bytes or, without room for all, the indispensable part
+// (needed). false: even that part does not fit. The caller holds mu.
 func (o *owner) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fits bool) {
 	q := &o.quota
 	free := q.Free()
@@ -327,15 +326,15 @@ func (o *owner) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fit
 	}
 	q.WaitNoMore(id)
 	if q.Share(id) {
-		o.reclaim() // of those that have more than their part; nobody waits
+		o.reclaim() // from sessions above their share; nobody waits
 	}
 	return q.Grant(id, m.Serial, m.Want), true
 }
 
-// maxClaim bounds what a session may say that it was promised: sums don't wrap.
+// maxClaim bounds a session's claim of an earlier promise, so that sums don't wrap.
 const maxClaim = 1 << 56
 
-// claimPromise gives a session back what the owner before promised it.
+// claimPromise gives a session back its promise of n bytes from the previous owner.
 func (o *owner) claimPromise(s *session, n uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -346,11 +345,10 @@ func (o *owner) claimPromise(s *session, n uint64) {
 	o.quota.Claim(s.id, min(n, maxClaim))
 }
 
-// setPolicy journals a policy. Caller has the turn: what is in force here is what
-// was journaled last. A quota that comes waits until the sessions have
-// committed what they wrote without one, so that nothing of it is refused later,
-// but for those that are away;
-// one that is lowered leaves the promises standing, and refuses what is new.
+// setPolicy journals a policy. The caller has the volume's turn (Server.setting): the policy
+// in force here is the last one journaled. A new quota waits until the sessions have committed
+// their unreserved writes, so that no such write is refused later; setPolicy does not wait for
+// absent sessions. A lowered quota leaves promises standing, and refuses new requests.
 func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -360,7 +358,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	var settle <-chan struct{}
 	counted := q.overwrites
 	comes := policy.QuotaBytes > 0 && (q.Limit() == 0 || policy.QuotaSnapshots && !counted)
-	// Who enters meanwhile is told as well.
+	// Sessions entering meanwhile get the new value, too.
 	q.overwrites = counted || policy.QuotaSnapshots
 	if comes {
 		q.turning = make(chan struct{})
@@ -405,9 +403,9 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	return err
 }
 
-// lowerIdle has what lies idle given back if that is more than may. Nobody waits. What
-// a round that is under way has been answered to may lie idle again, so another one
-// follows it. Caller holds mu.
+// lowerIdle asks for idle bytes back if more lie idle than MostIdle allows. Nobody waits. A
+// session may leave bytes idle again after its answer to a running round, so another round
+// follows. The caller holds mu.
 func (o *owner) lowerIdle() {
 	q := &o.quota
 	if q.Idle() <= q.MostIdle() {
@@ -426,14 +424,14 @@ func (o *owner) lowerIdle() {
 	})
 }
 
-// needed is what a session that asks for bytes can't do without. Caller holds mu.
+// needed returns how many bytes a request can't do without. The caller holds mu.
 func (o *owner) needed(m *wire.Reserve) uint64 {
 	if m.Len == 0 {
 		return m.Want
 	}
 	n, err := namespace.Room(&view{o: o}, m.Ino, m.Off, m.Len)
 	if err != nil {
-		return m.Want // it will fail otherwise
+		return m.Want // the write will report the error
 	}
 	return min(m.Want, n)
 }

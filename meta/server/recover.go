@@ -17,10 +17,10 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// openOwner takes a volume, brings its store to the end of the journal, and
-// begins to serve. Operations that are not replays wait until every session
-// that the journal knows has come back or ended. If from is not empty the volume
-// is owned there, and asked for once all is ready.
+// openOwner takes a volume, brings its store to the end of the journal, and begins to serve.
+// Only replays run until every session known to the journal has come back or ended. A
+// non-empty from names the present owner; openOwner asks that owner for the volume when
+// everything else is ready.
 func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
 	ctx := s.ctx
 	vol, err := s.cfg.Cluster.Volume(ctx, v)
@@ -39,7 +39,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	began := time.Now()
 	var restored <-chan restoration
 	if from != "" {
-		restored = s.askRestoration(ctx, v) // nobody settles it any more
+		restored = s.askRestoration(ctx, v) // already settled by the present owner
 	}
 	own, j, err := s.cfg.Cluster.Own(ctx, v)
 	if err != nil {
@@ -49,8 +49,8 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		return nil, err
 	}
 	release := func(err error) (*owner, error) {
-		// Nobody was answered: whoever takes the volume next waits for the
-		// owner before as if we had not been.
+		// This owner answered no caller, so the next owner waits only for the leases of our
+		// predecessor.
 		if yerr := own.Yield(context.WithoutCancel(ctx)); yerr != nil {
 			s.log.Warn("a volume that could not be opened could not be given back", "volume", vol.Name, "error", yerr)
 		}
@@ -60,7 +60,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		restored = s.askRestoration(ctx, v)
 	}
 	owned := time.Since(began)
-	// A copy that is at the end already is not read for.
+	// A store already at the end of the journal needs no read of the journal.
 	var pos journal.Position
 	var bytes int
 	if end, ok := own.Head(); ok && st != nil && st.Applied() == end {
@@ -148,12 +148,12 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	return o, nil
 }
 
-// loadState opens the local store and brings it to the end of the journal. A
-// store that the journal contradicts (a store of another history) or no longer
-// reaches is put aside and made again from the checkpoint. A store that is
-// ahead of the journal stops everything (Ahead): etcd was set back to an older
-// copy, and what was acknowledged since must not be written over. open is the
-// store if it was taken before. After an error the folder is nobody's.
+// loadState opens the local store and brings the store to the end of the journal. loadState
+// puts aside a store that contradicts the journal (a store of another history), and rebuilds
+// the store from the checkpoint; a store too old for the journal loads the checkpoint, too. A
+// store ahead of the journal stops everything (Ahead): etcd was set back to an older copy, and
+// operations acknowledged since then must not be overwritten. open is the store if already
+// taken. After an error loadState has given the folder back to the standbys.
 func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open Store) (st Store, pos journal.Position, bytes int, err error) {
 	if st = open; st == nil {
 		// A standby's store is at the end of the journal, or nearly.
@@ -184,7 +184,7 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open
 			return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
 		}
 		if errors.Is(err, meta.Stale) {
-			continue // OpenStore loads the checkpoint
+			continue // openStore loads the checkpoint
 		}
 		s.log.Error("the local state does not fit the journal: it is put aside and made again", "volume", v, "error", err)
 		if err := s.cfg.Cluster.PutAsideStore(v); err != nil {
@@ -193,8 +193,7 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open
 	}
 }
 
-// replay applies an entry of a journal to a store that is not its owner's at work.
-// Errors: IO, Corrupt.
+// replay applies a journal entry to a store without a working owner. Errors: IO, Corrupt.
 func replay(st Store, e journal.Entry) error {
 	effects, err := namespace.DecodeEffects(e.Payload)
 	if err == nil {
@@ -206,8 +205,8 @@ func replay(st Store, e journal.Entry) error {
 	return st.Apply(e.Position(), effects)
 }
 
-// loadSessions reads which sessions the journal knows and what they were
-// answered.
+// loadSessions reads the journaled sessions, the replies to the sessions, and the requests of
+// earlier rollbacks.
 func (o *owner) loadSessions() error {
 	var err error
 	if e := namespace.Sessions(o.st, func(info meta.SessionStart, ended bool) bool {
@@ -239,34 +238,35 @@ func (o *owner) loadSessions() error {
 }
 
 const (
-	// takeoverTTLs is how many of a session's leases the sessions of the owner before have to
-	// come back, as long as nobody wants anything of the volume: their machines may be
-	// overloaded or stand still, and what was written there would be lost for nobody's sake
-	// (courtesy.go). It is not a day: until they are back nothing is served, and neither
-	// inspected nor repaired.
+	// takeoverTTLs is how many session TTLs the predecessor's sessions have for coming back,
+	// as long as no caller waits for the volume. The machines of the sessions may be
+	// overloaded or stand still, and ending a session loses its uncommitted writes
+	// (courtesy.go). The limit is not a day, because until then the volume is neither served
+	// nor inspected nor repaired.
 	takeoverTTLs = 10
-	// takeoverStretch is by how much an overloaded machine may stretch the wait.
+	// takeoverStretch bounds by how much an overloaded machine may stretch the wait.
 	takeoverStretch = 4
 )
 
-// unwanted tells whether nobody waits for the volume.
+// unwanted reports whether no caller waits for the volume.
 func (o *owner) unwanted() bool { return !o.wanted.Load() }
 
-// wantRecovered notes that somebody waits for the volume, and says what for.
+// wantRecovered notes that a caller waits for the volume, and returns the channel closed after
+// the recovery.
 func (o *owner) wantRecovered() <-chan struct{} {
 	o.wanted.Store(true)
 	return o.recovered
 }
 
-// recover waits until every journaled session is back with its claims, or is
-// surely over, and then lets ordinary operations run. Nobody else was answered
-// by the owner before (see enter), so when all are back, no answer and no lease
-// of it can stand (rule 2).
+// recover waits until every journaled session is back with its claims or is surely over, and
+// then lets ordinary operations run. The previous owner answered only journaled sessions (see
+// enter). So when all are back, no answer and no lease of the previous owner can stand (rule
+// 2).
 func (o *owner) recover() {
 	wait := o.srv.cfg.SessionTTL + o.srv.cfg.SessionTTL/4
 	if !o.own.PredecessorDone() {
-		// It may still be answering inside its lease, but that was over at etcd
-		// when we took the volume; its clients' leases end within Grace of that.
+		// The predecessor may still answer within its lease, but etcd had ended that lease
+		// when we took the volume; the leases of its clients end within Grace of that time.
 		wait = max(o.srv.cfg.Grace+o.srv.cfg.Grace/4, 3*o.srv.cfg.SessionTTL/4)
 	}
 	if o.srv.cfg.Unsafe.NoLease {
@@ -287,12 +287,13 @@ func (o *owner) recover() {
 		late := waited.passed(time.Now()) >= patience || time.Since(began) >= takeoverStretch*patience
 		for id, entered := range o.awaited {
 			j := o.sessions[id]
-			if j == nil { // it ended after it had come
+			if j == nil { // the session ended after its return
 				delete(o.awaited, id)
 				continue
 			}
 			dead := o.srv.cfg.Dead != nil && o.srv.cfg.Dead(j.info.Host, j.info.PID, j.info.Start)
-			// One that has entered has a lease here, which is what ends it.
+			// An entered session has a lease here, and expireLoop ends the session by that
+			// lease.
 			if dead || late && !entered || slices.Contains(o.over, id) {
 				over = append(over, id)
 			} else if !told {
@@ -333,7 +334,7 @@ func (o *owner) recover() {
 	o.mu.Unlock()
 }
 
-// serveClaim gives a session back what it held under the owner before. Its
+// serveClaim gives a session back its leases and locks of the previous owner. The session's
 // replays follow on the same connection.
 func (o *owner) serveClaim(s *session, m *wire.Claim) {
 	o.mu.Lock()
@@ -351,17 +352,16 @@ func (o *owner) serveClaim(s *session, m *wire.Claim) {
 	}
 }
 
-// endSession releases what a session held in this volume. s is nil when this
-// server never saw it, which only recover says. While files end in chunks that
-// it left open, nobody knows how long they are: then its leases of those files
-// stand until the chunks are sealed, so that nobody is shown less than what was
-// synced.
+// endSession releases everything held by a session in this volume. s is nil if the session
+// never entered here; only recover passes nil. While files end in open chunks of the session,
+// the lengths of the files are unknown. The session's leases of these files stand until the
+// chunks are sealed, so that no reader sees less than what was synced.
 func (o *owner) endSession(id meta.SessionID, s *session) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if s != nil {
 		if _, ok := o.entered[s]; !ok {
-			return // it may be on its way here, by another connection
+			return // the session may be entering over another connection
 		}
 		delete(o.entered, s)
 		for e := range o.cur.sessions {
@@ -376,14 +376,14 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 		return
 	}
 	j.ending = true
-	if s != nil { // else recover seals before anything is served
+	if s != nil { // else recover seals before the owner serves operations
 		left, files, err := o.leftOpen(id)
 		if err != nil {
 			o.log.Error("a session could not be ended", "session", j.info.Name, "error", err)
-			return // with its store: the next owner does it
+			return // the store failed; the next owner ends the session
 		}
 		if len(left) > 0 {
-			// Whoever does not ask for one of those files need not wait.
+			// Sessions asking for other files need not wait.
 			o.leases.DropAll(s, files...)
 			o.departed = append(o.departed, departed{id, s})
 			o.tasks.departures.Wake()
@@ -393,14 +393,14 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 	o.finishSession(id, s)
 }
 
-// departed is a session that is over, and that left files open-ended.
+// departed is an ended session with open-ended files.
 type departed struct {
 	id meta.SessionID
 	s  *session
 }
 
-// leftOpen lists the open chunks of a session that files end in, and those
-// files. Caller holds mu.
+// leftOpen lists the open chunks of a session at the ends of files, and the files. The caller
+// holds mu.
 func (o *owner) leftOpen(id meta.SessionID) (ids []meta.ChunkID, files []meta.Ino, err error) {
 	err = namespace.OpenChunks(&view{o: o}, id, func(c meta.ChunkRecord, file meta.Ino) bool {
 		if file != 0 {
@@ -411,8 +411,8 @@ func (o *owner) leftOpen(id meta.SessionID) (ids []meta.ChunkID, files []meta.In
 	return ids, files, err
 }
 
-// newDepartureTask seals what departed sessions left open, each beside the others,
-// and ends them then.
+// newDepartureTask seals the open chunks of departed sessions, all sessions in parallel, and
+// then ends each session.
 func newDepartureTask(o *owner) *task.Task {
 	return task.New(task.Options{Name: "end departed sessions", Round: func(context.Context) (time.Duration, error) {
 		o.mu.Lock()
@@ -431,7 +431,7 @@ func (o *owner) depart(d departed) {
 		o.mu.Lock()
 		if o.failed != nil {
 			o.mu.Unlock()
-			return // the next owner does it
+			return // the next owner seals and ends
 		}
 		left, _, err := o.leftOpen(d.id)
 		if err == nil && len(left) == 0 {
@@ -455,7 +455,7 @@ func (o *owner) depart(d departed) {
 	}
 }
 
-// release drops leases and locks of a session. Caller holds mu.
+// release drops the leases and locks of a session. The caller holds mu.
 func (o *owner) release(id meta.SessionID, s *session) {
 	if s != nil {
 		o.leases.DropAll(s)
@@ -463,8 +463,8 @@ func (o *owner) release(id meta.SessionID, s *session) {
 	o.locks.drop(id)
 }
 
-// finishSession releases a session that is ending, through the journal. Caller
-// holds mu, which others may have meanwhile.
+// finishSession releases an ending session through the journal. The caller holds mu;
+// finishSession unlocks and locks mu between steps.
 func (o *owner) finishSession(id meta.SessionID, s *session) {
 	o.release(id, s)
 	end := meta.SessionEnd{Session: id}
@@ -478,8 +478,8 @@ func (o *owner) finishSession(id meta.SessionID, s *session) {
 			break
 		}
 		end.From = meta.Ino(res.Off)
-		// It may hold a million orphans: others come in between, and what is
-		// not yet journaled stays bounded.
+		// The session may hold a million orphans. Other callers get mu between steps, and the
+		// unjournaled bytes stay bounded.
 		var wait <-chan struct{} = closedChan
 		if o.queued > maxQueued {
 			wait = o.untilDurable(o.queue[0].seq)
@@ -493,11 +493,11 @@ func (o *owner) finishSession(id meta.SessionID, s *session) {
 	}
 	delete(o.sessions, id)
 	o.quota.Leave(id)
-	o.tasks.collection.Wake() // which seals the chunks that it left open
+	o.tasks.collection.Wake() // collection seals the session's other open chunks
 }
 
-// reapOne removes the tail of the truncated file that stands in an operation's
-// way, a bounded amount at a time. Caller holds mu.
+// reapOne removes a bounded part of the tail of the truncated file named by cause, the error
+// of a blocked operation. Without progress reapOne returns cause. The caller holds mu.
 func (o *owner) reapOne(cause error) error {
 	var e *meta.Error
 	var ino meta.Ino

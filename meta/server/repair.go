@@ -17,22 +17,21 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// Repair brings each sealed chunk to where its volume's policy wants it. The
-// owner of a volume looks at all its chunks again and again (inspect.go), and
-// queues those with something wrong here, the most endangered first, for all
-// volumes of this process together. Nothing of it is written down: a successor
-// finds the same by looking.
+// Repair brings each sealed chunk to the servers wanted by its volume's policy. The owner of a
+// volume inspects all its chunks repeatedly (inspect.go), and queues faulty chunks here, the
+// most endangered first, for all volumes of this process together. Nothing of the queue is
+// written down: a successor finds the same faults by its own inspection.
 //
-// One chunk is repaired in this order, and may be left at any point:
+// One chunk is repaired in this order, and the repair may stop at any point:
 //
-//  1. copies are pulled by the servers that are to have one, each verified
-//     against the journaled length and checksum and durable before it is told;
-//  2. the journal's record names the new replicas (SetReplicas, by comparison);
-//  3. after a grace time, for those who read by the old record, what the record
-//     no longer names is deleted (stale_replicas.go).
+// 1. the target servers pull copies; each copy is verified against the journaled
+//     length and checksum and durable before the target reports success;
+// 2. the journal's record names the new replicas (SetReplicas, by comparison); 3. after a
+// grace time for readers with the old record, the replicas no longer
+//     named by the record are deleted (stale_replicas.go).
 //
-// Stopped after 1, copies are left that no record names; after 2, old replicas.
-// Either is found in the servers' lists and goes by step 3.
+// After a stop behind step 1, copies named by no record are left; behind step 2, old replicas.
+// The servers' lists show both, and step 3 deletes both.
 
 // Defaults of Config.
 const (
@@ -47,19 +46,19 @@ const (
 )
 
 const (
-	// maxQueued chunks wait for repair; the inspections find what is left out.
+	// maxRepairs chunks wait for repair; later inspections find the chunks left out.
 	maxRepairs = 4096
-	// maxPerServer bounds the copies from, and to, one server at a time.
+	// maxPerServer bounds the concurrent copies from each server, and to each server.
 	maxPerServer = 2
-	// minCopyRate is what a copy that is not stuck reaches, in bytes a second.
+	// minCopyRate is the least rate of a copy that makes progress, in bytes per second.
 	minCopyRate = 1 << 20
-	// copyPatience is how long a copy may take beyond that.
+	// copyPatience is how much longer than at that rate a copy may take.
 	copyPatience = 20 * time.Second
-	// retryRepair is how long a chunk whose repair failed is left alone.
+	// retryRepair is the pause after a failed repair of a chunk.
 	retryRepair = 2 * time.Second
 )
 
-// job is a chunk that waits for repair, or is being repaired.
+// job is a chunk waiting for repair or being repaired.
 type job struct {
 	o       *owner
 	id      meta.ChunkID
@@ -67,11 +66,11 @@ type job struct {
 	reason  placement.Reason
 	bytes   uint64
 	at      int // in the heap; -1: running
-	// of the plan when it was queued: who will be busy with it
+	// servers of the plan at the time of queuing: sources and targets
 	from, to []meta.ServerID
 }
 
-// jobs is a heap of them, the most urgent on top, older chunks first.
+// jobs is a heap of jobs, the most urgent on top, older chunks first.
 type jobs []*job
 
 func (h jobs) Len() int { return len(h) }
@@ -90,7 +89,7 @@ func (h *jobs) Pop() any {
 	return j
 }
 
-// repairs are the repairs of all volumes that this process owns.
+// repairs are the repairs of all volumes owned by this process.
 type repairs struct {
 	mu      sync.Mutex
 	queue   jobs
@@ -98,24 +97,24 @@ type repairs struct {
 	failed  map[meta.ChunkID]time.Time
 	in, out map[meta.ServerID]int
 	running int
-	dropped bool // some did not fit the queue
+	dropped bool // some jobs did not fit the queue
 	// recent copies, for the rate
 	done []copied
-	// what changed on servers' disks since they last told of them
+	// changes of servers' disks not yet covered by the servers' reports
 	recent []change
 	wake   chan struct{} // capacity 1
 
 	copies, bytes, failures atomic.Uint64
 }
 
-// change is what a server's disks got, and what was deleted from them.
+// change is a number of bytes added to and deleted from a server's disks.
 type change struct {
 	at        time.Time
 	server    meta.ServerID
 	got, gone uint64 // bytes
 }
 
-// reportLag is how old what a report says of disks may be when it arrives.
+// reportLag is the greatest age of a report's disk figures at arrival.
 const reportLag = time.Second
 
 type copied struct {
@@ -137,7 +136,8 @@ func (r *repairs) kick() {
 	}
 }
 
-// add queues a chunk, or changes how urgent it is.
+// add queues a chunk, or updates the urgency and plan of a queued chunk. A chunk whose repair
+// failed less than retryRepair ago is ignored.
 func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -156,8 +156,8 @@ func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint6
 	}
 	if len(r.queue) >= maxRepairs {
 		r.dropped = true
-		// Something less urgent makes room: the last leaf is not the least of
-		// all, but it is not among the most.
+		// A less urgent job makes room: the last leaf of the heap is not always the least
+		// urgent job, but never among the most urgent jobs.
 		last := r.queue[len(r.queue)-1]
 		if last.urgency >= st.Urgency() {
 			return
@@ -171,7 +171,7 @@ func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint6
 	r.kick()
 }
 
-// forget drops what waits for an owner that is gone.
+// forget drops the queued jobs of an owner that ended.
 func (r *repairs) forget(o *owner) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -184,7 +184,8 @@ func (r *repairs) forget(o *owner) {
 	}
 }
 
-// next takes the most urgent job whose servers are not busy, of those on top.
+// next takes the most urgent job whose servers have time, among the top 64. next returns nil
+// if no such job is queued or if parallel jobs are running.
 func (r *repairs) next(parallel int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,7 +217,8 @@ func (r *repairs) next(parallel int) *job {
 	return got
 }
 
-// free turns the sources so that the first one has time. Caller holds mu.
+// free reports whether the job's servers have time, and rotates j.from so that a source with
+// time comes first. The caller holds mu.
 func (r *repairs) free(j *job) bool {
 	for _, id := range j.to {
 		if r.in[id] >= maxPerServer {
@@ -256,7 +258,7 @@ func (r *repairs) finish(j *job, err error) {
 	r.kick()
 }
 
-// changed notes what a report will show.
+// changed notes bytes added to and deleted from a server, for unreported.
 func (r *repairs) changed(server meta.ServerID, got, gone uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -265,9 +267,9 @@ func (r *repairs) changed(server meta.ServerID, got, gone uint64) {
 	}
 }
 
-// unreported adds to servers what their reports don't show yet, or may not
-// show: what is being copied to them, but for the job without, and was, and what
-// was deleted. told says when each last reported.
+// unreported adds to the servers in to the changes that the servers' reports don't show yet or
+// may not show: running copies except of the job without, finished copies and deletions. told
+// is the time of each server's last report.
 func (r *repairs) unreported(told map[meta.ServerID]time.Time, without *job, to map[meta.ServerID]*placement.Server) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -307,7 +309,7 @@ func (r *repairs) loads() map[meta.ServerID]uint32 {
 	return l
 }
 
-// lock keeps repairs from a chunk until unlock; false: it is being repaired.
+// lock keeps repairs from a chunk until unlock; false: the chunk is being repaired.
 func (r *repairs) lock(o *owner, id meta.ChunkID) (unlock func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -325,7 +327,7 @@ func (r *repairs) lock(o *owner, id meta.ChunkID) (unlock func(), ok bool) {
 	}, true
 }
 
-// copiedNow books a copy.
+// copiedNow notes a finished copy of n bytes.
 func (r *repairs) copiedNow(n uint64) {
 	r.copies.Add(1)
 	r.bytes.Add(n)
@@ -335,7 +337,7 @@ func (r *repairs) copiedNow(n uint64) {
 	r.done = append(slices.DeleteFunc(r.done, func(c copied) bool { return now.Sub(c.at) > rateOver }), copied{now, n})
 }
 
-// rateOver is the time that the rate is told over.
+// rateOver is the time over which rate averages.
 const rateOver = 10 * time.Second
 
 func (r *repairs) rate() float64 {
@@ -350,7 +352,8 @@ func (r *repairs) rate() float64 {
 	return float64(n) / rateOver.Seconds()
 }
 
-// share is how fast one more copy may be, so that all stay within the bounds.
+// share is the rate in bytes per second for one more copy, so that all copies together stay
+// within RepairRate and RepairServerRate.
 func (s *Server) share() uint64 {
 	r := s.repairs
 	r.mu.Lock()
@@ -359,7 +362,8 @@ func (s *Server) share() uint64 {
 	return max(1, min(s.cfg.RepairRate/uint64(n), s.cfg.RepairServerRate/maxPerServer))
 }
 
-// repairLoop starts the repairs that wait.
+// repairLoop starts queued repairs. If the queue overflowed, repairLoop starts new inspections
+// when the queue is three quarters empty.
 func (s *Server) repairLoop() {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -394,19 +398,19 @@ func (s *Server) repairLoop() {
 	}
 }
 
-// kickRepair makes every owner look at its chunks now.
+// kickRepair makes every owner inspect its chunks now.
 func (s *Server) kickRepair() {
 	for _, o := range s.owners() {
 		o.tasks.inspection.Wake()
 	}
 }
 
-// errLeaving is why nothing is begun any more: who has the volume next finds
-// what is left to do.
+// errLeaving refuses new work: the next owner of the volume finds the remaining work.
 var errLeaving error = meta.E("repair", meta.Unavailable, "", errors.New("the volume is being handed over"))
 
-// chunkNow reads a chunk's record and waits until the journal has it: what is
-// done next may rest on it (rule 4).
+// chunkNow reads a chunk's record and waits until the record is durable in the journal,
+// because the next step may rest on the record (rule 4). Errors: NoSuchChunk, also only once
+// durable; Unavailable while the owner is leaving or its lease is uncertain.
 func (o *owner) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord, error) {
 	o.mu.Lock()
 	if o.failed != nil {
@@ -432,7 +436,8 @@ func (o *owner) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord
 	return rec, err
 }
 
-// repair does for a chunk what its plan says now.
+// repair plans anew for the job's chunk and carries out the plan: copies, then the record,
+// then the deletion of old replicas.
 func (o *owner) repair(j *job) error {
 	ctx := o.ctx
 	rec, err := o.chunkNow(ctx, j.id)
@@ -453,7 +458,7 @@ func (o *owner) repair(j *job) error {
 	m := o.srv.servers()
 	st := m.Plan(chance{}, &policy, replicas)
 	if st.Reason == placement.None && j.reason == placement.Imbalance {
-		// The fills as they are now, and without this very copy.
+		// Balance with the current fills, and without this copy.
 		st, _ = o.srv.makeMap(j).Balance(&policy, o.srv.cfg.Balance).Move(chance{}, rec.Servers, rec.Length)
 	}
 	if !st.Work() {
@@ -472,7 +477,7 @@ func (o *owner) repair(j *job) error {
 		if err := o.pull(ctx, &rec, fence, crc, policy.Class, to, m.Nearest(to, j.prefer(st.From))); err != nil {
 			errs = append(errs, err)
 			if !slices.Contains(rec.Servers, to) {
-				o.stale.add(rec.ID, to, 0, false) // it may have been made after all
+				o.stale.add(rec.ID, to, 0, false) // the target may have made the copy
 			}
 			continue
 		}
@@ -481,7 +486,7 @@ func (o *owner) repair(j *job) error {
 	}
 	next := slices.Concat(st.Keep, added)
 	if len(added) < len(st.Add) {
-		// Not all that was planned: nothing goes.
+		// Some copies failed, so no old replica is removed.
 		next = slices.Clone(rec.Servers)
 		for _, id := range added {
 			if !slices.Contains(next, id) {
@@ -489,7 +494,7 @@ func (o *owner) repair(j *job) error {
 			}
 		}
 	} else {
-		// A replica that was copied anew stays where it was in the order.
+		// A replica copied anew keeps its place in the order.
 		order := func(id meta.ServerID) int {
 			if i := slices.Index(rec.Servers, id); i >= 0 {
 				return i
@@ -506,7 +511,7 @@ func (o *owner) repair(j *job) error {
 			o.stale.add(rec.ID, id, rec.Length, false)
 		}
 		if errors.Is(err, meta.NoSuchChunk) {
-			return nil // it went meanwhile, and the copies go after it
+			return nil // the chunk was deleted meanwhile; the stale list removes the copies
 		}
 		return errors.Join(append(errs, err)...)
 	}
@@ -520,7 +525,7 @@ func (o *owner) repair(j *job) error {
 	return errors.Join(errs...)
 }
 
-// prefer puts the source that was found to have time in front.
+// prefer moves the source chosen by free to the front.
 func (j *job) prefer(from []meta.ServerID) []meta.ServerID {
 	if len(j.from) == 0 || !slices.Contains(from, j.from[0]) {
 		return from
@@ -528,10 +533,10 @@ func (j *job) prefer(from []meta.ServerID) []meta.ServerID {
 	return append([]meta.ServerID{j.from[0]}, slices.DeleteFunc(slices.Clone(from), func(id meta.ServerID) bool { return id == j.from[0] })...)
 }
 
-// fresh is a fence for an order about a sealed chunk: above the record's and
-// above all that this owner used before, for any chunk. An order that arrives
-// late is then refused by who has seen a later one: a deletion doesn't hit the
-// copy that was made since, a copy brings nothing back that was deleted since.
+// fresh returns a fence for an order about a sealed chunk, above the fence f of the chunk's
+// record and above all earlier fences of this owner, for any chunk. A server with a later
+// order then refuses a late order: a late deletion does not remove a newer copy, and a late
+// copy does not restore a deleted replica.
 func (o *owner) fresh(f meta.Fence) meta.Fence {
 	seals := uint32(0)
 	if f.Term == o.own.Term() {
@@ -545,8 +550,8 @@ func (o *owner) fresh(f meta.Fence) meta.Fence {
 	}
 }
 
-// setReplicas journals where a chunk lies, if its record is still rec, under
-// the fence that copies were ordered with. No servers: it is accepted as lost.
+// setReplicas journals the servers of a chunk if the chunk's record is still rec. fence is the
+// fence of the copies' orders. Without servers, the record marks the chunk as lost.
 func (o *owner) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID, fence meta.Fence) error {
 	o.mu.Lock()
 	if o.failed != nil || o.leaving != nil {
@@ -564,8 +569,8 @@ func (o *owner) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers 
 	return o.await(ctx, wait)
 }
 
-// look asks about the replicas that something is said to be wrong with, and
-// tells how all stand. What is wrong no more is forgotten.
+// look asks the servers of all replicas marked as bad, and returns the state of all replicas.
+// look clears the marks of replicas that are good again.
 func (o *owner) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Replica, error) {
 	replicas := o.faults.replicas(rec)
 	for i := range replicas {
@@ -575,7 +580,7 @@ func (o *owner) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Re
 		state, err := o.judge(ctx, rec, replicas[i].Server)
 		switch {
 		case errors.Is(err, meta.Unavailable), errors.Is(err, meta.Canceled), errors.Is(err, meta.Interrupted):
-			// What was found before stands.
+			// The mark stands.
 		case err != nil:
 			return nil, err
 		case state == placement.Good:
@@ -586,8 +591,8 @@ func (o *owner) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Re
 	return replicas, nil
 }
 
-// judge asks a server about its replica of a sealed chunk. One that is not yet
-// sealed there is told the journaled end first (rule 5).
+// judge asks a server about its replica of a sealed chunk. If the replica is still open, judge
+// seals the replica at the journaled end first (rule 5).
 func (o *owner) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
 	ctx, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
@@ -600,7 +605,8 @@ func (o *owner) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.Se
 	switch k := meta.KindOf(err); {
 	case err == nil && r.Length == rec.Length && (rec.CRC == 0 || r.CRC == rec.CRC):
 		if o.faults.corrupt(rec.ID, server) {
-			// Whoever said so read the bytes: a look at the index is no answer.
+			// The mark came from a read of the bytes, so an answer from the server's index
+			// does not clear the mark.
 			if _, err := o.order(ctx, server, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID}); err != nil {
 				if k := meta.KindOf(err); k == meta.Unavailable || k == meta.Canceled {
 					return placement.Bad, err
@@ -619,8 +625,8 @@ func (o *owner) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.Se
 // orderPatience is how long a small order may take.
 const orderPatience = 10 * time.Second
 
-// agreed finds the checksum of a chunk whose seal did not journal one: every
-// replica that can be asked must say the same.
+// agreed returns the checksum of a chunk whose seal did not journal a checksum. Every server
+// in from must answer, and all must agree. Errors: Corrupt if the replicas differ.
 func (o *owner) agreed(ctx context.Context, rec *meta.ChunkRecord, from []meta.ServerID) (uint32, error) {
 	ctx, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
@@ -638,10 +644,9 @@ func (o *owner) agreed(ctx context.Context, rec *meta.ChunkRecord, from []meta.S
 	return crc, nil
 }
 
-// copyTerms says how fast n bytes are copied, in bytes a second, if the bounds would
-// have it at rate, and how long that may take: what reads them is signed once, and no
-// capability holds longer than capability.MaxLife. So a bound that is too low for that
-// is exceeded.
+// copyTerms returns the rate of a copy of n bytes, in bytes per second, and its time limit, if
+// the bounds allow rate. The capability for the reads is signed once and holds at most
+// capability.MaxLife; a rate too low to finish within half of that time is raised.
 func copyTerms(n, rate uint64) (uint64, time.Duration) {
 	const most = uint64(capability.MaxLife/2) / uint64(time.Second)
 	least := (n + most - 1) / most
@@ -649,8 +654,9 @@ func copyTerms(n, rate uint64) (uint64, time.Duration) {
 	return rate, copyPatience + time.Duration(n/min(rate, max(minCopyRate, least)))*time.Second
 }
 
-// pull makes a server copy a sealed chunk from one of others; where the same
-// content is already, it takes over the fence.
+// pull copies a sealed chunk to the server to, from one of the servers in from. If the target
+// has the same content already, the target only takes over the fence. Errors: Unavailable,
+// Corrupt, NoSuchChunk, the target's errors.
 func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fence, crc uint32, class string, to meta.ServerID, from []meta.ServerID) error {
 	rate, patience := copyTerms(rec.Length, o.srv.share())
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
@@ -658,7 +664,7 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 	or := meta.Order{
 		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: o.compression(),
 		Cap: o.srv.sign(patience+time.Minute, capability.Claims{
-			Volume: o.vol, Chunk: rec.ID, Rights: capability.Read, Client: o.srv.certified(to), // who shows it
+			Volume: o.vol, Chunk: rec.ID, Rights: capability.Read, Client: o.srv.certified(to), // the target shows the capability
 		}),
 	}
 	for _, id := range from {
@@ -685,22 +691,23 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 	return nil
 }
 
-// suspect asks the sources of a copy that failed whether they have the chunk.
+// suspect verifies the replicas of all sources of a failed copy.
 func (o *owner) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
 	for _, id := range servers {
-		_ = o.verifyReplica(o.ctx, rec, id, 0, copyPatience) // it notes what is wrong
+		_ = o.verifyReplica(o.ctx, rec, id, 0, copyPatience) // verifyReplica marks a bad replica
 	}
 }
 
-// verifyReplica has a server read all of its replica of a chunk, at rate unless that
-// is zero, and compare it with its checksums, and those of a sealed one with the record; it notes that it
-// is bad if it is. Errors: Corrupt, NoSuchChunk, IO; Unavailable: also if the server does
-// not yet know its end.
+// verifyReplica makes a server read its whole replica of a chunk, at rate bytes per second (0:
+// no limit), and compare the bytes with its checksums. For a sealed chunk, verifyReplica
+// compares length and checksum with the record as well. A bad replica is marked and an
+// inspection started. Errors: Corrupt, NoSuchChunk, IO; Unavailable, also if the replica is
+// still open.
 func (o *owner) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id meta.ServerID, rate uint64, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	r, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID, Rate: rate})
-	read := err != nil // that its bytes are wrong, and not what is listed of it
+	read := err != nil // the bytes are wrong, not only the server's index
 	switch {
 	case err != nil, rec.State != meta.ChunkSealed:
 	case r.State != meta.ChunkSealed:

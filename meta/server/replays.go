@@ -9,31 +9,32 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A client says by itself which of its operations are replays (Call.Replay), and which
-// inode number an early reply gave it (Create.Ino, Tmpfile.Ino). Replays are exempt from
-// quotas, and a number that is far ahead uses up those below it. So the owner believes
-// both only where they can be true: of a session that the journal knew when the owner
-// took the volume, until the session said that it is back (rule 3). Whatever else is
-// sent again has its reply in the journal, and is answered from there.
+// A client itself marks its replays (Call.Replay), and names the inode number from an early
+// reply (Create.Ino, Tmpfile.Ino). Replays are exempt from quotas, and a number far ahead uses
+// up the numbers below. So the owner accepts both claims only where the claims can be true:
+// from a session already journaled when the owner took the volume, until the session has
+// reported its return (rule 3). For every other repeated operation, the journal has the reply,
+// and the owner answers with that reply.
 
-// replayReach is how far above the journal's next inode number one may lie that the
-// owner before gave out: maxQueued bytes of effects may not be in the journal yet, and
-// an inode takes more than 64 of them, its reply included.
+// replayReach bounds how far above the journal's next inode number a number issued by the
+// previous owner may lie: up to maxQueued bytes of effects may be missing in the journal, and
+// an inode with its reply takes more than 64 bytes.
 const replayReach = 2 * maxQueued / 64
 
-// replays are the numbers that the owners before may have given out without a trace. They
-// lie on both sides of the journal's next number: an owner that did not live until every
-// session was back has journaled the replays of some, and so gone past the numbers of
-// others, who replay them to its successor. One that is in use is refused when it is taken.
+// replays are the inode numbers that previous owners may have issued without a trace in the
+// journal. The numbers lie on both sides of the journal's next number: an owner that stopped
+// before every session was back has journaled the replays of some sessions. The journal has
+// then passed the numbers of other sessions, and the successor gets the replays of the others.
+// A number already in use is refused at creation.
 type replays struct{ next meta.Ino }
 
-// load reads the store as the owner found it.
+// load reads the next inode number from the store, before the owner changes the store.
 func (r *replays) load(st namespace.Reader) (err error) {
 	r.next, err = namespace.NextIno(st)
 	return err
 }
 
-// check refuses a number that no owner can have given out.
+// check refuses an inode number that no owner can have issued. Errors: NotPermitted.
 func (r *replays) check(ino meta.Ino) error {
 	if ino == 0 || ino > meta.RootIno && ino < r.next+replayReach && r.next < ino+replayReach {
 		return nil
@@ -41,8 +42,8 @@ func (r *replays) check(ino meta.Ino) error {
 	return meta.E("replay", meta.NotPermitted, fmt.Sprintf("inode %d", ino), errors.New("no owner gave that number to a session that it did not write into the journal"))
 }
 
-// checkReplay refuses what a client may not claim about an operation that the journal
-// knows nothing of. The caller holds mu. Errors: NotPermitted.
+// checkReplay refuses impossible claims of a client about an operation without a reply in the
+// journal. The caller holds mu. Errors: NotPermitted.
 func (o *owner) checkReplay(s *session, c *wire.Call) error {
 	if o.srv.cfg.Unsafe.NoReplayCheck {
 		return nil

@@ -9,17 +9,17 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// skipInodes are left out after a restoration: more than a volume gives out
-// between two checkpoints.
+// skipInodes is the number of inode numbers skipped after a restoration: more than a volume
+// issues between two checkpoints.
 const skipInodes = 1 << 32
 
-// restoration is what the cluster says of a volume's restoration.
+// restoration is the cluster's record of a volume's restoration.
 type restoration struct {
-	r   *cluster.Restoration // nil: it never was
+	r   *cluster.Restoration // nil: never restored
 	err error
 }
 
-// askRestoration asks beside what else a volume's opening takes.
+// askRestoration asks the cluster in the background, while the volume is being opened.
 func (s *Server) askRestoration(ctx context.Context, v meta.VolumeID) <-chan restoration {
 	ch := make(chan restoration, 1)
 	s.wg.Go(func() {
@@ -33,9 +33,9 @@ func (s *Server) askRestoration(ctx context.Context, v meta.VolumeID) <-chan res
 	return ch
 }
 
-// loadRestoration notes whether the volume was made again from a checkpoint.
-// Its sessions are those of a time that others have forgotten: what a client of
-// before knows and has acknowledged may not be there. None of them comes back.
+// loadRestoration notes whether the volume was restored from a checkpoint. The checkpoint's
+// sessions are then out of date: the volume may lack operations that a session saw
+// acknowledged. So all sessions of the checkpoint end.
 func (o *owner) loadRestoration(r *cluster.Restoration) {
 	if r == nil {
 		return
@@ -50,8 +50,8 @@ func (o *owner) loadRestoration(r *cluster.Restoration) {
 	}
 }
 
-// settleRestoration skips the inode numbers that may have been given out after
-// the checkpoint, once the sessions that the checkpoint names are ended.
+// settleRestoration skips the inode numbers that may have been issued after the checkpoint,
+// once the checkpoint's sessions have ended.
 func (o *owner) settleRestoration() error {
 	if o.restored == nil || o.restored.Settled {
 		return nil
@@ -77,7 +77,7 @@ func (o *owner) settleRestoration() error {
 	return nil
 }
 
-// quarantined: what the journal does not know is not to be deleted from disks.
+// quarantined reports whether chunks unknown to the journal must stay on the disks.
 func (o *owner) quarantined() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -14,17 +14,17 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Who may ask for what. Three tables, each with a row for everything that there
-// is: the program does not build while the newest frame or request has none, and
-// a test finds older ones. They are read here and nowhere else. A process of
-// this machine's administrator (a Unix socket), and anybody on loopback with
-// --insecure, may speak as any role.
+// Permissions. Three tables, each with a row for every frame, request or operation. The
+// program does not build if the newest frame or request has no row, and a test finds older
+// missing rows. Only this file reads the tables. A process of this machine's administrator (a
+// Unix socket), and any caller on loopback with --insecure, may speak as any role.
 
-// frameRule says who may send a frame.
+// frameRule says which roles may send a frame.
 type frameRule struct {
 	roles []peering.Role
-	// right on the volume that the frame names; of TCall and TBatch, that of
-	// their operations. NoRights: it names none, or only gives something back.
+	// right is the right needed on the volume named by the frame; TCall and TBatch need the
+	// rights of their operations. NoRights: the frame names no volume, or only gives something
+	// back.
 	right cluster.Rights
 }
 
@@ -33,7 +33,7 @@ var (
 	admins   = []peering.Role{peering.Admin, peering.Meta} // meta servers pass requests on
 	members  = []peering.Role{peering.Client, peering.Admin, peering.ChunkServer, peering.Meta}
 	storage  = []peering.Role{peering.ChunkServer}
-	nobody   = []peering.Role{} // what servers send: from a client it breaks the protocol
+	nobody   = []peering.Role{} // only servers send the frame: from a client, a protocol error
 	everyone = members
 )
 
@@ -82,8 +82,8 @@ var frameRules = [...]frameRule{
 
 var _ [wire.Types]struct{} = [len(frameRules)]struct{}{}
 
-// adminRule says who may make an administrative request: whose certificates,
-// and, with a right, clients whose grants give it on the volume that is named.
+// adminRule says which callers may make an administrative request: holders of certificates of
+// roles, and, if right is set, clients with that right on each volume named.
 type adminRule struct {
 	roles []peering.Role
 	right cluster.Rights
@@ -111,7 +111,7 @@ var adminRules = [...]adminRule{
 	wire.AdminRenameVolume:   {roles: admins, right: cluster.AdminRights},
 	wire.AdminUndeleteVolume: {roles: admins},
 
-	// A clone is a new volume, which nobody has rights on yet.
+	// A clone is a new volume, so no client has rights on the clone yet.
 	wire.AdminClone:       {roles: admins},
 	wire.AdminClones:      {roles: admins},
 	wire.AdminPromote:     {roles: admins, right: cluster.AdminRights},
@@ -131,8 +131,8 @@ var adminRules = [...]adminRule{
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}
 
-// opRights says which right an operation needs on its volume. Codes that are
-// not here do not come from clients at all.
+// opRights are the rights that operations need on their volumes. Clients may not send
+// operations without an entry.
 var opRights = map[meta.OpCode]cluster.Rights{
 	meta.OpLookup:    cluster.ReadRights,
 	meta.OpGetAttr:   cluster.ReadRights,
@@ -143,8 +143,8 @@ var opRights = map[meta.OpCode]cluster.Rights{
 	meta.OpOpen:      cluster.ReadRights,
 	meta.OpStatFS:    cluster.ReadRights,
 	meta.OpSeek:      cluster.ReadRights,
-	// The session gives up descriptors of unlinked files, which it may hold
-	// with the right to read alone.
+	// The session gives up descriptors of unlinked files; a session may hold descriptors with
+	// read rights alone.
 	meta.OpReleaseOrphans: cluster.ReadRights,
 	meta.OpCreate:         cluster.WriteRights,
 	meta.OpTmpfile:        cluster.WriteRights,
@@ -169,7 +169,7 @@ var roleOf = map[wire.Role][]peering.Role{
 	wire.RoleEnrol:       members, // to enrol, or to renew a certificate
 }
 
-// maySpeak refuses a hello as a role that the peer's certificate does not name.
+// maySpeak refuses a hello as a role not allowed by the peer's certificate.
 func maySpeak(who peering.Identity, as wire.Role) error {
 	roles, known := roleOf[as]
 	if !known {
@@ -181,7 +181,7 @@ func maySpeak(who peering.Identity, as wire.Role) error {
 	return meta.E("hello", meta.AccessDenied, who.String(), errors.New("its certificate is of another role"))
 }
 
-// maySend refuses a frame of a type that the peer's role does not send.
+// maySend refuses a frame of a type that the peer's role may not send.
 func maySend(who peering.Identity, t wire.Type) error {
 	if int(t) >= len(frameRules) || frameRules[t].roles == nil || len(frameRules[t].roles) == 0 {
 		return meta.E("read frame", meta.Protocol, who.String(), fmt.Errorf("frame type %d from a client", t))
@@ -192,7 +192,7 @@ func maySend(who peering.Identity, t wire.Type) error {
 	return meta.E("authorize", meta.AccessDenied, who.String(), fmt.Errorf("it may not send frames of type %d", t))
 }
 
-// refusal is what a frame is answered with that asks for too much.
+// refusal is the error and the answer for an unauthorized frame.
 type refusal struct {
 	cause  error
 	answer wire.Message // nil: the frame has no answer
@@ -200,9 +200,8 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.cause.Error() }
 
-// take decodes a frame's body and authorizes what it asks: the one place where
-// a session's rights on volumes are looked at. User ids are mapped on the way.
-// Errors: *refusal, Protocol.
+// take decodes a frame's body, authorizes the frame and maps its user IDs. Only take checks a
+// session's rights on volumes. Errors: *refusal, Protocol.
 func (s *session) take(body wire.Body, m wire.Message) error {
 	if err := wire.Decode(body, m); err != nil {
 		return err
@@ -210,7 +209,7 @@ func (s *session) take(body wire.Body, m wire.Message) error {
 	return s.allow(m)
 }
 
-// allow is take's decision. Errors: *refusal.
+// allow authorizes a decoded frame, and maps user IDs. Errors: *refusal.
 func (s *session) allow(m wire.Message) error {
 	if s.who.Anyone() || s.who.Role == peering.Admin {
 		return nil
@@ -271,7 +270,7 @@ func (s *session) allow(m wire.Message) error {
 			m.Locks = slices.DeleteFunc(m.Locks, func(l meta.Lock) bool { return l.Ino == meta.MirrorLock })
 		}
 	case *wire.Enter:
-		// What an older view refuses is looked at again: see refusedStill.
+		// refusedStill checks a refusal by an old view again.
 		if err = s.enough(s.access(m.Volume), m.Volume, right(wire.TEnter)); err != nil {
 			re = &wire.Entered{Status: wire.StatusOf(err)}
 		}
@@ -293,7 +292,7 @@ func (s *session) allow(m wire.Message) error {
 	return nil
 }
 
-// authorizeCall checks an operation and maps its user ids.
+// authorizeCall checks an operation and maps its user IDs.
 func (s *session) authorizeCall(c *wire.Call) error {
 	need, known := opRights[c.Op.Code()]
 	if !known {
@@ -304,15 +303,15 @@ func (s *session) authorizeCall(c *wire.Call) error {
 		return err
 	}
 	if a.Rights < cluster.WriteRights {
-		// Who may not write must not keep others from writing.
+		// A session without write rights must not keep other sessions from writing.
 		c.Want = min(c.Want, meta.LeaseShared)
 	}
 	c.Op = a.MapOp(c.Op)
 	return nil
 }
 
-// authorize refuses what needs a right on a volume that the session's identity
-// was not granted. Errors: AccessDenied, ReadOnly.
+// authorize refuses a frame if the session's identity lacks the right need on the volume.
+// Errors: AccessDenied, ReadOnly.
 func (s *session) authorize(v meta.VolumeID, need cluster.Rights) error {
 	if need == cluster.NoRights || s.who.Anyone() || s.who.Role == peering.Admin {
 		return nil
@@ -321,11 +320,11 @@ func (s *session) authorize(v meta.VolumeID, need cluster.Rights) error {
 	return err
 }
 
-// accessFor is access, if it is enough. Before it refuses it may have the view
-// read anew, for a grant that was made a moment ago and that this server has not
-// heard of: at most for lookWait, and no more often than every lookEvery, since
-// what the session sends meanwhile waits, and a mount that may only read can be
-// made to write by any of its users. Errors: AccessDenied, ReadOnly.
+// accessFor returns the session's access to a volume if the access includes need. Before a
+// refusal accessFor may read the view again, for a grant made a moment ago and unknown to this
+// server. The read takes at most lookWait and happens at most once per lookEvery, because the
+// session's next frames wait meanwhile, and any user of a read-only mount can provoke refused
+// writes. Errors: AccessDenied, ReadOnly.
 func (s *session) accessFor(v meta.VolumeID, need cluster.Rights) (cluster.Access, error) {
 	a := s.access(v)
 	err := s.enough(a, v, need)
@@ -356,10 +355,10 @@ const (
 	lookEvery = 2 * time.Second
 )
 
-// refusedStill asks etcd whether what was refused is allowed by now, nil if it is. It may
-// wait: it is not for the goroutine that reads a session's frames. While etcd does not
-// tell, nobody can: a client that is refused gives up what it has not committed yet.
-// Errors: AccessDenied, Unavailable.
+// refusedStill asks etcd whether a refused enter is allowed by now; nil if so. refusedStill
+// may wait, so the goroutine that reads the session's frames must not call refusedStill.
+// Without an answer from etcd the error is Unavailable, because a client denied access gives
+// up its uncommitted changes. Errors: AccessDenied, Unavailable.
 func (s *session) refusedStill(m *wire.Enter, cause error) error {
 	if s.who.Role != peering.Client {
 		return cause
@@ -386,8 +385,8 @@ func (s *session) enough(a cluster.Access, v meta.VolumeID, need cluster.Rights)
 	return meta.E("authorize", meta.AccessDenied, s.who.String(), fmt.Errorf("it was granted %s on volume %d, this needs %s", a.Rights, v, need))
 }
 
-// access is what the session's grants allow on a volume, by the newest view of
-// the cluster that this server has.
+// access returns the session's granted access to a volume, by this server's newest view of the
+// cluster.
 func (s *session) access(v meta.VolumeID) cluster.Access {
 	view := s.srv.cfg.Cluster.View()
 	if view == nil || s.who.Role != peering.Client {
@@ -409,7 +408,7 @@ func (s *session) access(v meta.VolumeID) cluster.Access {
 	return a.Access
 }
 
-// squash is what the session may not make on a volume.
+// squash returns the restrictions of a client with squashed root on a volume.
 func (s *session) squash(v meta.VolumeID) namespace.Squash {
 	if s.srv.cfg.Unsafe.NoSquash {
 		return namespace.Squash{}
@@ -421,17 +420,17 @@ func (s *session) squash(v meta.VolumeID) namespace.Squash {
 	}
 }
 
-// maxAccess bounds the volumes whose access a session remembers.
+// maxAccess bounds the volumes in a session's access cache.
 const maxAccess = 4096
 
-// accessAt is what a view said.
+// accessAt is the access according to one view.
 type accessAt struct {
 	cluster.Access
 	view *cluster.View
 }
 
-// lostVolumes lists the volumes that the session used and that the view gives
-// it less of than before, and forgets what it remembers of them.
+// lostVolumes lists the volumes used by the session to which view grants fewer rights than
+// before, and updates the access cache to view.
 func (s *session) lostVolumes(view *cluster.View) (lost []meta.VolumeID) {
 	s.accMu.Lock()
 	defer s.accMu.Unlock()
@@ -449,9 +448,9 @@ func (s *session) lostVolumes(view *cluster.View) (lost []meta.VolumeID) {
 	return lost
 }
 
-// mayAdmin refuses an administrative request that is not this session's to
-// make. What a client may do to a volume its grants say; v is the volume that is
-// named, zero where none is. Errors: AccessDenied.
+// mayAdmin refuses an administrative request that the session may not make. A client's grants
+// decide for the volumes named by the request; without volumes a client is refused. Errors:
+// AccessDenied, NotSupported.
 func (s *session) mayAdmin(op wire.AdminOp, volumes ...meta.VolumeID) error {
 	if int(op) >= len(adminRules) || adminRules[op].roles == nil {
 		return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", op), nil)

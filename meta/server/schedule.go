@@ -13,12 +13,12 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// The schedule of a volume's snapshots stands in its row of the table and is
-// kept by whoever owns the volume: it takes one when the finest interval has
-// begun anew, and deletes those that no rule wants any more. It knows its own
-// snapshots by their names and leaves all others alone.
+// The schedule of a volume's snapshots is a setting in the volume's row of the table. The
+// owner of the volume takes a snapshot at the beginning of each finest interval, and deletes
+// scheduled snapshots wanted by no rule. The owner recognizes scheduled snapshots by name and
+// leaves all other snapshots alone.
 
-// keepRule wants the first snapshot of each interval for as long as a period.
+// keepRule keeps the first snapshot of each interval for a period.
 type keepRule struct{ period, every time.Duration }
 
 var intervals = map[string]time.Duration{
@@ -59,7 +59,7 @@ func parseKeep(text string) (rules []keepRule, err error) {
 	return rules, nil
 }
 
-// parseSpan is time.ParseDuration that knows days and weeks.
+// parseSpan is time.ParseDuration with days (d) and weeks (w).
 func parseSpan(s string) (time.Duration, error) {
 	for unit, d := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
 		if n, ok := strings.CutSuffix(s, unit); ok {
@@ -96,8 +96,8 @@ func finest(rules []keepRule) time.Duration {
 // bucket numbers the intervals since 1970.
 func bucket(t time.Time, every time.Duration) int64 { return t.UnixNano() / int64(every) }
 
-// plan tells whether a snapshot is due, and which of the scheduled ones, oldest
-// first, no rule wants any more. The newest is always wanted.
+// plan reports whether a snapshot is due, and returns the scheduled snapshots wanted by no
+// rule. have lists the scheduled snapshots, oldest first; the newest is always wanted.
 func plan(rules []keepRule, have []meta.Snapshot, now time.Time) (due bool, unwanted []meta.Snapshot) {
 	taken := func(s meta.Snapshot) time.Time { return time.Unix(0, int64(s.Created)) }
 	every := finest(rules)
@@ -121,32 +121,31 @@ func plan(rules []keepRule, have []meta.Snapshot, now time.Time) (due bool, unwa
 }
 
 const (
-	scheduleRead = time.Hour // how often the table is read again for it
-	// After a snapshot that could not be taken, the first time and at most, but not
-	// longer than an interval: each try holds up who writes for a moment.
+	scheduleRead = time.Hour // how often the owner reads the row again
+	// The pauses after failed snapshots: the first, and the longest. A pause above
+	// scheduleRetry is at most an interval. Each try holds up writers for a moment.
 	scheduleRetry    = 15 * time.Second
 	scheduleRetryMax = 10 * time.Minute
 )
 
-// schedule is the schedule of a volume's snapshots. The owner's mu guards it.
+// schedule is the schedule of a volume's snapshots. Guarded by the owner's mu.
 type schedule struct {
-	keep  string    // the rules, as the volume's row has them;
-	read  time.Time // then. Zero: not yet, or they were changed since
-	set   uint64    // how often they were changed since the volume was opened
-	open  bool      // it asks for the volume more often than visits do
+	keep  string    // the rules as read from the volume's row
+	read  time.Time // when keep was read; zero: read again
+	set   uint64    // counts the changes since the volume was opened
+	open  bool      // snapshots are due more often than visits
 	going scheduling
 }
 
-// scheduling is how a schedule goes: whether what is due can be taken. Guarded by the
-// owner's mu.
+// scheduling records the failures of due snapshots. Guarded by the owner's mu.
 type scheduling struct {
-	tries int // that failed, since the last that did not
+	tries int // failed tries since the last success
 	since time.Time
 	why   error
 	next  time.Time
 }
 
-// failed notes another try that failed, and tells when the next one is to be.
+// failed notes a failed try, and returns the time until the next try.
 func (s *scheduling) failed(why error, now time.Time, every time.Duration) time.Duration {
 	if s.tries == 0 {
 		s.since = now
@@ -157,7 +156,7 @@ func (s *scheduling) failed(why error, now time.Time, every time.Duration) time.
 	return wait
 }
 
-// failing tells what is wrong, nil if nothing is.
+// failing describes the failures; nil if the last try succeeded.
 func (s *scheduling) failing() *meta.ScheduleFailing {
 	if s.tries == 0 {
 		return nil
@@ -165,14 +164,14 @@ func (s *scheduling) failing() *meta.ScheduleFailing {
 	return &meta.ScheduleFailing{Since: s.since, Tries: s.tries, Why: s.why.Error(), Next: s.next}
 }
 
-// staysOpen: so many volumes can't be visited as often as a schedule wants, so one that
-// has it is not closed. For longer intervals see visits.due.
+// staysOpen reports whether a volume with the interval every must stay open, because the
+// visits of so many volumes are too rare. For longer intervals see visits.due.
 func staysOpen(every time.Duration, volumes int) bool {
 	return every < 2*max(visitEvery, visitRound(volumes))
 }
 
-// scheduleChanged has the volume's row read again, which has another schedule now. (Of
-// two changes at once only the row tells which is the last.)
+// scheduleChanged makes the owner read the changed schedule from the row again. (After two
+// concurrent changes only the row shows the last.)
 func (o *owner) scheduleChanged() {
 	o.mu.Lock()
 	o.schedule.read, o.schedule.going = time.Time{}, scheduling{}
@@ -181,7 +180,8 @@ func (o *owner) scheduleChanged() {
 	o.tasks.snapshots.Wake()
 }
 
-// readSchedule reads the row unless that was done a while ago, and gives the schedule.
+// readSchedule returns the schedule, from the row if the last read is older than scheduleRead
+// or if the schedule was changed.
 func (o *owner) readSchedule() (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -193,15 +193,15 @@ func (o *owner) readSchedule() (string, error) {
 		if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 			return "", err
 		}
-		if o.schedule.set == set { // else what was read may be what it was before
+		if o.schedule.set == set { // else the row may be older than the change
 			o.schedule.keep, o.schedule.read = v.Keep, time.Now()
 		}
 	}
 	return o.schedule.keep, nil
 }
 
-// takeDue takes the snapshot that is due, unless it is too early after a try that
-// failed, and tells when it is to be looked at again.
+// takeDue takes the due snapshot, except during the pause after a failed try, and returns the
+// time until the next look.
 func (o *owner) takeDue(every time.Duration) time.Duration {
 	o.mu.Lock()
 	wait := time.Until(o.schedule.going.next)
@@ -216,7 +216,7 @@ func (o *owner) takeDue(every time.Duration) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case errors.Is(err, meta.Exists): // of another schedule, this very second
+	case errors.Is(err, meta.Exists): // a snapshot of another schedule, of this second
 		return time.Second
 	case err != nil:
 		wait = o.schedule.going.failed(err, time.Now(), every)
@@ -227,7 +227,8 @@ func (o *owner) takeDue(every time.Duration) time.Duration {
 	return scheduleRead
 }
 
-// keepSchedule does what is due, and tells for how long nothing will be.
+// keepSchedule takes and deletes the due snapshots, and returns the time until more can be
+// due.
 func (o *owner) keepSchedule() time.Duration {
 	text, err := o.readSchedule()
 	if err != nil {
@@ -238,7 +239,7 @@ func (o *owner) keepSchedule() time.Duration {
 		o.log.Error("the schedule of snapshots can't be read", "error", err)
 	}
 	if o.isMirror() {
-		rules = nil // it is being filled; what is complete has a snapshot already
+		rules = nil // a mirror is being filled; each complete state has a snapshot
 	}
 	if len(rules) == 0 {
 		o.mu.Lock()
@@ -265,7 +266,7 @@ func (o *owner) keepSchedule() time.Duration {
 		wait = min(wait, o.takeDue(every))
 	} else {
 		o.mu.Lock()
-		o.schedule.going = scheduling{} // one that failed was taken all the same
+		o.schedule.going = scheduling{} // the failed snapshot was taken after all
 		o.mu.Unlock()
 	}
 	for _, s := range unwanted {
@@ -283,8 +284,8 @@ func (o *owner) keepSchedule() time.Duration {
 	return min(wait, scheduleRead)
 }
 
-// setSchedule changes what is kept of snapshots that the owner takes by itself; empty: none is
-// taken. Errors: Invalid, NoSuchVolume.
+// setSchedule changes the schedule of a volume's snapshots; empty: no scheduled snapshots.
+// Errors: Invalid, NoSuchVolume.
 func (o *owner) setSchedule(ctx context.Context, keep string) error {
 	if _, err := parseKeep(keep); err != nil {
 		return err

@@ -17,13 +17,12 @@ import (
 )
 
 const (
-	// sealWait is how long a seal waits for other replicas once one has answered,
-	// sealLimit how long for the first: to freeze may mean to sync much. Who is
-	// stopped, cut off or not there is left out: the chunk then has a replica
-	// fewer until repair copied it.
+	// sealWait is how long a seal waits for other replicas after the first answer, sealLimit
+	// how long for the first answer, because a freeze may sync much. A stopped or unreachable
+	// server is left out: the chunk then has a replica fewer until the next repair.
 	sealWait  = time.Second
 	sealLimit = 5 * time.Second
-	// sealsAtOnce bounds the abandoned chunks that are sealed side by side.
+	// sealsAtOnce bounds the abandoned chunks sealed in parallel.
 	sealsAtOnce = 16
 )
 
@@ -43,15 +42,15 @@ func (o *owner) serveSeal(s *session, id uint64, m *wire.Seal) {
 	})
 }
 
-// answered is what came of one order of several.
+// answered is the result of one order among several.
 type answered struct {
 	meta.OrderResult
 	err error
 }
 
-// orderAll gives the same order to several servers at the same time and waits
-// a bounded time for each; one whose stream is just coming back is waited for,
-// too.
+// orderAll gives the same order to several servers in parallel and waits at most sealLimit,
+// and at most sealWait after the first answer. A server without a connection is asked again
+// meanwhile, unless the server can't come back.
 func (o *owner) orderAll(ctx context.Context, servers []meta.ServerID, or meta.Order) []answered {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -83,11 +82,11 @@ func (o *owner) orderAll(ctx context.Context, servers []meta.ServerID, or meta.O
 	return out
 }
 
-// seal ends a chunk (rule 5): freeze the reachable replicas at a higher fence,
-// take a length that verifies on them, journal it with the replicas that have
-// it, and only then cut them there. It waits while no replica can tell. need,
-// if its writer asks, is how far the chunk was acknowledged; what lies beyond is
-// sent again elsewhere.
+// seal ends a chunk (rule 5): freeze the reachable replicas at a higher fence, choose a length
+// that verifies on the replicas, journal the length with the servers of these replicas, and
+// only then cut the replicas. need, if the chunk's writer asks, is the acknowledged length;
+// the writer sends later bytes again to another chunk. Errors: Unavailable while the answers
+// do not determine the length, Fenced, Corrupt.
 func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.ChunkRecord, error) {
 	for {
 		o.mu.Lock()
@@ -110,8 +109,8 @@ func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.C
 	}
 }
 
-// end journals where a frozen chunk ends, and cuts its replicas there. Errors: Again (it
-// was not frozen, for want of replicas, and somebody has begun to write to it since).
+// end journals the end of a frozen chunk, and cuts its replicas there. Errors: Again (no
+// replica was frozen, and a session has begun to write to the chunk since).
 func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end ending) (meta.ChunkRecord, error) {
 	rec := meta.ChunkRecord{ID: id}
 	o.mu.Lock()
@@ -136,7 +135,7 @@ func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end 
 		return rec, err
 	}
 	now := meta.ChunkRecord{ID: id, State: meta.ChunkSealed, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers}
-	// The journal decided; who misses this is told again when it is looked at.
+	// The journal has decided; the inspection repeats the order for a replica left open.
 	for i, err := range o.sealReplicas(ctx, &now, now.Servers) {
 		if err != nil && !(end.unwritten && errors.Is(err, meta.NoSuchChunk)) {
 			o.log.Warn("a replica is not sealed yet", "chunk", id, "server", now.Servers[i], "error", err)
@@ -148,14 +147,14 @@ func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end 
 	defer o.mu.Unlock()
 	rec, _, err := namespace.ReadChunk(&view{o: o}, id)
 	if errors.Is(err, meta.NoSuchChunk) {
-		// Nothing referred to it: it is on its way out.
+		// Nothing referred to the chunk, so the chunk is being deleted.
 		now.State = meta.ChunkDeleting
 		return now, nil
 	}
 	return rec, err
 }
 
-// sealFence is the next fence that an open chunk is sealed under.
+// sealFence returns the next fence for a seal of an open chunk.
 func (o *owner) sealFence(rec *meta.ChunkRecord) meta.Fence {
 	fence := meta.Fence{Term: o.own.Term(), Seals: rec.Fence.Seals + 1}
 	if rec.Fence.Term != fence.Term {
@@ -164,29 +163,29 @@ func (o *owner) sealFence(rec *meta.ChunkRecord) meta.Fence {
 	return fence
 }
 
-// ending is where a chunk is to end.
+// ending is the decided end of a chunk.
 type ending struct {
 	replica.Decision
-	// unwritten: nobody ever wrote to it, and there was nothing to freeze: until the
-	// journal has its end somebody may.
+	// unwritten: no session is known to have written to the chunk, and no replica was frozen.
+	// A session may still write until the journal has the chunk's end.
 	unwritten bool
 }
 
-// freeze freezes the reachable replicas and decides where the chunk ends. accept
-// says that an operator accepts that what no replica has is lost, and may refuse
-// by what the replicas answered.
+// freeze freezes the reachable replicas and decides where the chunk ends. A non-nil accept
+// means that an operator accepts the loss of bytes present on no replica; accept may refuse,
+// given the replicas' answers.
 func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino, fence meta.Fence, need *uint64, accept func([]replica.Answer) error) (ending, error) {
 	const op = "seal"
 	c := replica.Case{Servers: rec.Servers, OpenEnded: file != 0}
 	if rec.Live > 0 || file != 0 {
-		// Where the last journaled extent ends is known only by looking through the
-		// volume, with its lock held, and a chunk server that dies leaves many chunks
-		// to seal. It need not be known: an extent is journaled when every replica of
-		// the record has synced it (but for inodes marked as having others, of which
-		// no more was promised than that), so each that answers, and has its own
-		// bytes, tells a mark no lower. 1 is for those that have none: a wiped disk must not pass
-		// for a chunk that was never written. What comes out shorter than what is in
-		// use of the chunk (a disk set back to an old image) is looked at closer below.
+		// Finding the end of the last journaled extent takes a walk of the volume under its
+		// lock, and a dead chunk server leaves many chunks to seal. The walk is not needed: an
+		// extent is journaled after every replica of the record has synced the extent (except
+		// the extents of inodes with FlagUnsynced: no more than their actual sync was
+		// promised). So each answering replica with its own bytes reports no lower mark.
+		// Committed is 1 for replicas without their bytes: a wiped disk must not pass for a
+		// chunk never written. If the decided length is below the chunk's used bytes (a disk
+		// set back to an old image), the walk is made below.
 		c.Committed = 1
 	}
 	order := meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: fence}
@@ -209,7 +208,7 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 		}
 	}
 	if c.Committed == 0 && absent > 0 && absent+len(errs) == len(said) {
-		// As far as one can tell nobody wrote to it, and nothing refers to it.
+		// As far as known, no session wrote to the chunk, and nothing refers to the chunk.
 		return ending{replica.Decision{Servers: rec.Servers}, true}, nil
 	}
 	if accept != nil {
@@ -231,7 +230,7 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 		switch d.Verdict {
 		case replica.Take:
 			if rec.Live > d.Length && c.Committed <= 1 {
-				// Extents that are shared count more than once: look closer.
+				// Shared extents count more than once in rec.Live, so the walk decides.
 				most, err := o.committed(rec.ID)
 				if err != nil {
 					return ending{}, err
@@ -261,17 +260,17 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 	return ending{}, meta.E(op, meta.Unavailable, rec.ID.String(), errors.New("replicas change while they are asked"))
 }
 
-// sealReplicas sends the journaled end of a chunk to some of its replicas, as
-// often as one likes: to all of them after the seal, and to one that was away
-// when it comes back. Errors, for each: Unavailable (say it again later);
-// NoSuchChunk, WrongOffset (shorter), Corrupt (other bytes), Sealed (at another
-// length): this replica is none and must go.
+// sealReplicas sends the journaled end of a chunk to some of its replicas: to all replicas
+// after the seal, and to an absent replica after its return. The order may be repeated.
+// Errors, for each server: Unavailable (repeat the order later); NoSuchChunk, WrongOffset
+// (shorter), Corrupt (other bytes), Sealed (at another length): the replica is unusable and
+// must be deleted.
 func (o *owner) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID) []error {
 	said := o.orderAll(ctx, servers, meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: rec.Fence, Final: true, Length: rec.Length, Compress: o.compression()})
 	errs := make([]error, len(said))
 	for i, a := range said {
 		errs[i] = a.err
-		// Chunks that were sealed before freezes told checksums have none.
+		// Older chunks have no checksum: their freezes did not report a checksum.
 		if a.err == nil && rec.CRC != 0 && a.CRC != rec.CRC {
 			errs[i] = meta.E("seal", meta.Corrupt, rec.ID.String(), fmt.Errorf("chunk server %d has other bytes: checksum %08x, not %08x", servers[i], a.CRC, rec.CRC))
 		}
@@ -279,8 +278,8 @@ func (o *owner) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers
 	return errs
 }
 
-// committed is where the last journaled extent in a chunk ends. It looks
-// through the whole volume.
+// committed returns the end of the last journaled extent in a chunk, or the length of the
+// chunk's part of a snapshot index. committed walks the whole volume.
 func (o *owner) committed(id meta.ChunkID) (most uint64, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -306,20 +305,20 @@ func (o *owner) committed(id meta.ChunkID) (most uint64, err error) {
 
 // ---- suspicion
 
-// suspicion is what writers said of chunk servers that they could not append
-// to. It counts for the session that said it alone: what is cut off from one
-// client may be well for others, and nobody can keep others from a server.
+// suspicion holds writers' reports of chunk servers that failed an append. A report counts
+// only for the reporting session: a server out of one client's reach may serve other clients
+// well, and no client can keep others from a server.
 type suspicion struct {
-	looking chan struct{} // bounds the replicas that are verified
+	looking chan struct{} // bounds the concurrent verifications
 
 	mu sync.Mutex
 	m  map[meta.SessionID]map[meta.ServerID]time.Time // until when
 }
 
 const (
-	// suspectFor is how long a server that failed its writer gets no chunk of it.
+	// suspectFor is how long a session gets no chunk on a server reported by the session.
 	suspectFor  = 15 * time.Second
-	maxSuspects = 64 // of one session
+	maxSuspects = 64 // per session
 )
 
 func (u *suspicion) add(s meta.SessionID, servers []meta.ServerID) {
@@ -339,7 +338,7 @@ func (u *suspicion) add(s meta.SessionID, servers []meta.ServerID) {
 	}
 }
 
-// lift forgets what was said of a server, which went meanwhile and is back.
+// lift forgets the reports of a server when the server is back after an absence.
 func (u *suspicion) lift(id meta.ServerID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -363,7 +362,8 @@ func (u *suspicion) dropOld() {
 	}
 }
 
-// trouble notes what a session says of chunk servers.
+// trouble notes a session's report of chunk servers, and verifies the replicas reported as
+// bad.
 func (s *Server) trouble(sess *session, m *wire.Trouble) {
 	if len(m.Away) > 0 {
 		s.log.Warn("a client can't reach chunk servers", "session", sess.name, "servers", m.Away)
@@ -374,7 +374,7 @@ func (s *Server) trouble(sess *session, m *wire.Trouble) {
 		if b.Chunk.Volume != m.Volume {
 			continue
 		}
-		// Its word proves nothing: the server reads the replica and reports.
+		// The client's report proves nothing: the server reads the replica and reports.
 		select {
 		case s.suspected.looking <- struct{}{}:
 			s.wg.Go(func() {
@@ -386,12 +386,12 @@ func (s *Server) trouble(sess *session, m *wire.Trouble) {
 					}
 				}
 			})
-		default: // the client will say it again
+		default: // the client reports again
 		}
 	}
 }
 
-// of lists what a session suspects now, the latest first.
+// of lists the servers suspected by a session, the latest report first.
 func (u *suspicion) of(s meta.SessionID) (ids []meta.ServerID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

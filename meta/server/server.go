@@ -1,7 +1,6 @@
-// Package server owns the service of volumes: sessions and their leases, early
-// replies and group commit, chunks and their grants, hand-over and recovery.
-// The rules of POSIX are in meta/namespace, the log in meta/journal; nothing
-// here knows how either works.
+// Package server owns the service of volumes: sessions and their leases, early replies and
+// group commit, chunks and their grants, hand-over and recovery. The POSIX rules are in
+// meta/namespace, the log is in meta/journal; this package depends on neither's internals.
 package server
 
 import (
@@ -25,168 +24,167 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Config of a metadata server. Zero durations and sizes take their defaults.
+// Config configures a metadata server. Zero durations and sizes take their defaults.
 type Config struct {
 	Name    string
 	Cluster Cluster
-	// Identity is what this server's own capabilities are bound to: "meta/name",
-	// or empty if it has no certificate.
+	// Identity is the identity in this server's own capabilities: "meta/name", or empty if the
+	// server has no certificate.
 	Identity string
 	Blob     meta.Blob
 	Logger   *slog.Logger
-	// ScratchDir is for checkpoints being cut: on the same file system as the
-	// stores, so that table files can be linked.
+	// ScratchDir holds checkpoints while the server writes them. ScratchDir is on the file
+	// system of the stores, so that table files can be linked.
 	ScratchDir string
-	// Chunks reads bytes for the digests of snapshots, DigestDir remembers which are
-	// known. Without the one or the other no digests are computed.
+	// Chunks reads bytes for the digests of snapshots; DigestDir records the known digests. If
+	// either is unset, the server computes no digests.
 	Chunks    ChunkReader
 	DigestDir string
-	// DigestRate is how many bytes a second are read for all digests together,
-	// AwaitedDigestRate how many beside that for those that somebody waits for;
-	// each at least MinDigestRate. Defaults DefaultDigestRate and
-	// DefaultAwaitedDigestRate.
+	// DigestRate bounds the bytes read per second for all digests together. AwaitedDigestRate
+	// is a further bound, only for digests awaited by a caller. Each is at least
+	// MinDigestRate. Defaults DefaultDigestRate and DefaultAwaitedDigestRate.
 	DigestRate, AwaitedDigestRate uint64
 	digestTurn                    time.Duration // tests: how long a turn is; 0: digestTurn
-	// ChunkWriter writes the indexes of snapshots; nil: none are made.
+	// ChunkWriter writes the indexes of snapshots; nil: no indexes.
 	ChunkWriter ChunkWriter
-	// Addr is the address that others are told.
+	// Addr is the server's address as announced to clients and other servers.
 	Addr string
 	// Creds are shown to other meta servers.
 	Creds *peering.Credentials
 	// SessionTTL is the lease of a client's session. Default 6 s.
 	SessionTTL time.Duration
-	// Grace bounds how long a client's lease may outlive the server's own lease at
-	// etcd: what a successor waits for after a crash. Default half of SessionTTL.
+	// Grace bounds by how much a client's lease may outlive the server's own lease at etcd. A
+	// successor waits for Grace after a crash. Default half of SessionTTL.
 	Grace time.Duration
-	// HomeAfter is how long the list of meta servers must have stood before a
-	// volume is asked to come home. Default 1 s; negative: volumes stay where they
-	// are, and one that nobody owns is opened only when somebody asks for it.
+	// HomeAfter is how long the list of meta servers must be unchanged before a volume is
+	// moved to its home. Default 1 s. Negative: volumes stay with their owners, and a volume
+	// without an owner is opened only on request.
 	HomeAfter time.Duration
-	// IdleClose is how long a volume that nobody uses stays open. Default 1 min.
+	// IdleClose is how long an unused volume stays open. Default 1 min.
 	IdleClose time.Duration
-	// CommitDelay is how long an entry that nobody waits for gathers
-	// operations. Default 10 ms.
+	// CommitDelay is how long a journal entry gathers operations while no caller waits for the
+	// entry. Default 10 ms.
 	CommitDelay time.Duration
 	// CheckpointBytes of journal start a checkpoint. Default 32 MiB.
 	CheckpointBytes int
-	// CheckpointEvery is how old a checkpoint gets while its volume is being
-	// changed: what is newer is lost if etcd is lost whole. Default
-	// DefaultCheckpointEvery.
+	// CheckpointEvery is the greatest age of a checkpoint while its volume is being changed. A
+	// loss of all of etcd loses the newer changes. Default DefaultCheckpointEvery.
 	CheckpointEvery time.Duration
-	// KeepForCheckpoint keeps chunks that nothing refers to any more until a
-	// checkpoint says so: then a cluster whose etcd is lost whole comes back with
-	// every byte of its checkpoints.
+	// KeepForCheckpoint keeps an unreferenced chunk until no needed checkpoint refers to the
+	// chunk. A cluster restored after the loss of all of etcd then has every byte of its
+	// checkpoints.
 	KeepForCheckpoint bool
-	// BlobGrace is how long a checkpoint's files may have too few live replicas
-	// before they are stored again. Default DefaultBlobGrace.
+	// BlobGrace is how long a checkpoint's files may have too few live replicas before the
+	// server stores the files again. Default DefaultBlobGrace.
 	BlobGrace time.Duration
-	// CacheBytes bounds the cache of hot records of one volume. Default 128 MiB.
+	// CacheBytes bounds the cache of hot records of each volume. Default 128 MiB.
 	CacheBytes int
-	// CompactInterval is the least time between two looks for dead space in a
-	// volume. Default 2 s.
+	// CompactInterval is the least time between two searches for dead space in a volume.
+	// Default 2 s.
 	CompactInterval time.Duration
-	// CompactRate is how many bytes a second are copied to each replica of a chunk
-	// that compaction fills, one chunk at a time for all volumes of this process.
-	// Default 64 MiB.
+	// CompactRate bounds the bytes per second copied to each replica of a chunk filled by
+	// compaction. All volumes of this process together fill one chunk at a time. Default 64
+	// MiB.
 	CompactRate uint64
-	// JoinLeast fragments of a file that follow each other, each smaller than
-	// JoinSmall bytes, are copied into one chunk (placement.JoinRule). Defaults
-	// 16 and 256 KiB; negative JoinLeast: never.
+	// JoinLeast adjacent fragments of a file, each smaller than JoinSmall bytes, are copied
+	// into one chunk (placement.JoinRule). Defaults 16 and 256 KiB; negative JoinLeast: never.
 	JoinLeast int
 	JoinSmall uint64
-	// JoinInterval is the least time between two looks for fragments in a volume
-	// that is in use and changes. Default 5 min.
+	// JoinInterval is the least time between two searches for fragments in a volume in use and
+	// changing. Default 5 min.
 	JoinInterval time.Duration
-	joinNow      func() bool // tests: look for fragments whenever it says so, and never else; nil: as above
-	lostPage     int         // tests: the most lost chunks in one answer; 0: lostPage
-	// tests: treeLook, treeGrace and orderPatience of deletions; 0: these.
+	joinNow      func() bool // tests: look for fragments exactly when joinNow returns true; nil: as above
+	lostPage     int         // tests: the most lost chunks per answer; 0: the constant
+	// tests: treeLook, treeGrace, orderPatience of deletions, endingFor; 0: the constants.
 	treeLook, treeGrace, deletePatience, endingFor time.Duration
-	groupHold, groupFrozen                         time.Duration // tests: in place of these; 0: these
+	groupHold, groupFrozen                         time.Duration // tests: groupHold, groupFrozen; 0: the constants
 	// Followers is how many servers besides the owner follow a volume's journal.
 	// Default DefaultFollowers; negative: none.
 	Followers int
-	// Trust lets others join; nil where there are no certificates.
+	// Trust lets new servers and clients join; nil without certificates.
 	Trust *Trust
 	// MaxConns bounds the connections. Default 32,768.
 	MaxConns int
-	// RepairDelay is how long a chunk server may be out of reach before what it
-	// has is copied elsewhere. Default 30 s.
+	// RepairDelay is how long a chunk server may be unreachable before the chunks of that
+	// server are copied elsewhere. Default 30 s.
 	RepairDelay time.Duration
-	// RepairGrace is how long a replica that the journal does not name any more
-	// is kept. Default 1 min.
+	// RepairGrace is how long a replica is kept after the journal stopped naming the replica.
+	// Default 1 min.
 	RepairGrace time.Duration
-	// RepairInterval is the time between two looks at all chunks of a volume;
-	// news hurry it. Default 5 s. ListInterval is the most time between two
+	// RepairInterval is the time between two inspections of all chunks of a volume; events
+	// start an inspection earlier. Default 5 s. ListInterval is the most time between two
 	// complete lists of a server's replicas. Default 10 min.
 	RepairInterval, ListInterval time.Duration
-	// RepairParallel copies are made at a time, RepairRate bytes a second in all
-	// and RepairServerRate to one server, for all volumes of this process.
-	// Default 8, 256 MiB, 128 MiB.
+	// RepairParallel bounds the concurrent copies, RepairRate the bytes per second of all
+	// copies and RepairServerRate the bytes per second to each server, for all volumes of this
+	// process. Defaults 8, 256 MiB, 128 MiB.
 	RepairParallel   int
 	RepairRate       uint64
 	RepairServerRate uint64
-	// Balance is by how much the fill of two servers, a part of 1, may differ
-	// before chunks are moved; negative: they never are. Default 0.1.
+	// Balance is the difference between the fills of two servers, as a part of 1, above which
+	// chunks are moved. Negative: chunks are never moved. Default 0.1.
 	Balance float64
-	// LeakGrace is how long a chunk of volume 0 that no checkpoint names is
-	// kept, at least. Default and least: longer than a checkpoint may take.
+	// LeakGrace is how long the server keeps, at least, a chunk of volume 0 named by no
+	// checkpoint. The default is also the minimum: longer than a checkpoint may take.
 	LeakGrace time.Duration
-	// Courtesy is for how long a session is kept whose client is not heard of, unless
-	// somebody needs what it holds. Default DefaultCourtesy.
+	// Courtesy is how long a session is kept after the last sign of its client, unless another
+	// caller needs a lease, a lock or room held by the session. Default DefaultCourtesy.
 	Courtesy time.Duration
-	// Dead reports whether the process of a session surely runs no more: then
-	// its lease need not run out first. Nil: never.
+	// Dead reports whether the process of a session has surely ended; the server then ends the
+	// session before its lease runs out. Nil: never.
 	Dead func(host string, pid uint32, start uint64) bool
-	// Room tells how much of the disks that hold journal and state is free, and
-	// how large they are, in bytes; nil where that is somebody else's care.
+	// Room returns the free and the total bytes of the disks of journal and state; nil if this
+	// server does not watch the disks.
 	Room func() (free, total uint64, err error)
-	// RoomPath is where that is, for people.
+	// RoomPath is the path of the disks in messages.
 	RoomPath string
-	// ReadChunk reads of a sealed chunk; only a survey needs it.
+	// ReadChunk reads from a sealed chunk; only a survey uses ReadChunk.
 	ReadChunk func(ctx context.Context, at meta.ChunkPlace, p []byte, off uint64) error
-	// KeyLook is how often it is looked whether the capability keys are to be
-	// rotated. Default one minute.
+	// KeyLook is the interval of the checks whether the capability keys are due for rotation.
+	// Default one minute.
 	KeyLook time.Duration
-	// Unsafe switches mechanisms off, for the runs that prove their tests.
+	// Unsafe switches mechanisms off, for the test runs that must fail without the mechanism.
 	Unsafe Unsafe
 }
 
 // Unsafe switches safety mechanisms off (positive controls).
 type Unsafe struct {
-	NoRecall bool // leases are granted over others
-	NoWait   bool // what is not durable is seen by others
-	// NoPutIn: a session that is asked to give a file up puts in what it still has of the
-	// file as any other writer would.
+	NoRecall bool // leases are granted despite conflicting leases
+	NoWait   bool // callers see changes before the changes are durable
+	// NoPutIn: a session asked to give a file up has no precedence for its remaining changes
+	// of the file; these changes wait like any other writer's.
 	NoPutIn bool
-	// NoLease: an owner answers although its lease ran out, and its successor
-	// waits for nobody's.
+	// NoLease: an owner answers after its lease ran out, and its successor does not wait for
+	// any lease.
 	NoLease bool
-	// NoRevoke: a session keeps what it was given, and outlives its identity.
+	// NoRevoke: a session keeps its access to volumes, and outlives its identity.
 	NoRevoke bool
-	// NoSquash: a client whose root is squashed makes what root may make.
+	// NoSquash: a client with squashed root may create everything that root may create.
 	NoSquash bool
-	// NoPace: nobody is held up, however much is asked.
+	// NoPace: no caller is slowed down, regardless of its load.
 	NoPace bool
-	// NoFence: the journal takes what owners write that were deposed.
+	// NoFence: the journal accepts entries of deposed owners.
 	NoFence bool
-	// NoPromise: what sessions reserve of a quota is not kept from others.
+	// NoPromise: quota reserved by a session is not withheld from other sessions.
 	NoPromise bool
-	// NoFreeze: changes are answered while a group's snapshots are taken.
+	// NoFreeze: owners answer changes while a group's snapshots are taken.
 	NoFreeze bool
-	// NoCheckpointAge: the age of a checkpoint counts from when its volume was opened.
+	// NoCheckpointAge: the age of a checkpoint counts from the opening of its volume.
 	NoCheckpointAge bool
-	// NoEnd: an open chunk goes on whatever became of its replicas.
+	// NoEnd: an open chunk stays in use regardless of lost replicas.
 	NoEnd bool
-	// NoLeast: a chunk begins with one replica where there is no room for more, whatever
-	// its policy says.
+	// NoLeast: a chunk begins with one replica if more find no room, regardless of the minimum
+	// in the policy.
 	NoLeast bool
-	// NoCourtesy: a session ends with its lease, though nobody needs what it holds.
+	// NoCourtesy: a session ends with its lease, even if no caller needs anything held by the
+	// session.
 	NoCourtesy bool
-	// NoMeet: open chunks that don't meet a changed policy are gone on with.
+	// NoMeet: open chunks stay in use although they don't meet a changed policy.
 	NoMeet bool
-	// NoReplayCheck: a client is believed what it calls a replay, and each inode number.
+	// NoReplayCheck: the owner does not check a client's claim that a call is a replay, nor
+	// the inode numbers in replays.
 	NoReplayCheck bool
-	// NoTellPolicy: sessions in a volume are not told of a policy that was set.
+	// NoTellPolicy: the owner does not notify a volume's sessions of a new policy.
 	NoTellPolicy bool
 }
 
@@ -197,18 +195,18 @@ type Server struct {
 	epoch    time.Time
 	stats    counters
 	roomless roomless
-	tight    atomic.Pointer[shortage] // nil: there is room
+	tight    atomic.Pointer[shortage] // nil: the disks have room
 
 	suspected suspicion
 
 	// Lock order: an owner's mu before mu; never the other way.
 	mu        sync.Mutex
 	sessions  map[meta.SessionID]*session
-	latest    map[string]*session // of each place the session that began last
+	latest    map[string]*session // by place: the session begun last
 	volumes   map[meta.VolumeID]*opening
 	links     map[meta.ServerID]*link
 	keys      []meta.CapKey
-	keysAt    time.Time // when they came
+	keysAt    time.Time // when keys arrived
 	paces     paces
 	evicted   []string // identities; with keys, for chunk servers
 	closing   bool
@@ -221,34 +219,33 @@ type Server struct {
 	unable    unable
 	// strangers has a slot for each connection without a certificate.
 	strangers chan struct{}
-	gate      peering.Gate // connections that are not known yet
+	gate      peering.Gate // connections before identification
 	refusals  peering.Refusals
 	conns     atomic.Int64
 	repairs   *repairs
 	digests   digests
 	indexes   making
-	filling   chan struct{} // a slot for the chunk that compaction fills
+	filling   chan struct{} // a slot for the chunk filled by compaction
 
 	comparisons *comparisons
 
 	api *api // for administrators
 
-	tree     turns // of changing where a volume hangs
+	tree     turns // of attaching and detaching a volume
 	deleting turns
-	setting  turns // of changing its policy and its row's words
+	setting  turns // of changing a volume's policy and the settings in its row
 	purging  purges
-	// atRest are volumes of this home that are closed and that their owner before
-	// let go in order. With the same metadata servers nobody but this one takes
-	// them, so homeLoop does not ask etcd for each again whenever something
-	// changes. Guarded by mu.
+	// atRest are closed volumes with this server as home, closed in order by their last
+	// owners. While the list of metadata servers is unchanged, no other server takes such a
+	// volume, so homeLoop does not ask etcd for each volume at every change. Guarded by mu.
 	atRest map[meta.VolumeID]bool
 
-	// seenMu guards seen and the map made of it; it is the innermost lock.
+	// seenMu guards seen and the map built from seen; seenMu is the innermost lock.
 	seenMu   sync.Mutex
 	seen     map[meta.ServerID]*sighting
-	placed   *placement.Map // nil: to be made anew
+	placed   *placement.Map // nil: make a new map
 	placedAt time.Time
-	mapTurn  uint64 // counts what made maps old
+	mapTurn  uint64 // counts the invalidations of maps
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -258,11 +255,11 @@ type Server struct {
 type counters struct {
 	calls, entries, journalBytes, checkpoints, refused, expired, sealed, deleted, staleDeleted atomic.Uint64
 
-	// compaction: chunks filled, bytes copied into them, extents moved, failures
+	// Compaction: chunks filled, bytes copied, extents moved, failures.
 	compacted, compactedBytes, compactedExtents, compactFailed atomic.Uint64
 }
 
-// New makes a server; Serve lets it speak.
+// New makes a server and starts its background loops; Serve accepts connections.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.SessionTTL == 0 {
 		cfg.SessionTTL = 6 * time.Second
@@ -341,7 +338,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {
 		return nil, err
 	}
-	s.keysAt = time.Now() // the newest may have been made a moment ago
+	s.keysAt = time.Now() // the newest key may be a moment old
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.standbys = newStandbys(s)
 	s.api = newAPI(s)
@@ -399,7 +396,7 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// connection does the handshake and serves whoever it is.
+// connection does the handshake and serves the caller by role.
 func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
@@ -426,7 +423,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		s.greet(conn, meta.E("hello", meta.Version, h.Name, fmt.Errorf("the caller speaks protocol versions %d to %d, this server speaks version %d", h.Min, h.Max, wire.Version)))
 		return
 	}
-	// A server that restores the cluster does not know which it is.
+	// A server that restores the cluster does not know the cluster's ID.
 	if id := s.cfg.Cluster.ID(); h.Cluster != "" && h.Cluster != id && id != "" {
 		s.greet(conn, meta.E("hello", meta.Version, h.Name, fmt.Errorf("this is cluster %s, not %s", s.cfg.Cluster.ID(), h.Cluster)))
 		return
@@ -452,8 +449,8 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	}
 	rd.Trust()
 	if !who.Expires.IsZero() {
-		// A connection ends with the certificate that began it; who has a new one
-		// by then comes back with it.
+		// A connection ends with the certificate shown at its start; a client with a newer
+		// certificate connects again.
 		defer time.AfterFunc(time.Until(who.Expires), func() { conn.Close() }).Stop()
 		defer s.certs.shown(who)()
 	}
@@ -496,7 +493,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 			s.log.Warn("connection dropped", "session", sess.name, "error", err)
 			return
 		}
-		// The process may have died: then nothing is waited for.
+		// If the process has died, the session ends at once.
 		if s.cfg.Dead != nil && s.cfg.Dead(sess.host, sess.pid, sess.start) {
 			s.endSession(sess, errors.New("its process is gone"))
 		}
@@ -509,8 +506,9 @@ func (s *Server) greet(conn net.Conn, err error) {
 	}))
 }
 
-// admit finds the session that a client goes on with, or makes one under its
-// number. What the session is worth is each volume's to say, when it is entered.
+// admit finds the session that a client resumes, or makes a session under the client's number.
+// Each volume decides, when the client enters, whether the session is still valid there.
+// Errors: AccessDenied for a session of another identity, Unavailable.
 func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 	wait := time.NewTimer(4 * time.Second)
 	defer wait.Stop()
@@ -550,7 +548,7 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 			}
 			return old, nil
 		}
-		// It begins anew once it has ended in every volume.
+		// The session begins anew after the old one has ended in every volume.
 		select {
 		case <-old.gone:
 		case <-wait.C:
@@ -567,7 +565,10 @@ func (s *Server) session(id meta.SessionID) *session {
 	return s.sessions[id]
 }
 
-// expireLoop ends sessions whose lease ran out.
+// expireLoop ends sessions without a keep-alive: after keptFor, or, once the lease has run
+// out, if another caller needs what the session holds, if the session's process ended, or if
+// the server has too many late sessions. expireLoop also ends sessions that leave a recall
+// unanswered.
 func (s *Server) expireLoop() {
 	every := s.cfg.SessionTTL / 16
 	t := time.NewTicker(every)
@@ -579,8 +580,8 @@ func (s *Server) expireLoop() {
 			return
 		case <-t.C:
 		}
-		// While this process stood still nobody could renew: that time does not
-		// count. To wait longer for a session is always safe.
+		// No client could renew while this process stood still, so that time does not count.
+		// Waiting longer for a session is always safe.
 		stood := time.Since(last) - every
 		last = time.Now()
 		s.mu.Lock()
@@ -625,13 +626,13 @@ func (s *Server) expireLoop() {
 	}
 }
 
-// maxLinger bounds for how long a session is kept whose process was not heard of:
-// what it locks and has open, and the space of files that it alone has, is bound
-// meanwhile.
+// maxLinger bounds how long a silent client may ask the server to keep its session: meanwhile
+// the session's locks and open files, and the space of files referenced by the session alone,
+// stay bound.
 const maxLinger = 15 * time.Minute
 
-// awaitedBy gives those of some late sessions that others wait for, or were refused
-// something by.
+// awaitedBy returns the late sessions that hold up another session, or because of which
+// another session was refused.
 func (s *Server) awaitedBy(late []*session) (awaited []*session) {
 	if len(late) == 0 {
 		return nil
@@ -645,13 +646,13 @@ func (s *Server) awaitedBy(late []*session) (awaited []*session) {
 		for _, id := range o.locks.Holdups() {
 			inTheWay[id] = true
 		}
-		for id, entered := range o.awaited { // nobody is served before it says what it has
+		for id, entered := range o.awaited { // the owner serves nobody before these sessions claim
 			inTheWay[id] = inTheWay[id] || entered
 		}
 		o.mu.Unlock()
 	}
 	for _, sess := range late {
-		// It may have come back meanwhile.
+		// The session may have come back meanwhile.
 		if (inTheWay[sess.id] || sess.wanted.Load()) && sess.idle() > s.cfg.SessionTTL {
 			awaited = append(awaited, sess)
 		}
@@ -659,14 +660,13 @@ func (s *Server) awaitedBy(late []*session) (awaited []*session) {
 	return awaited
 }
 
-// recallTTLs is how many lives of a session a client that renews may leave a recall
-// unanswered, be it since it can't save what it has buffered: then the owner ends the
-// session.
+// recallTTLs is how many session TTLs a renewing client may leave a recall unanswered, for
+// instance because the client can't save its buffered data. Then the owner ends the session.
 const recallTTLs = 4
 
-// endStubborn ends sessions that are alive but answer no recall: others must
-// not wait for them for ever. Those that are away are awaitedBy's, and have as
-// much time to answer when they are back.
+// endStubborn ends sessions that renew but answer no recall: other sessions must not wait
+// forever. stood extends all deadlines. awaitedBy handles silent sessions; a session that came
+// back has the full time again.
 func (s *Server) endStubborn(stood time.Duration) {
 	patience := recallTTLs * s.cfg.SessionTTL
 	for _, o := range s.owners() {
@@ -684,8 +684,8 @@ func (s *Server) endStubborn(stood time.Duration) {
 	}
 }
 
-// endSession voids a session: leases and locks go, what it held in each
-// volume that it entered here is released through the journal.
+// endSession voids a session: the server drops its leases and locks, and the journal of each
+// volume entered here releases the session's files.
 func (s *Server) endSession(sess *session, why error) {
 	if sess.ended.Swap(true) {
 		return
@@ -696,8 +696,8 @@ func (s *Server) endSession(sess *session, why error) {
 		used = used || o.has(sess)
 		o.endSession(sess.id, sess)
 	}
-	// A client that needs nothing of this server any more goes without a word.
-	// One that was mounted anew since it was last heard of is back.
+	// A client that uses nothing of this server is not reported as cut off. A client mounted
+	// anew since its last sign of life is back already.
 	if used && sess.role == wire.RoleClient && !errors.Is(why, errLeft) && sess.followed.Load() <= max(sess.renewed.Load(), 0) {
 		s.cutOff.add(sess, why)
 	}
@@ -712,7 +712,7 @@ func (s *Server) endSession(sess *session, why error) {
 	close(sess.gone)
 	sess.cancel(why)
 	if !errors.Is(why, errLeft) {
-		// A client that lives connects again, and hears that it lost everything.
+		// A living client connects again, and learns of the loss.
 		sess.mu.Lock()
 		if sess.conn != nil {
 			sess.conn.Close()
@@ -721,11 +721,11 @@ func (s *Server) endSession(sess *session, why error) {
 	}
 }
 
-// unregisterWait is how long a server that stops waits for etcd to take it off the list.
+// unregisterWait is how long a stopping server waits for etcd to remove its registration.
 const unregisterWait = 5 * time.Second
 
-// Close stops in order: every volume's journal gets what was answered, then
-// ownership is released.
+// Close stops in order: each volume's journal commits all answered operations, then the server
+// releases its ownerships.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closing {
@@ -735,8 +735,8 @@ func (s *Server) Close(ctx context.Context) error {
 	s.closing = true
 	s.mu.Unlock()
 	var errs []error
-	// Nobody is to be sent here any more. Without an etcd that answers the registration
-	// ends by itself: nothing else of this is to wait for it.
+	// First, no further client shall be sent to this server. If etcd does not answer, the
+	// registration expires by itself, so the rest of Close does not wait for etcd.
 	tell, cancel := context.WithTimeoutCause(ctx, unregisterWait, errors.New("etcd does not answer"))
 	if err := s.cfg.Cluster.Unregister(tell); err != nil {
 		s.log.Warn("the cluster could not be told that this server stops", "error", err)
@@ -760,7 +760,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Abandon stops without releasing anything, as a crash would: for tests.
+// Abandon stops the server without releasing anything, as a crash would: for tests.
 func (s *Server) Abandon() {
 	s.mu.Lock()
 	s.closing = true
@@ -771,7 +771,7 @@ func (s *Server) Abandon() {
 	}
 	s.cancel(errors.New("abandoned"))
 	s.wg.Wait()
-	// And of those that were being opened.
+	// Also close the stores of volumes that were being opened.
 	for _, o := range append(owners, s.owners()...) {
 		o.closeStore()
 	}

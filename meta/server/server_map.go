@@ -13,25 +13,25 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// sighting is what is known of a chunk server, connected or not.
+// sighting is the last known state of a chunk server, connected or not.
 type sighting struct {
 	info       meta.ServerInfo
 	generation uint64
-	live       bool          // it has a stream
-	last       time.Time     // of its last report, or when its stream ended
-	noted      time.Time     // when its node was recorded
-	ahead      time.Duration // its clock, of this server's: as of its last report, less what that took
+	live       bool          // the server has a stream
+	last       time.Time     // of its last report, or the end of its stream
+	noted      time.Time     // of the last record of its node
+	ahead      time.Duration // its clock minus this server's at the last report, less the report's travel time
 }
 
-// quiet is how long a server with a stream may be silent before it counts as
-// out of reach: several times the interval of its reports.
+// quiet is how long a server with a stream may be silent before the server counts as
+// unreachable: several report intervals.
 const quiet = 10 * time.Second
 
-// notedEvery is how long a node's record may be older than its last report.
+// notedEvery is how long a node's record may lag behind its last report.
 const notedEvery = 2 * time.Second
 
-// saw takes in a report; it is called for each. anew tells that what was listed
-// of the server's replicas before may be wrong.
+// saw takes in a chunk server's report; the caller passes every report. anew: earlier lists of
+// the server's replicas may be wrong.
 func (s *Server) saw(name string, r *wire.Report) (anew bool) {
 	s.seenMu.Lock()
 	defer s.seenMu.Unlock()
@@ -68,7 +68,7 @@ func (s *Server) saw(name string, r *wire.Report) (anew bool) {
 	return anew
 }
 
-// unseen notes that a server's stream ended.
+// unseen notes the end of a server's stream.
 func (s *Server) unseen(id meta.ServerID) {
 	s.seenMu.Lock()
 	defer s.seenMu.Unlock()
@@ -86,7 +86,7 @@ func nodeIn(nodes []cluster.Node, id meta.ServerID) *cluster.Node {
 	return &nodes[i]
 }
 
-// sightings lists every chunk server that this process has seen, by id.
+// sightings lists every chunk server seen by this process, by ID.
 func (s *Server) sightings() []sighting {
 	s.seenMu.Lock()
 	defer s.seenMu.Unlock()
@@ -98,16 +98,16 @@ func (s *Server) sightings() []sighting {
 	return all
 }
 
-// mapAge is how long a map serves: a report changes little.
+// mapAge is how long a map stays in use; a report changes little.
 const mapAge = 200 * time.Millisecond
 
-// servers gives the map that chunks are placed by: those that report, those
-// that did, and those that the registry knows.
+// servers returns the map for the placement of chunks: servers that report, servers that
+// reported earlier, and servers known to the registry.
 func (s *Server) servers() *placement.Map {
 	return s.mapWith(func() *placement.Map { return s.makeMap(nil) })
 }
 
-// mapWith is servers with a way to make a map where there is none that serves.
+// mapWith returns the current map, or a new one from make if the current map is too old.
 func (s *Server) mapWith(make func() *placement.Map) *placement.Map {
 	s.seenMu.Lock()
 	m, made := s.placed, s.mapTurn
@@ -118,7 +118,7 @@ func (s *Server) mapWith(make func() *placement.Map) *placement.Map {
 	if m == nil {
 		m = make()
 		s.seenMu.Lock()
-		if s.mapTurn == made { // else somebody was seen meanwhile, perhaps not by this map
+		if s.mapTurn == made { // else the map is out of date already
 			s.placed, s.placedAt = m, time.Now()
 		}
 		s.seenMu.Unlock()
@@ -126,22 +126,21 @@ func (s *Server) mapWith(make func() *placement.Map) *placement.Map {
 	return m
 }
 
-// forgetMap has the next map made anew.
+// forgetMap invalidates the map, so that the next use makes a new map.
 func (s *Server) forgetMap() {
 	s.seenMu.Lock()
 	defer s.seenMu.Unlock()
 	s.mapIsOldLocked()
 }
 
-// mapIsOldLocked: one that is being made now does not serve for longer, either.
-// seenMu is held.
+// mapIsOldLocked invalidates the map, and any map being made now. The caller holds seenMu.
 func (s *Server) mapIsOldLocked() {
 	s.placed = nil
 	s.mapTurn++
 }
 
-// givenUp: all disks of a server are bad, and what one of them still serves is
-// to be moved: the same as if the server were drained.
+// givenUp reports whether all disks of a server are bad and one still serves: the server's
+// replicas are then moved as if the server were drained.
 func givenUp(i *meta.ServerInfo) bool {
 	serves := false
 	for _, d := range i.Disks {
@@ -155,7 +154,7 @@ func givenUp(i *meta.ServerInfo) bool {
 	return serves
 }
 
-// makeMap makes the map, as without a job that is running (nil: with all).
+// makeMap makes the map. The running job without (nil: none) counts as not running.
 func (s *Server) makeMap(without *job) *placement.Map {
 	nodes := s.cfg.Cluster.Nodes()
 	load := s.repairs.loads()
@@ -208,7 +207,7 @@ func (s *Server) makeMap(without *job) *placement.Map {
 	return placement.NewMap(all)
 }
 
-// roomOf is the room on a server's disks that take something.
+// roomOf returns the disks of a server that are healthy or full, with their room.
 func roomOf(i *meta.ServerInfo) (disks []placement.Disk) {
 	if len(i.Disks) == 0 {
 		return []placement.Disk{{Class: i.Class, Total: i.Total, Free: i.Free}}
@@ -224,14 +223,14 @@ func roomOf(i *meta.ServerInfo) (disks []placement.Disk) {
 	return disks
 }
 
-// chance is placement's source of it.
+// chance is the source of randomness for placement.
 type chance struct{}
 
 func (chance) Uint64N(n uint64) uint64 { return rand.Uint64N(n) }
 
-// place chooses replicas for n chunks, not on the servers that the writer could
-// not reach, unless the others are too few: then its suspicion is put to the
-// test. Errors: Unavailable, NoSpace.
+// place chooses replicas for n chunks, on none of the servers in avoid (servers reported as
+// unreachable by the writer). If the other servers are too few, place tries avoided servers
+// after all. Errors: Unavailable, NoSpace.
 func (s *Server) place(n int, p *meta.Policy, w placement.Writer, avoid []meta.ServerID) ([][]meta.ServerID, error) {
 	m := s.servers()
 	if s.cfg.Unsafe.NoLeast {
@@ -248,7 +247,7 @@ func (s *Server) place(n int, p *meta.Policy, w placement.Writer, avoid []meta.S
 		}
 		return out, nil
 	}
-	// Who failed long ago is the first to be tried again.
+	// The server with the oldest failure is the first to be tried again.
 	for ; len(avoid) > 0; avoid = avoid[:len(avoid)-1] {
 		if out, err := one(avoid); err == nil {
 			return out, nil

@@ -14,56 +14,58 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// session is a client's standing with this server. It outlives a broken
-// connection until its lease runs out.
+// session is a client's standing with this server. A session outlives a broken connection
+// until its lease runs out.
 type session struct {
 	srv   *Server
 	id    meta.SessionID
-	who   peering.Identity // that opened it
-	pace  *pace            // of its identity; nil: it is not held up
+	who   peering.Identity // of the client that opened the session
+	pace  *pace            // of its identity; nil: no limit
 	role  wire.Role
 	name  string
 	host  string
 	pid   uint32
 	start uint64
 
-	accMu sync.Mutex // of acc; nothing is taken under it
+	accMu sync.Mutex // of acc; no other lock is taken under accMu
 	acc   map[meta.VolumeID]accessAt
-	// look is when the next operation that is refused has the view read anew.
+	// look is the time from which the next refused operation reads the view again.
 	look time.Time
 
-	// came: it has had a connection; again: it has another by now. A drop that was
-	// lost with the one before leaves it with leases here that it does not know of,
-	// so that it is told of each that it asks for, news or not.
+	// came: the session has had a connection. again: the session has a later connection. A
+	// drop lost with an earlier connection leaves leases here unknown to the client. So after
+	// a reconnection the owner answers each request for a lease with the lease, even if the
+	// lease is not new.
 	came, again atomic.Bool
 
 	// renewed is when the last keep-alive came, nanoseconds of the server's
 	// monotonic clock.
 	renewed atomic.Int64
-	// away: it was not heard of for longer than a lease, and is kept (courtesy.go). Only
-	// expireLoop finds that, which knows for how long this process stood still. returned is
-	// when it was heard of again, on the same clock.
+	// away: the client was silent for longer than a lease, and the session is kept
+	// (courtesy.go). Only expireLoop sets away, because only expireLoop knows how long this
+	// process stood still. returned is when the client renewed again, on the same clock.
 	away     atomic.Bool
 	returned atomic.Int64
-	// followed is when another session of its place began, on the same clock.
+	// followed is when a later session of the same place began, on the same clock.
 	followed atomic.Int64
 	ended    atomic.Bool
-	// linger is how long after the last keep-alive another process may go on with
-	// the session, nanoseconds; wanted: meanwhile somebody was refused what it holds.
+	// linger is how long after the last keep-alive another process may resume the session, in
+	// nanoseconds. wanted: since then another caller was refused because of a lock, room or a
+	// file held by the session.
 	linger  atomic.Int64
 	wanted  atomic.Bool
-	closed  atomic.Bool   // by its client, the last connection was
-	gone    chan struct{} // closed when it ended everywhere here
-	reading sync.Mutex    // held while a frame is handled, before mu
-	calls   int           // in the batch that is handled; under reading
+	closed  atomic.Bool   // the client closed the last connection
+	gone    chan struct{} // closed when the session has ended in all volumes here
+	reading sync.Mutex    // held while a frame is handled; locked before mu
+	calls   int           // of the batch being handled; guarded by reading
 
 	mu      sync.Mutex
 	conn    net.Conn
 	send    *wire.Sender // nil between connections
 	cancels map[uint64]context.CancelCauseFunc
-	// ordered are the replays of each volume.
+	// ordered are the waiting replays of each volume.
 	ordered queues
-	// late are requests for locks that can't be served yet, likewise.
+	// late are the lock requests of each volume that can't be served yet.
 	late queues
 
 	ctx    context.Context // ends with the session, not with a connection
@@ -71,7 +73,7 @@ type session struct {
 	wg     sync.WaitGroup
 }
 
-// holder is whom capabilities of the session are bound to: nobody, if the
+// holder returns the identity that the session's capabilities are bound to; empty if the
 // session has no certificate.
 func (s *session) holder() string {
 	if s.who.Role == "" {
@@ -89,12 +91,12 @@ var (
 	errReplaced = errors.New("its connection is gone")
 )
 
-// inOrder runs work of one volume that must keep the order in which it came but
-// may wait, which the reading goroutine must not: another session's answer to a
-// recall may be behind it.
+// inOrder runs the work of one volume in order of arrival, on another goroutine. The work may
+// wait; the reading goroutine must not, because another answer to a recall may be next on the
+// connection.
 func (s *session) inOrder(v meta.VolumeID, work func()) { s.inQueue(s.ordered, v, work) }
 
-// queues are what waits of each volume, oldest first; the first is being done.
+// queues hold the work waiting per volume, oldest first; the first entry is running.
 type queues map[meta.VolumeID][]func()
 
 func (s *session) inQueue(l queues, v meta.VolumeID, work func()) {
@@ -102,7 +104,7 @@ func (s *session) inQueue(l queues, v meta.VolumeID, work func()) {
 	defer s.mu.Unlock()
 	l[v] = append(l[v], work)
 	if len(l[v]) > 1 {
-		return // somebody is at it
+		return // a goroutine works on the queue already
 	}
 	s.wg.Go(func() {
 		for {
@@ -122,19 +124,19 @@ func (s *session) inQueue(l queues, v meta.VolumeID, work func()) {
 	})
 }
 
-// waits tells whether something of a volume is in a queue.
+// waits reports whether the queue holds work of a volume.
 func (s *session) waits(l queues, v meta.VolumeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(l[v]) > 0
 }
 
-// enqueue adds a frame to what the session will be sent. Without a connection
-// it is dropped: the client asks again when it is back, and recalls are
-// repeated then.
+// enqueue adds a frame to the session's outgoing queue. Without a connection enqueue drops the
+// frame and returns true: the client asks again after its reconnection, and the owner repeats
+// recalls then.
 //
-// false: the client speaks an older protocol and has no words for it, or nobody
-// asked for it and it does not fit into a frame.
+// enqueue returns false if the client's older protocol lacks the message, or if an unrequested
+// message does not fit into a frame.
 func (s *session) enqueue(id uint64, m wire.Message) bool {
 	s.mu.Lock()
 	snd := s.send
@@ -142,7 +144,7 @@ func (s *session) enqueue(id uint64, m wire.Message) bool {
 	if snd != nil {
 		err := snd.Enqueue(id, m)
 		if errors.Is(err, meta.ResourceExceeded) {
-			// Asked again, it would be as long: the client is told that.
+			// A second request would get as long an answer, so the client gets an error.
 			s.srv.log.Error("what a client is to be told does not fit into a frame", "session", s.name, "error", err)
 			if id != 0 {
 				err = snd.Enqueue(id, &wire.Reply{Status: wire.StatusOf(err)})
@@ -152,7 +154,7 @@ func (s *session) enqueue(id uint64, m wire.Message) bool {
 			return false
 		}
 		if _, ok := m.(*wire.Recall); ok {
-			// Whoever asks holds a lock and flushes its own session only.
+			// The caller holds a lock and flushes only its own session.
 			snd.FlushSoon()
 		}
 	}
@@ -168,7 +170,7 @@ func (s *session) flush() {
 	}
 }
 
-// waiting books a request that waits, so that Cancel finds it.
+// waiting registers a waiting request, so that a Cancel frame finds the request.
 func (s *session) waiting(id uint64) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	s.mu.Lock()
@@ -182,9 +184,9 @@ func (s *session) waiting(id uint64) (context.Context, func()) {
 	}
 }
 
-// attach answers the hello on a new connection and gives it to the session; an
-// older one is closed, and nothing that is still in it is looked at, or waits: it
-// would come after what the client says now.
+// attach answers the hello on a new connection and makes the connection the session's. attach
+// closes an older connection and cancels its waiting requests; unread frames of the older
+// connection are ignored, because they would run after the client's newer frames.
 func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender {
 	if _, err := conn.Write(wire.Append(nil, v, 0, hello)); err != nil {
 		return nil
@@ -206,14 +208,14 @@ func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender
 	s.closed.Store(false)
 	s.wanted.Store(false)
 	if s.ended.Load() {
-		conn.Close() // while we were at it: the client comes again
+		conn.Close() // ended meanwhile; the client connects again
 	}
 	return snd
 }
 
-// cancelLocked ends what waits of a connection that is gone: a client that lives
-// asks again. One that was killed does not, and what it had asked must not be done
-// after others have seen that it was not.
+// cancelLocked cancels the requests of a closed connection. A living client asks again. A
+// killed client does not, and its request must not run after other clients have observed that
+// the request did not run. The caller holds mu.
 func (s *session) cancelLocked() {
 	for _, cancel := range s.cancels {
 		cancel(errReplaced)
@@ -236,23 +238,23 @@ func (s *session) touch() {
 	s.heard()
 }
 
-// heard ends that the session was away, if it was.
+// heard marks the session as present again, if the session was away.
 func (s *session) heard() {
 	if s.wanted.Load() {
-		s.wanted.Store(false) // whoever waits for it asks it from now on
+		s.wanted.Store(false) // from now on the owner can recall
 	}
 	if s.away.Swap(false) {
 		s.returned.Store(int64(time.Since(s.srv.epoch)))
 	}
 }
 
-// lapse notes that the session is away. false: it was heard of meanwhile.
+// lapse marks the session as away, and returns false if the client renewed meanwhile.
 func (s *session) lapse() bool {
 	s.away.Store(true)
 	if s.idle() > s.srv.cfg.SessionTTL {
 		return true
 	}
-	s.heard() // touch may have looked before there was something to end
+	s.heard() // touch may have run before away was set
 	return false
 }
 
@@ -260,7 +262,7 @@ func (s *session) idle() time.Duration {
 	return time.Since(s.srv.epoch) - time.Duration(s.renewed.Load())
 }
 
-// read serves one connection until it breaks or the client says good-bye.
+// read serves one connection until the connection breaks or the client leaves.
 func (s *session) read(conn net.Conn, rd *wire.Reader) error {
 	defer s.flush()
 	for {
@@ -294,9 +296,9 @@ func (s *session) refuse(id uint64, err error) {
 	s.enqueue(id, &wire.Reply{Status: wire.StatusOf(err)})
 }
 
-// withOwner runs fn with the owner of a volume that the session entered here. A
-// client that did not is told to look for the owner: a volume came and went, or
-// it knows an old owner.
+// withOwner runs fn with the owner of a volume that the session entered here. Otherwise
+// withOwner refuses the request and the client looks for the owner: the volume has moved, or
+// the client's entry is out of date.
 func (s *session) withOwner(id uint64, v meta.VolumeID, fn func(*owner)) {
 	if o := s.srv.opened(v); o != nil && o.has(s) {
 		fn(o)
@@ -305,7 +307,7 @@ func (s *session) withOwner(id uint64, v meta.VolumeID, fn func(*owner)) {
 	s.refuse(id, s.srv.elsewhere(v))
 }
 
-// handle serves one frame, or refuses it.
+// handle serves one frame, or refuses the frame.
 func (s *session) handle(t wire.Type, id uint64, body wire.Body) (done bool, err error) {
 	if err := maySend(s.who, t); err != nil {
 		return false, err
@@ -360,7 +362,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		s.inOrder(m.Volume, func() { // after the replays before it: what they change is in no entry yet
+		s.inOrder(m.Volume, func() { // after earlier replays: their changes are in no entry yet
 			s.withOwner(id, m.Volume, func(o *owner) { o.serveSync(s, id, m) })
 			s.flush()
 		})
@@ -402,7 +404,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			return false, err
 		}
 		s.touch()
-		// Beyond the server's own lease another may own the volumes (rule 2).
+		// Beyond this server's lease at etcd another server may own the volumes (rule 2).
 		if grant := s.srv.grant(); grant > 0 {
 			m.TTL = uint64(grant.Milliseconds())
 			s.enqueue(id, &m)
@@ -438,7 +440,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		o := s.srv.opened(m.Volume) // not the next owner, to which the session has not replayed yet
+		o := s.srv.opened(m.Volume) // not the next owner, which lacks the session's replays
 		s.inOrder(m.Volume, func() {
 			if o != nil {
 				o.back(s)
@@ -543,7 +545,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 				}
 			}
 			s.srv.endSession(s, errLeft)
-			// Whoever takes the volumes next shall not wait for this session.
+			// The next owners of the volumes shall not wait for this session.
 			for _, o := range used {
 				ctx, cancel := context.WithTimeout(o.ctx, byeWait)
 				if err := o.flush(ctx); err != nil {

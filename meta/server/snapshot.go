@@ -18,53 +18,53 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Snapshots of a volume (rule 8). What is answered here runs in one order, so a
-// snapshot between two operations is a state that existed. But under an
-// exclusive lease a client acknowledges writes by itself. So before a snapshot:
+// Snapshots of a volume (rule 8). The owner runs all operations in one order, so a snapshot
+// between two operations is a state that existed. But under an exclusive lease a client
+// acknowledges writes by itself. So before a snapshot:
 //
-//  1. nobody gets an exclusive lease, and those that are out are taken back:
-//     clients hold their writers, commit what is buffered, synced, and close
-//     open-ended extents; from its answer on a client acknowledges nothing.
-//     Nobody waits for one that is away, nor ends it; and one that can't commit
-//     in time says so, keeps what it has, and goes on;
-//  2. the open-ended extents of who does not answer in time, or holds on, are
-//     sealed, at what was synced at least, under a higher fence;
-//  3. TakeSnapshot runs, exclusive leases are given again, and the caller waits
+// 1. the owner grants no exclusive lease and recalls all exclusive leases. Clients
+//     hold their writers, commit buffered data, synced, and close open-ended extents;
+//     a client acknowledges no write after its answer. The owner neither waits for an
+//     absent client nor ends its session. A client unable to commit in time reports
+//     that, keeps its data and its lease, and goes on;
+// 2. if a client does not answer in time, or holds on, the owner seals the client's
+//     open-ended extents, at least at the synced length, under a higher fence;
+// 3. TakeSnapshot runs, the owner grants exclusive leases again, and the caller waits
 //     for the journal.
 //
-// Whatever write() returned for is in it then, unless its client is one of
-// those that did not answer. It all concerns files being written; creating,
-// renaming, reading and looking up go on.
+// The snapshot then contains every write acknowledged by write(), except the writes of clients
+// that did not answer. The barrier concerns only files being written; creating, renaming,
+// reading and looking up go on.
 //
-// Seals that take long, since a chunk server is away, go on with the barrier lifted:
-// others write meanwhile, so it is put up once more when they are done.
+// Slow seals (a chunk server is unreachable) go on with the barrier lowered. Clients write
+// meanwhile, so the owner raises the barrier again after the seals.
 
 const (
 	// barrierWait is how long clients may take to give leases back.
 	barrierWait = time.Second
-	// barrierHeld is how long the barrier stays up for what is sealed then,
+	// barrierHeld is how long the barrier stays up for seals.
 	barrierHeld = time.Second
-	// barrierSeals how long that may take in all, and barrierTries how often the
-	// barrier is put up.
+	// barrierSeals bounds the time of all seals together, and barrierTries how often the owner
+	// raises the barrier.
 	barrierSeals = 10 * time.Second
 	barrierTries = 4
 )
 
-// takeHow is how a snapshot is taken.
+// takeHow are the options of takeSnapshot.
 type takeHow struct {
-	// filler, if not nil, is who asks as the session that fills a mirror's target, and
-	// must be it when the snapshot is taken.
+	// filler, if not nil, is the caller's session; the session must be filling this mirror's
+	// target when the snapshot is taken.
 	filler *session
-	// strict: not unless every client has given back what it buffered.
+	// strict: no snapshot unless every client has committed its buffered data.
 	strict bool
 }
 
-// unanswered are the files that a snapshot has as they were synced last, since their
-// clients gave no lease back.
+// unanswered describes the files of clients that gave no lease back. The snapshot has these
+// files as last synced.
 type unanswered struct {
-	known   bool // this owner took the snapshot; else the rest says nothing
+	known   bool // this owner took the snapshot; else the fields say nothing
 	files   int
-	clients []string // that hold them, by name, each once; at most unansweredNamed
+	clients []string // names of the files' clients, each once; at most unansweredNamed
 }
 
 const unansweredNamed = 8
@@ -73,22 +73,22 @@ func (u unanswered) String() string {
 	return fmt.Sprintf("%d files, written by %s", u.files, strings.Join(u.clients, ", "))
 }
 
-// endsOpen tells whether an operation leaves an extent open-ended.
+// endsOpen reports whether an operation leaves an extent open-ended.
 func endsOpen(op meta.Op) bool {
 	w, ok := op.(*meta.Write)
 	return ok && slices.ContainsFunc(w.Extents, func(e meta.Extent) bool { return e.OpenEnded })
 }
 
-// takeSnapshot takes one, and tells which files are in it only as they were synced
-// last. Errors: those of meta.TakeSnapshot; Unavailable (what a client left open can't
-// be sealed now; or, if it is to be strict, there are such files), ReadOnly (the filler
-// is not), NotOwner.
+// takeSnapshot takes a snapshot, and returns which files the snapshot has only as last synced.
+// Errors: the errors of meta.TakeSnapshot; Unavailable (a client's open chunk can't be sealed
+// now; or, in strict mode, some files are only as last synced), ReadOnly (how.filler does not
+// fill this target), NotOwner.
 func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how takeHow) (meta.Snapshot, unanswered, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return meta.Snapshot{}, unanswered{}, err
 	}
 	began := time.Now()
-	var held time.Duration // the barrier, at most
+	var held time.Duration // the longest time behind the barrier
 	sealing, end := context.WithCancel(ctx)
 	defer end()
 	for try := 1; ; try++ {
@@ -134,7 +134,7 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how tak
 	}
 }
 
-// snapshotOf finds the snapshot that was taken.
+// snapshotOf finds the snapshot just taken, by generation.
 func (o *owner) snapshotOf(at meta.Generation, name string) (meta.Snapshot, error) {
 	all, err := o.snapshots()
 	if err != nil {
@@ -147,11 +147,11 @@ func (o *owner) snapshotOf(at meta.Generation, name string) (meta.Snapshot, erro
 	return all[i], nil
 }
 
-// notDropped refuses the name of a snapshot that is only there for its clones.
+// notDropped refuses the name of a deleted snapshot kept only for its clones or pins.
 func (o *owner) notDropped(ctx context.Context, name string) error {
 	sn, err := o.snapshot(name)
 	if errors.Is(err, meta.NoSuchSnapshot) {
-		return nil // it went meanwhile
+		return nil // the snapshot was deleted meanwhile
 	}
 	if err != nil {
 		return err
@@ -171,22 +171,22 @@ func (o *owner) cantSettle(err error) error {
 	return meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
 }
 
-// passage is what came of putting the barrier up.
+// passage is the result of raising the barrier once.
 type passage struct {
-	res     *meta.Result // of TakeSnapshot,
-	before  bool         // which ran before,
+	res     *meta.Result // of TakeSnapshot
+	before  bool         // an earlier request had taken the snapshot
 	durable <-chan struct{}
 	written int // files under exclusive leases
 	late    unanswered
 	held    time.Duration
-	// seals go on, if not nil: nothing was taken, and it is to be tried again when they
-	// are done, or there is an error.
+	// seals, if not nil, still run: no snapshot was taken. The caller tries again after the
+	// seals, unless there is an error.
 	seals *seals
 }
 
-// seals are under way.
+// seals are running seals of chunks.
 type seals struct {
-	done chan struct{} // closed when they have ended
+	done chan struct{} // closed when all seals have ended
 	errs []error
 }
 
@@ -195,13 +195,13 @@ func (s *seals) wait() error {
 	return errors.Join(s.errs...)
 }
 
-// throughBarrier puts the barrier up, and takes a snapshot behind it. sealing is the
-// context of the seals that are begun.
+// throughBarrier raises the barrier, and takes a snapshot behind the barrier. sealing is the
+// context of the seals.
 func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
 	if err := o.lockWithoutBarrier(ctx, nil); err != nil {
 		return p, err
 	}
-	// What would be refused anyway holds nobody up, nor does a request that came before.
+	// A request refused in any case, or run before, raises no barrier.
 	if p.res, err = o.mayTake(op); err != nil || p.res != nil {
 		p.durable = o.untilDurable(o.snapped)
 		if p.res != nil {
@@ -233,7 +233,7 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 		err = o.failed
 	}
 	if err == nil && how.filler != nil && !o.filledBy(how.filler) {
-		err = errNoFiller("take snapshot", o) // since the barrier others may have written
+		err = errNoFiller("take snapshot", o) // other sessions may have written since the barrier
 	}
 	if err != nil || p.seals != nil {
 		return p, err
@@ -249,15 +249,15 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 	return p, nil
 }
 
-// mayTake refuses a snapshot that could not be taken even if nothing were open. It
-// gives what the operation did if it ran before. Caller holds mu.
+// mayTake refuses a snapshot impossible even without open files. If the operation ran before,
+// mayTake returns its result. The caller holds mu.
 func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) {
 	if o.failed != nil {
 		return nil, o.failed
 	}
 	res, effects, err := namespace.Execute(&view{o: o}, o.context(0), op)
 	if err == nil && len(effects) == 0 {
-		return res, nil // it takes no room
+		return res, nil // the repeated operation takes no room
 	}
 	if err := o.full(op); err != nil {
 		return nil, err
@@ -268,10 +268,10 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 	return nil, err
 }
 
-// giveAgain gives a session exclusive leases that a barrier took back, unless somebody
-// would have to give something up for them. What others did to such a file since, and
-// what of that is not durable yet, need not be asked: they would have had to take the
-// rest of its lease before. Caller holds mu.
+// giveAgain gives a session the exclusive leases recalled by a barrier, unless another session
+// would have to give something up. Changes to such a file by other sessions since, durable or
+// not, need no check: another session would first have recalled the rest of this session's
+// lease. The caller holds mu.
 func (o *owner) giveAgain(s *session, inos []meta.Ino, re *wire.Reply) {
 	for _, ino := range inos[:min(len(inos), meta.MaxAlso)] {
 		if o.leases.WasExclusive(s, ino) {
@@ -280,9 +280,10 @@ func (o *owner) giveAgain(s *session, inos []meta.Ino, re *wire.Reply) {
 	}
 }
 
-// cutOpenEnds seals the chunks that files end in without a length. Caller holds
-// mu; when there is no error and nothing goes on, there are none, and there will be
-// none before mu is released.
+// cutOpenEnds seals the open chunks at the ends of files. If cutOpenEnds returns neither seals
+// nor an error, no file is open-ended, and none becomes so before mu is released. If the seals
+// take longer than barrierHeld, cutOpenEnds returns the running seals. The caller holds mu;
+// cutOpenEnds unlocks mu while waiting.
 func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, err error) {
 	over := time.NewTimer(barrierHeld)
 	defer over.Stop()
@@ -313,7 +314,7 @@ func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, e
 	}
 }
 
-// sealThese begins to seal chunks; who asks for it waits for them.
+// sealThese begins to seal chunks; the caller waits for the seals.
 func (o *owner) sealThese(ctx context.Context, open []meta.ChunkID) *seals {
 	s := &seals{done: make(chan struct{}), errs: make([]error, len(open))}
 	go func() {
@@ -332,9 +333,9 @@ func (o *owner) sealThese(ctx context.Context, open []meta.ChunkID) *seals {
 	return s
 }
 
-// queryAt answers a read at a snapshot. What it shows never changes and is in
-// the journal, so there is nothing to lease, nothing of other sessions to wait
-// for, and none of the claims that a change of owner waits for. Caller holds mu.
+// queryAt answers a read at a snapshot. The state of a snapshot never changes and is in the
+// journal, so a read needs no lease, and waits neither for other sessions nor for the claims
+// after a change of owner. The caller holds mu.
 func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{}) {
 	if c.Op.Code().Mutates() {
 		return o.refuse(meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed")))
@@ -360,14 +361,14 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 	return &wire.Reply{Result: *res}, nil
 }
 
-// snapshots lists those in the journal, oldest first.
+// snapshots lists the snapshots in the journal, oldest first.
 func (o *owner) snapshots() ([]meta.Snapshot, error) {
 	all, _, err := o.shownSnapshots()
 	return all, err
 }
 
-// shownSnapshots is snapshots; it tells also which one readers of a mirror are
-// shown, zero if the volume is the target of none.
+// shownSnapshots is snapshots, and also returns the generation shown to readers of a mirror;
+// zero if the volume is no mirror's target.
 func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 	for {
 		o.mu.Lock()
@@ -392,7 +393,7 @@ func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 	}
 }
 
-// snapshot finds one that can be read by its name. Errors: NoSuchSnapshot.
+// snapshot finds a readable snapshot by name. Errors: NoSuchSnapshot.
 func (o *owner) snapshot(name string) (meta.Snapshot, error) {
 	all, err := o.snapshots()
 	if err != nil {
@@ -417,13 +418,12 @@ func snapshotInfo(s meta.Snapshot) meta.SnapshotInfo {
 	return i
 }
 
-// tellUnanswered notes which files are in a snapshot only as they were synced last.
+// tellUnanswered adds the unanswered files to a snapshot's description.
 func tellUnanswered(i *meta.SnapshotInfo, u unanswered) {
 	i.Unanswered, i.UnansweredBy = uint64(u.files), u.clients
 }
 
-// checkSnapshotName refuses names that can't be given: what is mounted is written
-// VOLUME@SNAPSHOT:PATH.
+// checkSnapshotName refuses invalid names; a mount names a snapshot as VOLUME@SNAPSHOT:PATH.
 func checkSnapshotName(name string) error {
 	const op = "name snapshot"
 	switch {
@@ -435,7 +435,7 @@ func checkSnapshotName(name string) error {
 	return nil
 }
 
-// listViews lists the snapshots of a volume that a mount can show.
+// listViews lists the mountable snapshots of a volume.
 func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	o, err := s.ownerOf(ctx, m)
 	if err != nil {
@@ -449,7 +449,7 @@ func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 }
 
 // targetOp takes a snapshot of a mirror's target, or rolls the target back, for the session
-// that fills it. Errors: those of takeSnapshot and rollBack; ReadOnly.
+// that fills the target. Errors: the errors of takeSnapshot and rollBack; ReadOnly.
 func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
 	o, err := s.ownerOf(ctx, m)
 	if err != nil {
@@ -472,8 +472,8 @@ func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) err
 	return err
 }
 
-// snapshotUse counts what snapshots hold in the state as it is at one journal entry;
-// changes go on meanwhile. What was answered before is in it.
+// snapshotUse counts the bytes held by snapshots, in the state at one journal entry; changes
+// go on meanwhile. The state includes every operation answered before the call.
 func (o *owner) snapshotUse(ctx context.Context, drop []string) (*meta.SnapshotUse, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
@@ -497,16 +497,16 @@ func (o *owner) snapshotUse(ctx context.Context, drop []string) (*meta.SnapshotU
 	return u, nil
 }
 
-// countFor bounds for how long a list of snapshots waits for what they hold to be counted.
+// countFor bounds how long a list of snapshots waits for countHeld.
 const countFor = 2 * time.Second
 
-// countHeld puts into a list what its snapshots alone hold, to the byte. If that takes too
-// long the list keeps the sum that the owner has at any time.
+// countHeld adds to a list the exact number of bytes held by snapshots alone. If the count
+// takes longer than countFor, the list keeps the owner's running sum.
 func (o *owner) countHeld(ctx context.Context, l *meta.SnapshotList) {
 	select {
 	case <-o.recovered:
 	default:
-		return // who lists snapshots is no reason to end sessions
+		return // a list of snapshots is no reason to end sessions
 	}
 	ctx, cancel := context.WithTimeout(ctx, countFor)
 	defer cancel()
@@ -518,7 +518,7 @@ func (o *owner) countHeld(ctx context.Context, l *meta.SnapshotList) {
 	l.Held, l.Counted = u.Alone, true
 }
 
-// readHeld is namespace.ReadHeld for a caller that knows names.
+// readHeld is namespace.ReadHeld with names of snapshots. Errors: NoSuchSnapshot.
 func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
 	all, err := namespace.Snapshots(r)
 	if err != nil {
@@ -535,7 +535,7 @@ func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
 	return namespace.ReadHeld(r, drop)
 }
 
-// listSnapshots tells of all, or of those of a name.
+// listSnapshots describes all snapshots, or only the snapshots named only.
 func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
 	all, shown, err := o.shownSnapshots()
 	if err != nil {

@@ -10,18 +10,18 @@ import (
 	"penstock.io/penstock/meta/task"
 )
 
-// What snapshots alone hold, in a volume whose quota has it: the state machine counts
-// it as it changes, but for what was there before the policy came and for what goes
-// with snapshots. Those are counted here, on a frozen state, so that nobody waits.
+// Bytes held by snapshots alone, in a volume whose quota counts such bytes. The state machine
+// counts every change, except for bytes older than the policy and bytes freed with snapshots.
+// The task of this file counts both on a frozen state, so that no caller waits.
 
 const (
-	// tallyEvery is the least time between two counts that came to nothing, since a
+	// tallyEvery is the least time before a repetition of a count that failed because a
 	// snapshot was deleted meanwhile.
 	tallyEvery = 200 * time.Millisecond
 	tallyRetry = 5 * time.Second // after an error
 )
 
-// newUsageTask counts whenever it must.
+// newUsageTask counts whenever the stored count is stale.
 func newUsageTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "count what snapshots hold", Retry: tallyRetry,
@@ -36,7 +36,7 @@ func newUsageTask(o *owner) *task.Task {
 	})
 }
 
-// tallyOnce counts if it must; again tells that there is more to count.
+// tallyOnce counts if the stored count is stale. again: a further count is needed.
 func (o *owner) tallyOnce() (again bool, err error) {
 	o.mu.Lock()
 	is, err := namespace.Tallied(&view{o: o})
@@ -73,8 +73,8 @@ func (o *owner) tallyOnce() (again bool, err error) {
 	return is.Stale, nil
 }
 
-// uncounted tells whether snapshots count with more than they hold until that is
-// counted anew, and has it done. Caller holds mu.
+// uncounted reports whether snapshots currently count with more bytes than the snapshots hold,
+// and starts a new count. The caller holds mu.
 func (o *owner) uncounted() bool {
 	is, err := namespace.Tallied(&view{o: o})
 	if err != nil || !is.InForce || !is.Stale {

@@ -14,18 +14,18 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// What goes on about snapshots behind the requests: deleted ones are dissolved
-// and a volume is rolled back, in steps that are journaled, so that any owner
-// goes on with them; and the schedule is kept.
+// Background work on snapshots: the owner dissolves deleted snapshots, rolls a volume back,
+// and keeps the schedule. Dissolving and rolling back proceed in journaled steps, so that any
+// owner can continue.
 
-// dropStep is how many superseded versions one step of a deletion deals with:
-// a few milliseconds in which nobody else is answered.
+// dropStep bounds the superseded versions per step of a deletion: a few milliseconds without
+// answers to other callers.
 const dropStep = 256
 
-// snapshotRetry is when work that failed is taken up again.
+// snapshotRetry is the pause after failed work.
 const snapshotRetry = 15 * time.Second
 
-// newSnapshotTask does the work on snapshots and clones of a volume that is served.
+// newSnapshotTask does the work on snapshots and clones of an open volume.
 func newSnapshotTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "keep snapshots", Failed: "work on snapshots and clones failed, it is tried again", Log: o.log,
@@ -49,8 +49,8 @@ func newSnapshotTask(o *owner) *task.Task {
 	})
 }
 
-// dropUntil works off deleted snapshots until something else is to be looked at: then
-// there may be more.
+// dropUntil dissolves deleted snapshots until again, or until the task is woken. more: deleted
+// snapshots may be left.
 func (o *owner) dropUntil(again time.Time) (more bool, err error) {
 	for {
 		if more, err = o.dropSome(); !more || err != nil || o.ctx.Err() != nil {
@@ -59,18 +59,19 @@ func (o *owner) dropUntil(again time.Time) (more bool, err error) {
 		if !time.Now().Before(again) {
 			return true, nil
 		}
-		if o.tasks.snapshots.Woken() { // the schedule may be another one
+		if o.tasks.snapshots.Woken() { // the schedule may have changed
 			return true, nil
 		}
 	}
 }
 
-// snapshotWork tells whether the volume must stay open for it. Caller holds mu.
+// snapshotWork reports whether the volume must stay open for work on snapshots. The caller
+// holds mu.
 func (o *owner) snapshotWork() bool {
-	if o.schedule.read.IsZero() { // its schedule was not looked at yet
+	if o.schedule.read.IsZero() { // the owner has not read the schedule yet
 		return true
 	}
-	if o.schedule.going.tries > 0 { // the next owner would not know what fails
+	if o.schedule.going.tries > 0 { // the next owner would not know of the failures
 		return true
 	}
 	if o.barrier != nil || o.closed != nil || o.schedule.open || o.digesting.busy || o.indexing.busy || o.promotion.busy {
@@ -86,10 +87,9 @@ func (o *owner) snapshotWork() bool {
 	})
 }
 
-// deleteSnapshot makes a snapshot unreadable; what it alone saw goes later. at is its
-// generation, or zero if the caller knows only its name.
-// Errors: NoSuchSnapshot, Busy (the volume is being rolled back to it, or somebody
-// pinned it).
+// deleteSnapshot makes a snapshot unreadable; bytes held by the snapshot alone are freed
+// later. at is the snapshot's generation, or zero if the caller knows only the name. Errors:
+// NoSuchSnapshot, Busy (a rollback to the snapshot is running, or the snapshot is pinned).
 func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generation) (meta.Snapshot, error) {
 	sn := meta.Snapshot{Name: name, At: at}
 	if err := o.await(ctx, o.recovered); err != nil {
@@ -103,7 +103,7 @@ func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generat
 	if at == 0 {
 		i = slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && !s.Deleting })
 	}
-	if i < 0 { // a request that is sent again finds what it did
+	if i < 0 { // a repeated request finds the deleted snapshot
 		i = slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && (at == 0 || s.At == at) })
 	}
 	switch {
@@ -121,8 +121,8 @@ func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generat
 	return sn, nil
 }
 
-// deleteGeneration is deleteSnapshot for one that is known: another one that has its
-// name by now is not meant. Errors: Busy. That it is gone already is none.
+// deleteGeneration deletes a known snapshot by generation: a newer snapshot of the same name
+// stays. Errors: Busy. An already deleted snapshot is no error.
 func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -142,12 +142,12 @@ func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 	}
 	o.log.Info("snapshot deleted, what it held goes", "name", sn.Name, "generation", sn.At)
 	o.tasks.snapshots.Wake()
-	o.tasks.usage.Wake() // it may be gone already
+	o.tasks.usage.Wake() // the snapshot may be dissolved already
 	return nil
 }
 
-// dropSome works a bounded amount off a deleted snapshot and waits for the
-// journal; more tells that there may be more.
+// dropSome dissolves a bounded part of a deleted snapshot and waits for the journal. more:
+// further parts may be left.
 func (o *owner) dropSome() (more bool, err error) {
 	o.mu.Lock()
 	if o.failed != nil {
@@ -186,8 +186,8 @@ func (o *owner) dropSome() (more bool, err error) {
 
 // ---- rolling back
 
-// rolling is the snapshot that the volume is being rolled back to, zero if none.
-// Nobody else uses the owner yet, or the caller holds mu.
+// rolling returns the snapshot that the volume is being rolled back to, zero if none. The
+// caller holds mu, or the owner is not shared yet.
 func (o *owner) rolling() (meta.Generation, error) {
 	all, err := namespace.Snapshots(&view{o: o})
 	for _, s := range all {
@@ -198,38 +198,38 @@ func (o *owner) rolling() (meta.Generation, error) {
 	return 0, err
 }
 
-// roller is whoever names the reply records of requests to roll back: no session, they
-// all end then.
+// roller is the session ID of the reply records of rollback requests. No session has that ID;
+// a rollback ends all sessions.
 const roller = ^meta.SessionID(0)
 
-// maxRolled is how many such requests are remembered.
+// maxRolled bounds the rollback requests in memory and journal.
 const maxRolled = 8
 
-// rolledFor is a request whose first step was booked: whatever comes, the volume is
-// rolled back to its end, by this owner or the next one, and never again for it.
+// rolledFor is a rollback request whose first step is booked. This owner or the next one
+// completes the rollback, and never repeats a rollback for the same request.
 type rolledFor struct {
 	token uint64
 	seq   meta.Seq
 }
 
-// rollbacks are those of a volume.
+// rollbacks are the rollbacks of a volume.
 type rollbacks struct {
-	// exclude is held while an entry that leads to another volume is made or taken away,
-	// and alone while the volume is rolled back. Nobody waits for it.
+	// exclude is read-locked while an entry leading to another volume is made or removed, and
+	// locked while the volume is rolled back. Callers use TryLock and never wait.
 	exclude sync.RWMutex
 
 	// The owner's mu guards the rest.
 
-	done []rolledFor // the last requests for which the volume was rolled back
-	// current is the request for which it is being rolled back, over closed when it was;
-	// see beginRoll.
+	done []rolledFor // the last completed or begun rollbacks
+	// current is the running rollback's request; over is closed at the rollback's end. See
+	// beginRoll.
 	current struct {
 		token uint64
 		over  chan struct{}
 	}
 }
 
-// load reads for which requests the volume was rolled back.
+// load reads the requests of earlier rollbacks from the store.
 func (r *rollbacks) load(st Store) (err error) {
 	rerr := namespace.Replies(st, roller, func(key, val []byte) bool {
 		var f rolledFor
@@ -242,7 +242,7 @@ func (r *rollbacks) load(st Store) (err error) {
 	return errors.Join(err, rerr)
 }
 
-// find gives the request of a token, if the volume was rolled back for it.
+// find returns the request with a token, if the volume was rolled back for that request.
 func (r *rollbacks) find(token uint64) (rolledFor, bool) {
 	i := slices.IndexFunc(r.done, func(f rolledFor) bool { return token != 0 && f.token == token })
 	if i < 0 {
@@ -251,7 +251,8 @@ func (r *rollbacks) find(token uint64) (rolledFor, bool) {
 	return r.done[i], true
 }
 
-// note is what a rollback's first step journals in entry seq, beside its own effects.
+// note returns the effects that record the request, for entry seq of a rollback's first step;
+// the effects are journaled beside the step's own.
 func (r *rollbacks) note(token uint64, seq meta.Seq) (effects []namespace.Effect) {
 	if _, noted := r.find(token); noted || token == 0 {
 		return nil
@@ -264,8 +265,8 @@ func (r *rollbacks) note(token uint64, seq meta.Seq) (effects []namespace.Effect
 	return append(effects, namespace.PutReply(roller, seq, meta.OpID{Incarnation: token, Step: meta.BackgroundStep}, &meta.Result{}))
 }
 
-// beginRoll lets one at a time roll the volume back, until end is called. It is nil if a
-// request of this token has done so before, or has by now. Errors: Busy (for another).
+// beginRoll admits one rollback at a time, until end is called. end is nil if a request with
+// this token has rolled the volume back already. Errors: Busy (another rollback).
 func (o *owner) beginRoll(ctx context.Context, token uint64) (end func(), err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -299,18 +300,18 @@ func (o *owner) beginRoll(ctx context.Context, token uint64) (end func(), err er
 	}, nil
 }
 
-// rollHow says how a volume is to be rolled back.
+// rollHow are the options of rollBack.
 type rollHow struct {
-	token  uint64 // names the request: it is done once
-	force  bool   // although sessions are in the volume
-	filler bool   // only if the session that asks fills it, a mirror's target
+	token  uint64 // names the request; a request runs once
+	force  bool   // despite sessions in the volume
+	filler bool   // only if the calling session fills the volume, a mirror's target
 }
 
-// rollBack makes the volume what a snapshot is. Nobody may be in it, unless
-// it is forced: then its sessions end, and what they had not synced is lost. Errors:
-// NoSuchSnapshot, Busy (also if volumes were attached or detached inside since the
-// snapshot), Unavailable (what sessions wrote can't be settled), ReadOnly (it was
-// asked for as who fills a mirror's target, and sess does not).
+// rollBack makes the volume's state that of a snapshot. No session may be in the volume,
+// unless how.force is set: then rollBack ends the sessions, and their unsynced data is lost.
+// Errors: NoSuchSnapshot, Busy (also if volumes were attached or detached inside since the
+// snapshot), Unavailable (sessions' writes can't be settled), ReadOnly (how.filler is set, and
+// sess does not fill the target).
 func (o *owner) rollBack(ctx context.Context, sess *session, name string, how rollHow) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
@@ -342,12 +343,12 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, how ro
 	if err != nil {
 		return err
 	}
-	// A rollback that is refused, or fails before its first step, has cost nobody anything:
-	// what mounts had written is committed first.
+	// Mounts commit their data first, so a rollback refused or failed before its first step
+	// loses nothing.
 	o.mu.Lock()
 	err = o.mayRoll(sess, how)
 	o.mu.Unlock()
-	if err != nil { // before anybody is held up
+	if err != nil { // refused before any session is held up
 		return err
 	}
 	err = o.endWriting(ctx, writingEnd{op: "roll back", force: true}, func() error { return o.closeToRoll(sess, how) })
@@ -377,8 +378,8 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, how ro
 	}
 }
 
-// closeToRoll lets nobody into the volume until rollTo has ended. Errors: those of
-// rollBack.
+// closeToRoll keeps all sessions out of the volume until rollTo has ended. Errors: the errors
+// of rollBack.
 func (o *owner) closeToRoll(sess *session, how rollHow) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -392,8 +393,8 @@ func (o *owner) closeToRoll(sess *session, how rollHow) error {
 	return nil
 }
 
-// mayRoll refuses to close the volume for a rollback. Caller holds mu. Errors: those of
-// rollBack.
+// mayRoll refuses to close the volume for a rollback. The caller holds mu. Errors: the errors
+// of rollBack.
 func (o *owner) mayRoll(sess *session, how rollHow) error {
 	err := o.failed
 	switch {
@@ -401,7 +402,7 @@ func (o *owner) mayRoll(sess *session, how rollHow) error {
 	case o.closed != nil:
 		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
 	case how.filler && !o.filledBy(sess):
-		// Who filled it and slept may find a volume that others write by now.
+		// A filler that slept may find a volume with other writers.
 		err = errNoFiller("roll back", o)
 	case !how.force && len(o.sessions) > 0:
 		err = meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("in use by %s: end that, or force it", o.users()))
@@ -409,8 +410,8 @@ func (o *owner) mayRoll(sess *session, how rollHow) error {
 	return err
 }
 
-// junctionsSince calls fn with the names that changed since a snapshot and lead or
-// led to volumes, until it says no.
+// junctionsSince calls fn with each name changed since a snapshot that leads or led to a
+// volume, until fn returns an error.
 func (o *owner) junctionsSince(ctx context.Context, at meta.Generation, fn func(namespace.JunctionChange) error) error {
 	const page = 1000
 	var from []byte
@@ -439,7 +440,7 @@ func (o *owner) junctionsSince(ctx context.Context, at meta.Generation, fn func(
 	}
 }
 
-// users names some of the sessions in the volume. Caller holds mu.
+// users names some of the sessions in the volume. The caller holds mu.
 func (o *owner) users() string {
 	var names []string
 	for _, j := range o.sessions {
@@ -452,12 +453,12 @@ func (o *owner) users() string {
 	return fmt.Sprint(names)
 }
 
-// settleFor is how long what sessions left may take to be settled before a
-// rollback that has not begun is given up.
+// settleFor bounds the wait for files and chunks of ended sessions, before a rollback not yet
+// begun is given up.
 const settleFor = 30 * time.Second
 
-// rollTo ends what sessions hold, rolls back, and lets everybody in again. Once
-// a step is journaled it is not given up but with the owner.
+// rollTo ends all sessions, rolls back, and admits sessions again. After the first journaled
+// step only the owner's end stops the rollback.
 func (o *owner) rollTo(at meta.Generation, token uint64) error {
 	err := o.endAll()
 	if err == nil {
@@ -472,8 +473,8 @@ func (o *owner) rollTo(at meta.Generation, token uint64) error {
 	return err
 }
 
-// resumeRollback goes on, before anybody is served, with what the owner before
-// did not finish.
+// resumeRollback completes the previous owner's unfinished rollback, before any session is
+// served.
 func (o *owner) resumeRollback() error {
 	o.mu.Lock()
 	at, err := o.rolling()
@@ -500,7 +501,8 @@ func (o *owner) resumeRollback() error {
 	return nil
 }
 
-// endAll ends every session in the volume, which nobody can enter now.
+// endAll ends every session in the volume, which is closed to new sessions. Errors:
+// Unavailable if a session's files can't be sealed within settleFor.
 func (o *owner) endAll() error {
 	o.mu.Lock()
 	var in []*session
@@ -512,7 +514,7 @@ func (o *owner) endAll() error {
 	for _, s := range in {
 		wg.Go(func() {
 			o.endSession(s.id, s)
-			s.enqueue(0, &wire.Moved{Volume: o.vol}) // it comes back, and hears that it lost everything
+			s.enqueue(0, &wire.Moved{Volume: o.vol}) // the client comes back, and learns of the loss
 			s.flush()
 		})
 	}
@@ -526,7 +528,7 @@ func (o *owner) endAll() error {
 	for _, id := range left {
 		o.endSession(id, nil)
 	}
-	// Those that left files without an end stay until that is sealed.
+	// Sessions with open-ended files stay until the files are sealed.
 	for began := time.Now(); ; {
 		o.mu.Lock()
 		n := len(o.sessions)
@@ -545,8 +547,8 @@ func (o *owner) endAll() error {
 	}
 }
 
-// rollSteps rolls back once everything that sessions held is gone. patience
-// bounds the wait for that; 0: none. token names the request, if not zero.
+// rollSteps rolls back after everything held by sessions is released. patience bounds that
+// wait; 0: no bound. token names the request, if not zero.
 func (o *owner) rollSteps(at meta.Generation, token uint64, patience time.Duration) error {
 	began := time.Now()
 	step := &meta.Rollback{To: at}
@@ -562,7 +564,7 @@ func (o *owner) rollSteps(at meta.Generation, token uint64, patience time.Durati
 		seq := o.cur.seq
 		res, effects, err := o.execute(step, 0, meta.OpID{}, false, &view{o: o})
 		if err == nil {
-			// In one entry with the first step, so that one is not there without the other.
+			// The request's record is in the entry of the first step, so neither exists alone.
 			o.apply(append(effects, o.rollbacks.note(token, o.cur.seq)...), 0)
 		}
 		wait := o.untilDurable(seq)

@@ -19,16 +19,15 @@ type replicaKey struct {
 	server meta.ServerID
 }
 
-// stale are replicas that the journal does not name: of chunks that have other
-// replicas now, or that have no record any more (orphans). They are noted when
-// a list shows them, or when repair made them so, and deleted after a grace
-// time if the journal, read anew, still does not name them. Nothing that a list
-// does not show leads here.
+// stale holds replicas not named by the journal: of chunks with other replicas now, or of
+// chunks without a record (orphans). A server's list or a repair adds a replica. After a grace
+// time the owner reads the journal anew, and deletes the replica if the journal still does not
+// name the replica. A list that lacks a replica has no effect here.
 type stale struct {
 	mu sync.Mutex
 	m  map[replicaKey]staleSince
-	// bytes of those that are no orphans, by server: they count as free already
-	// when fills are evened out. Orphans may have to stay.
+	// bytes of replicas that are no orphans, by server. Balancing counts these bytes as free
+	// already; orphans may have to stay.
 	bytes map[meta.ServerID]uint64
 }
 
@@ -38,10 +37,10 @@ type staleSince struct {
 	bytes  uint64
 }
 
-// maxStale bounds what is remembered; a later list shows the rest.
+// maxStale bounds the replicas in memory; a later list shows the rest.
 const maxStale = 1 << 20
 
-// add notes a replica of bytes (0: not known).
+// add notes a replica of the given size (0: unknown).
 func (s *stale) add(id meta.ChunkID, server meta.ServerID, bytes uint64, orphan bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,7 +63,7 @@ func (s *stale) add(id meta.ChunkID, server meta.ServerID, bytes uint64, orphan 
 	}
 }
 
-// uncount takes a replica's bytes off the sum. Caller holds mu.
+// uncount takes a replica's bytes off the sum. The caller holds mu.
 func (s *stale) uncount(k replicaKey) {
 	x, ok := s.m[k]
 	if !ok || x.orphan {
@@ -75,7 +74,7 @@ func (s *stale) uncount(k replicaKey) {
 	}
 }
 
-// drop forgets a replica, and gives the bytes that counted for it.
+// drop forgets a replica, and returns the replica's counted bytes (0 for an orphan).
 func (s *stale) drop(k replicaKey) (bytes uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +86,7 @@ func (s *stale) drop(k replicaKey) (bytes uint64) {
 	return bytes
 }
 
-// leaving adds what waits to be deleted.
+// leaving adds to each server the bytes waiting for deletion.
 func (s *stale) leaving(to map[meta.ServerID]*placement.Server) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +97,7 @@ func (s *stale) leaving(to map[meta.ServerID]*placement.Server) {
 	}
 }
 
-// old lists what is older than a grace time.
+// old lists the replicas noted at least grace ago.
 func (s *stale) old(grace time.Duration) (keys []replicaKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +121,7 @@ func (s *stale) count(st *RepairStatus) {
 	}
 }
 
-// deleteStale deletes what was stale for long enough.
+// deleteStale deletes the replicas that were stale for RepairGrace.
 func (o *owner) deleteStale() {
 	keys := o.stale.old(o.srv.cfg.RepairGrace)
 	var wg sync.WaitGroup
@@ -132,7 +131,7 @@ func (o *owner) deleteStale() {
 			break
 		}
 		if _, ok := o.srv.Resolve(k.server); !ok {
-			// When it is back it lists what it has.
+			// The server lists its replicas after its return.
 			o.stale.drop(k)
 			continue
 		}
@@ -153,8 +152,8 @@ func (o *owner) deleteStale() {
 	wg.Wait()
 }
 
-// deleteOne deletes a replica if the journal still does not name it. done
-// tells that there is nothing more to do, deleted that it is gone by that.
+// deleteOne deletes a replica if the journal still does not name the replica. done: no work is
+// left. deleted: the replica was deleted in this call.
 func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	unlock, ok := o.srv.repairs.lock(o, k.chunk)
 	if !ok {
@@ -165,7 +164,7 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	orphan := errors.Is(err, meta.NoSuchChunk)
 	switch {
 	case orphan && o.quarantined():
-		return false, false, nil // it may be all that is left of what a restored volume lost
+		return false, false, nil // may be the last copy of a restored volume's lost data
 	case orphan:
 		if err := o.orphaned(k.chunk); err != nil {
 			_, serr := o.order(o.ctx, k.server, meta.Order{Kind: meta.OrderStat, Chunk: k.chunk})
@@ -174,7 +173,7 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	case err != nil:
 		return false, false, err
 	case rec.State == meta.ChunkOpen:
-		return true, false, nil // not to be judged (rule 12)
+		return true, false, nil // open chunks are not judged (rule 12)
 	}
 	if !orphan {
 		if adopted, err := o.adopt(&rec, k.server); adopted || err != nil {
@@ -192,16 +191,16 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	return true, true, nil
 }
 
-// adopt looks, before a replica that the record of a live chunk does not name
-// is deleted, whether those that it names are there. If they are too few, as
-// when the record is of a checkpoint from before the chunk was moved, and this
-// one is good, the record names it, too. Errors: those of asking.
+// adopt checks, before the deletion of a replica not named by a live chunk's record, whether
+// the named replicas exist. Too few may exist if the record is from a checkpoint older than a
+// move of the chunk. If the unnamed replica is good, adopt then adds the replica to the
+// record. Errors: Corrupt if no good replica is left; errors of the orders and of the journal.
 func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool, err error) {
 	if slices.Contains(rec.Servers, server) {
 		return true, nil
 	}
 	if rec.State != meta.ChunkSealed || rec.Gone() {
-		return false, nil // who accepted its loss was told that it never comes back
+		return false, nil // an operator accepted the loss as final
 	}
 	policy, err := o.policy()
 	if err != nil {
@@ -229,8 +228,8 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 	o.log.Warn("the journal did not name a good replica that is needed: it does now", "chunk", rec.ID, "server", server, "named", rec.Servers, "good", good)
 	fence := o.fresh(rec.Fence)
 	if rec.CRC != 0 {
-		// The same content is there: only the fence rises, and no order to delete
-		// it that is still on its way is obeyed any more.
+		// The server has the same content, so only the fence rises: the server then refuses
+		// delete orders still on their way.
 		if err := o.pull(o.ctx, rec, fence, rec.CRC, "", server, []meta.ServerID{server}); err != nil {
 			return false, err
 		}
@@ -238,11 +237,10 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 	return true, o.setReplicas(o.ctx, rec, append(slices.Clone(rec.Servers), server), fence)
 }
 
-// orphaned is the proof that a chunk without a record is nobody's: ids are
-// given out only after they were journaled (rule 4), so the journal, of which
-// this owner has every entry, once had a record of it and lost it in order. An
-// id that the journal has not come to yet says that the journal was set back:
-// then nothing is deleted. Errors: Corrupt.
+// orphaned proves that a chunk without a record belongs to no file. IDs are issued only after
+// their journaling (rule 4), and this owner has every entry of the journal, so the journal
+// once had the chunk's record and removed the record in order. An ID beyond the journal's last
+// means that the journal was set back: then nothing is deleted. Errors: Corrupt.
 func (o *owner) orphaned(id meta.ChunkID) error {
 	o.mu.Lock()
 	last, err := namespace.LastChunk(&view{o: o})

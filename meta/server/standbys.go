@@ -15,37 +15,36 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// A server that may own a volume next follows its journal into its own store,
-// so that taking the volume means reading the last few entries. A standby
-// never answers anybody: its store is only ever handed to an owner.
+// A server that may be a volume's next owner follows the volume's journal into a local store,
+// so that taking the volume means reading the last few entries. A standby answers no caller:
+// its store is only ever handed to an owner.
 //
-// The store's folder belongs to one of three: a standby, an owner (between
-// take and give), or nobody.
+// A store's folder belongs to a standby, to an owner (between take and give), or to nobody.
 
 const (
 	// DefaultFollowers is how many servers besides the owner follow a volume.
 	DefaultFollowers = 2
-	// maxStandbys bounds the stores that are open only to follow: each costs
-	// about a quarter of a megabyte and a watch.
+	// maxStandbys bounds the stores open only for following: each store costs about a quarter
+	// of a megabyte and a watch.
 	maxStandbys = 1024
 	// maxLoads bounds the checkpoints being loaded at once.
 	maxLoads = 2
-	// standbyLook is how often the list of volumes to follow is looked at
-	// although nothing hinted at a change.
+	// standbyLook is how often the list of volumes to follow is read without a hint at a
+	// change.
 	standbyLook = 2 * time.Second
-	// maxLoad bounds the loading of a checkpoint: its pin keeps the journal from
+	// maxLoad bounds the loading of a checkpoint: the checkpoint's pin keeps the journal from
 	// being trimmed.
 	maxLoad = 10 * time.Minute
-	// unwantedGrace is how long a volume is still followed that is not to be: it
-	// is when a server dies that who is left looks alone, and its copies are
-	// needed.
+	// unwantedGrace is how long the server follows a volume after the volume left wanted. When
+	// another server dies, the remaining server finds itself alone and wants nothing, but its
+	// copies are needed then.
 	unwantedGrace = 30 * time.Second
-	// Pauses after something failed.
+	// Pauses after an error.
 	minStandbyPause = 50 * time.Millisecond
 	maxStandbyPause = 5 * time.Second
 )
 
-// standbys are the volumes that this server follows.
+// standbys are the volumes followed by this server.
 type standbys struct {
 	s     *Server
 	log   *slog.Logger
@@ -69,24 +68,24 @@ func newStandbys(s *Server) *standbys {
 // standby follows one volume.
 type standby struct {
 	vol  meta.VolumeID
-	hand context.CancelCauseFunc // ends the following; a load under way goes on
+	hand context.CancelCauseFunc // ends the following; a running load goes on
 	quit context.CancelCauseFunc // ends everything
-	done chan struct{}           // closed when nobody works here any more
-	st   Store                   // whoever waited for done has it; nil if none is open
+	done chan struct{}           // closed when the goroutine has ended
+	st   Store                   // owned by the goroutine, and after done by the waiter; nil: not open
 
-	// Under the lock of all:
-	gone     chan struct{} // made when it is dropped, closed when the folder is free
-	unwanted time.Time     // since when it is to be followed no more
+	// Guarded by standbys.mu:
+	gone     chan struct{} // made by drop, closed when the folder is free
+	unwanted time.Time     // since when the volume is missing in wanted
 
 	mu     sync.Mutex
 	at     journal.Position
 	caught time.Time // when at was last known to be the end of the journal
-	why    error     // what it waits to try again for
+	why    error     // the error before the next try
 }
 
-// follow begins to follow a volume into st, or into the local copy if st is
-// nil. It reports false, and st stays the caller's, if the volume is followed
-// already, an owner has it, or there are too many.
+// follow begins to follow a volume into st, or into the local copy if st is nil. follow
+// returns false, and st stays the caller's, if the volume is already followed or owned here,
+// if maxStandbys are followed, or after close.
 func (b *standbys) follow(v meta.VolumeID, st Store) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -114,9 +113,8 @@ var (
 	errDropped = errors.New("the volume is not followed here any more")
 )
 
-// take ends the following of a volume and hands its open store over; nil means
-// that there is none, and the caller opens the folder itself. Until give, no
-// standby touches the folder.
+// take ends the following of a volume and returns the open store; nil: no store is open, and
+// the caller opens the folder. Until give, no standby touches the folder.
 func (b *standbys) take(v meta.VolumeID) Store {
 	b.mu.Lock()
 	b.taken[v] = struct{}{}
@@ -130,7 +128,7 @@ func (b *standbys) take(v meta.VolumeID) Store {
 	case f == nil:
 		return nil
 	case dropped:
-		<-f.gone // until nobody has the folder
+		<-f.gone // until the folder is free
 		return nil
 	}
 	f.hand(errHanded)
@@ -138,13 +136,13 @@ func (b *standbys) take(v meta.VolumeID) Store {
 	return f.st
 }
 
-// give takes the folder back from an owner that is done with it. A store that
-// is still open (it holds journaled effects only: rule 1) goes on as the
-// standby's if this server is to follow the volume, and is closed otherwise.
+// give takes the folder back from an owner that is finished with the folder. If this server is
+// to follow the volume, a standby continues with an open store (the store holds journaled
+// effects only: rule 1); otherwise give closes the store.
 func (b *standbys) give(v meta.VolumeID, st Store) error {
 	wanted := st != nil && slices.Contains(b.wanted(), v)
 	if st != nil && !wanted {
-		err := st.Close() // before anybody else may open it
+		err := st.Close() // before the folder can be opened again
 		st = nil
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -168,8 +166,8 @@ func (b *standbys) give(v meta.VolumeID, st Store) error {
 	return err
 }
 
-// drop ends the following of a volume. With discard the local copy goes, too,
-// unless an owner has it.
+// drop ends the following of a volume. With discard drop also deletes the local copy, unless
+// an owner has the copy.
 func (b *standbys) drop(v meta.VolumeID, discard bool) error {
 	b.mu.Lock()
 	f := b.m[v]
@@ -187,7 +185,7 @@ func (b *standbys) drop(v meta.VolumeID, discard bool) error {
 		close(f.done)
 		b.m[v] = f
 	}
-	// It stays on the list until the folder is free.
+	// The standby stays on the list until the folder is free.
 	f.gone = make(chan struct{})
 	b.mu.Unlock()
 	f.quit(errDropped)
@@ -206,13 +204,13 @@ func (b *standbys) drop(v meta.VolumeID, discard bool) error {
 	return err
 }
 
-// close ends all; b.s.ctx is over or about to be.
+// close ends all standbys and closes their stores; the server's context is canceled.
 func (b *standbys) close() error {
 	b.mu.Lock()
 	b.closed = true
 	var all []*standby
 	for v, f := range b.m {
-		if f.gone == nil { // who drops the others waits for them
+		if f.gone == nil { // the other standbys have a waiting drop
 			all = append(all, f)
 			delete(b.m, v)
 		}
@@ -231,8 +229,8 @@ func (b *standbys) close() error {
 	return errors.Join(errs...)
 }
 
-// position tells how far a standby is, and whether it was at the end of the
-// journal lately.
+// position returns a standby's position, and whether the standby has reached the end of the
+// journal since its last failure.
 func (b *standbys) position(v meta.VolumeID) (at journal.Position, warm bool) {
 	b.mu.Lock()
 	f := b.m[v]
@@ -245,8 +243,8 @@ func (b *standbys) position(v meta.VolumeID) (at journal.Position, warm bool) {
 	return f.at, !f.caught.IsZero()
 }
 
-// wanted lists the volumes that this server should follow when it does not own
-// them. A server alone follows nothing.
+// wanted lists the volumes that this server should follow unless it owns the volume. A server
+// alone follows nothing.
 func (b *standbys) wanted() (all []meta.VolumeID) {
 	view := b.s.cfg.Cluster.View()
 	n := b.s.cfg.Followers
@@ -270,7 +268,7 @@ func (b *standbys) wanted() (all []meta.VolumeID) {
 	return all
 }
 
-// loop follows what is to be followed, and nothing else.
+// loop keeps the followed volumes equal to wanted, until the server ends.
 func (b *standbys) loop() {
 	for {
 		changed := b.s.cfg.Cluster.Changed()
@@ -300,7 +298,7 @@ func (b *standbys) look() {
 	}
 	b.mu.Unlock()
 	for _, v := range gone {
-		// Only a table that can be read says that a volume is no more.
+		// Only a successful read of the table proves that the volume no longer exists.
 		_, err := b.s.cfg.Cluster.Volume(b.s.ctx, v)
 		discard := errors.Is(err, meta.NoSuchVolume)
 		if err := b.drop(v, discard); err != nil {
@@ -312,7 +310,7 @@ func (b *standbys) look() {
 	}
 }
 
-// run follows until following ends, or until its store can't be used.
+// run follows a volume, with retries, until following ends.
 func (b *standbys) run(life, following context.Context, f *standby) {
 	pause := minStandbyPause
 	for following.Err() == nil {
@@ -339,9 +337,9 @@ func (b *standbys) run(life, following context.Context, f *standby) {
 	}
 }
 
-// runOnce opens the store if none is open and follows the journal until
-// something fails. What can't be followed any more is closed, so that the next
-// time the checkpoint is loaded.
+// runOnce opens the store if necessary and follows the journal until an error. Except after
+// the end of following and after Ahead, runOnce closes the store, so that the next try loads
+// the checkpoint.
 func (b *standbys) runOnce(life, following context.Context, f *standby) error {
 	log, err := b.s.cfg.Cluster.Follow(life, f.vol)
 	if err != nil {
@@ -371,8 +369,8 @@ func (b *standbys) runOnce(life, following context.Context, f *standby) error {
 		f.mu.Unlock()
 	})
 	if following.Err() != nil || errors.Is(err, meta.Ahead) {
-		// A journal that was set back: this copy is newer than it, and is kept
-		// as it is for whoever has to decide.
+		// Ahead: the journal was set back, and this copy is newer than the journal. The copy
+		// is kept for the administrator's decision.
 		return err
 	}
 	if err = errors.Join(err, f.st.Close()); errors.Is(err, meta.Corrupt) {
@@ -384,8 +382,8 @@ func (b *standbys) runOnce(life, following context.Context, f *standby) error {
 	return err
 }
 
-// load opens the local copy, or makes it from the checkpoint, which is pinned
-// meanwhile: neither its files nor the entries after it may go.
+// load opens the local copy, or makes the copy from the checkpoint. The checkpoint is pinned
+// meanwhile: neither its files nor the later entries may be deleted.
 func (b *standbys) load(life, following context.Context, v meta.VolumeID, log Journal) (Store, error) {
 	select {
 	case b.loads <- struct{}{}:
@@ -398,7 +396,7 @@ func (b *standbys) load(life, following context.Context, v meta.VolumeID, log Jo
 	switch {
 	case have:
 		defer func() {
-			// The pin's lease ends it if this does not.
+			// If release fails, the pin ends with its lease.
 			if err := release(context.WithoutCancel(life)); err != nil {
 				b.log.Warn("a checkpoint's pin could not be taken back", "volume", v, "error", err)
 			}
@@ -418,19 +416,19 @@ func (b *standbys) load(life, following context.Context, v meta.VolumeID, log Jo
 	return st, nil
 }
 
-// StandbyStatus is a volume that this server follows.
+// StandbyStatus describes a volume followed by this server.
 type StandbyStatus struct {
 	Volume meta.VolumeID `json:"volume"`
 	Seq    meta.Seq      `json:"seq"`
-	// Behind is since when the copy was last known to be the journal's end.
+	// Behind is how long ago the copy was last known to be at the end of the journal.
 	Behind string `json:"behind"`
 	Error  string `json:"error,omitempty"`
 }
 
-const unknownLag = "unknown" // it never was at the end, or something failed since
+const unknownLag = "unknown" // the copy never reached the end, or failed since
 
-// status lists the followed volumes; lag is the longest that one of them was
-// last at the end of its journal ago, beyond the time between two looks.
+// status lists the followed volumes. lag is the longest time since a copy was last known to be
+// at the end of its journal; copies of unknown lag don't count.
 func (b *standbys) status() (all []StandbyStatus, lag time.Duration) {
 	b.mu.Lock()
 	var fs []*standby
@@ -456,7 +454,7 @@ func (b *standbys) status() (all []StandbyStatus, lag time.Duration) {
 	return all, lag
 }
 
-// lags reports that the copy is not ready for a fail-over.
+// lags reports whether the copy is unready for a fail-over.
 func (s *StandbyStatus) lags() bool {
 	behind, err := time.ParseDuration(s.Behind)
 	return err != nil || behind > meta.StandbyLag || s.Error != ""

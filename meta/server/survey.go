@@ -21,20 +21,20 @@ import (
 	"penstock.io/penstock/meta/state"
 )
 
-// A survey finds out from the chunk servers alone what can be made again of a
-// cluster whose etcd was lost: it lists what they hold, reads the manifests
-// among the chunks of volume 0, takes for each volume the newest checkpoint that
-// is there to the last byte, and compares it with the chunks on the disks.
+// A survey finds out, from the chunk servers alone, how much of a cluster can be rebuilt after
+// the loss of its etcd. The survey lists the servers' chunks, reads the manifests among the
+// chunks of volume 0, takes for each volume the newest checkpoint present to the last byte,
+// and compares the checkpoint with the chunks on the disks.
 
-// Survey is what was found. Nothing was changed.
+// Survey is the result of a survey. A survey changes nothing.
 type Survey struct {
 	Cluster string             `json:"cluster"`
 	Servers []meta.ServerInfo  `json:"servers"`
 	Volumes []SurveyedVolume   `json:"volumes"`
 	Notes   []string           `json:"notes,omitempty"`
-	Written meta.Time          `json:"records_of"` // when the cluster's own records were kept; 0: never
+	Written meta.Time          `json:"records_of"` // date of the cluster's own records; 0: no records
 	records []journal.KeyValue // of the root volume's manifest, or of a backup
-	besides []journal.KeyValue // of a backup, which no manifest has
+	besides []journal.KeyValue // of a backup; no manifest has these keys
 
 	MaxVolume meta.VolumeID `json:"-"`
 	MaxServer meta.ServerID `json:"-"`
@@ -43,29 +43,28 @@ type Survey struct {
 // SurveyedVolume is one volume.
 type SurveyedVolume struct {
 	ID meta.VolumeID `json:"id"`
-	// Name is that of the row; a volume without a row is called after its id.
+	// Name is the name in the row; a volume without a row is named after its ID.
 	Name    string    `json:"name"`
-	Seq     meta.Seq  `json:"seq"`     // of the checkpoint; 0: there is none, the volume begins empty
-	Written meta.Time `json:"written"` // when it was made: what came later is lost
-	// Chunks that the checkpoint refers to: on disks, and missing there (their
-	// files answer EIO).
+	Seq     meta.Seq  `json:"seq"`     // of the checkpoint; 0: no checkpoint, the volume begins empty
+	Written meta.Time `json:"written"` // time of the state; later changes are lost
+	// Chunks referred to by the checkpoint: all, and missing on the disks (the files of
+	// missing chunks answer EIO).
 	Chunks       int    `json:"chunks"`
 	Bytes        uint64 `json:"bytes"`
 	MissingCount int    `json:"missing_chunks"`
 	MissingBytes uint64 `json:"missing_bytes"`
-	// Chunks on disks that the checkpoint does not know: written after it. The
-	// bytes are those of such chunks, and those that open ones have beyond what
-	// the checkpoint refers to.
+	// Chunks on disks unknown to the checkpoint: written after the checkpoint. TailBytes also
+	// counts the bytes of open chunks beyond the bytes referred to by the checkpoint.
 	TailCount int    `json:"unknown_chunks"`
 	TailBytes uint64 `json:"unknown_bytes"`
-	// Incomplete counts newer checkpoints that were not complete.
+	// Incomplete counts newer checkpoints with missing or unreadable files.
 	Incomplete int `json:"incomplete_checkpoints"`
-	// FromBackup counts the journal's entries behind the checkpoint that a backup has.
+	// FromBackup counts the journal entries taken from a backup, after the checkpoint.
 	FromBackup int `json:"entries_from_backup"`
 
 	row  cluster.Volume
 	best *found
-	tail []journal.Entry // behind best, of a backup
+	tail []journal.Entry // the entries after best, from a backup
 	term meta.Term
 }
 
@@ -75,8 +74,8 @@ type found struct {
 	ref meta.BlobRef
 }
 
-// lostCluster is the Cluster of a server that only surveys: it has nothing, and
-// says so to everybody.
+// lostCluster is the Cluster of a server used only for a survey: lostCluster has no records,
+// and refuses requests with beingRestored.
 type lostCluster struct{ key meta.CapKey }
 
 var _ Cluster = (*lostCluster)(nil)
@@ -91,11 +90,11 @@ func (c *lostCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
 	return []meta.CapKey{c.key}, nil
 }
 
-// Standing is as long as anybody asks for: chunk servers may enrol.
 func (c *lostCluster) FreshCapKeys(context.Context, time.Duration) (bool, error) {
 	return false, beingRestored()
 }
 
+// Standing returns a standing long enough for chunk servers to enrol.
 func (c *lostCluster) Standing() time.Duration { return time.Minute }
 
 func (c *lostCluster) Unregister(context.Context) error { return nil }
@@ -202,7 +201,7 @@ func (c *lostCluster) SettleRestored(context.Context, meta.VolumeID) error { ret
 
 func (c *lostCluster) Nodes() []cluster.Node { return nil }
 
-// BindServer lets all come: what is found on their disks is checked itself.
+// BindServer accepts every chunk server: the survey itself checks the servers' disks.
 func (c *lostCluster) BindServer(context.Context, meta.ServerID, string) error { return nil }
 
 func (c *lostCluster) ObserveNode(context.Context, cluster.Node, meta.Time) error {
@@ -227,8 +226,8 @@ func (c *lostCluster) Etcd(context.Context) meta.EtcdHealth {
 	return meta.EtcdHealth{Error: "its records of the cluster are lost: penstock cluster restore makes them again"}
 }
 
-// NewSurveyor makes a server that chunk servers may connect to, and nobody
-// else: it knows no volume.
+// NewSurveyor makes a server for chunk servers only. The server knows no volume and refuses
+// all other callers.
 func NewSurveyor(ctx context.Context, cfg Config) (*Server, error) {
 	c := &lostCluster{key: meta.CapKey{ID: uint32(time.Now().Unix()), Secret: make([]byte, 32)}}
 	rand.Read(c.key.Secret)
@@ -236,8 +235,8 @@ func NewSurveyor(ctx context.Context, cfg Config) (*Server, error) {
 	return New(ctx, cfg)
 }
 
-// AwaitServers waits until n chunk servers are connected, or, for n = 0, until
-// some are and no other came for a while.
+// AwaitServers waits until n chunk servers are connected, or, for n = 0, until some chunk
+// server is connected and the number has not changed for quiet. Errors: Unavailable.
 func (s *Server) AwaitServers(ctx context.Context, n int, quiet time.Duration) error {
 	last, since := 0, time.Now()
 	for {
@@ -258,8 +257,8 @@ func (s *Server) AwaitServers(ctx context.Context, n int, quiet time.Duration) e
 // listed are the replicas of one volume's chunks.
 type listed map[meta.ChunkID]map[meta.ServerID]meta.ReplicaInfo
 
-// listAll lists a volume's chunks on every connected server. A listing that
-// failed is an error: it proves nothing.
+// listAll lists a volume's chunks on every connected server. A failed listing is an error,
+// because an incomplete list proves nothing.
 func (s *Server) listAll(ctx context.Context, v meta.VolumeID) (listed, error) {
 	all := listed{}
 	for _, srv := range s.liveServers() {
@@ -283,8 +282,8 @@ func (s *Server) listAll(ctx context.Context, v meta.VolumeID) (listed, error) {
 	return all, nil
 }
 
-// whole reports whether every part of a blob is on a server, sealed and as long
-// as it was.
+// whole reports whether each part of a blob is on a connected server, sealed and of the
+// recorded length.
 func (l listed) whole(ref meta.BlobRef) bool {
 	for _, p := range ref.Parts {
 		if !slices.ContainsFunc(p.Servers, func(id meta.ServerID) bool {
@@ -297,8 +296,8 @@ func (l listed) whole(ref meta.BlobRef) bool {
 	return true
 }
 
-// Survey looks. dir is for the volumes' states while they are looked through; backup is what
-// is known of the cluster besides, nil: nothing.
+// Survey makes a survey. dir is for temporary states of volumes; backup is a backup of the
+// cluster's records, or nil.
 func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared, backup *cluster.Backup) (*Survey, error) {
 	sv := &Survey{Servers: s.liveServers()}
 	for _, i := range sv.Servers {
@@ -330,8 +329,8 @@ func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared, b
 		}
 		return v
 	}
-	// The newest checkpoint first; the term before the number, since after an
-	// earlier restoration the numbers went back and the terms did not.
+	// The newest checkpoint first; the term before the number, because an earlier restoration
+	// set the numbers back but not the terms.
 	slices.SortStableFunc(manifests, func(a, b *found) int {
 		return cmp.Or(cmp.Compare(a.m.Volume, b.m.Volume), cmp.Compare(b.m.Term, a.m.Term), cmp.Compare(b.m.Seq, a.m.Seq), cmp.Compare(b.m.Written, a.m.Written))
 	})
@@ -413,10 +412,10 @@ func (s *Server) readManifests(ctx context.Context, sv *Survey, blobs listed) ([
 		}
 		m, err := journal.DecodeManifest(b)
 		if errors.Is(err, meta.Version) {
-			return nil, err // a newer program must do this
+			return nil, err // only a newer program can restore
 		}
 		if err != nil {
-			continue // a table file that begins like one
+			continue // a table file that begins like a manifest
 		}
 		if sv.Cluster == "" {
 			sv.Cluster = m.Cluster
@@ -430,7 +429,7 @@ func (s *Server) readManifests(ctx context.Context, sv *Survey, blobs listed) ([
 	return all, nil
 }
 
-// readPart reads the beginning of a blob's part.
+// readPart reads the first n bytes of a blob's part, at most the whole part.
 func (s *Server) readPart(ctx context.Context, p meta.BlobPart, n uint64) ([]byte, error) {
 	b := make([]byte, min(n, p.Length))
 	if s.cfg.ReadChunk == nil {
@@ -439,7 +438,8 @@ func (s *Server) readPart(ctx context.Context, p meta.BlobPart, n uint64) ([]byt
 	return b, s.cfg.ReadChunk(ctx, meta.ChunkPlace{ID: p.Chunk, Servers: p.Servers, Sealed: true, Length: p.Length}, b, 0)
 }
 
-// complete reads all files of a checkpoint.
+// complete reads all files of a checkpoint to the end; an error means that the checkpoint is
+// incomplete.
 func (s *Server) complete(ctx context.Context, blobs listed, f *found) error {
 	for _, file := range f.m.Files {
 		if !blobs.whole(file.Ref) {
@@ -459,9 +459,9 @@ func (s *Server) complete(ctx context.Context, blobs listed, f *found) error {
 	return nil
 }
 
-// takeRows decides which volumes there are: those of the cluster's records as
-// the root volume's checkpoint kept them, and those whose own checkpoint is
-// newer. One that the records of later do not have was deleted.
+// takeRows decides which volumes exist: the volumes in the cluster's records (from the root
+// volume's checkpoint or the backup, whichever is newer), and the volumes with a newer
+// checkpoint of their own. A volume with an older checkpoint and without a record was deleted.
 func (sv *Survey) takeRows(byVolume map[meta.VolumeID]*SurveyedVolume, at func(meta.VolumeID) *SurveyedVolume) error {
 	kept := map[meta.VolumeID]cluster.Volume{}
 	if root := byVolume[meta.RootVolume]; root != nil && root.best != nil && root.best.m.Written > sv.Written {
@@ -500,7 +500,7 @@ func (sv *Survey) takeRows(byVolume map[meta.VolumeID]*SurveyedVolume, at func(m
 		}
 		v.row, v.Name = row, row.Name
 	}
-	// Names are unique; two volumes may have had one after the other.
+	// Names are unique; two volumes may have had the same name one after the other.
 	names := map[string]meta.VolumeID{}
 	for _, id := range sortedVolumes(byVolume) {
 		v := byVolume[id]
@@ -522,7 +522,8 @@ func sortedVolumes(m map[meta.VolumeID]*SurveyedVolume) (ids []meta.VolumeID) {
 	return ids
 }
 
-// compare holds a volume's checkpoint against the chunks on the disks.
+// compare compares a volume's checkpoint, with the entries from a backup, with the chunks on
+// the disks.
 func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) error {
 	on, err := s.listAll(ctx, v.ID)
 	if err != nil {
@@ -584,8 +585,8 @@ func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, sha
 	return nil
 }
 
-// loadSurveyed makes the state of a volume in a folder: the checkpoint, and what a backup
-// has behind it.
+// loadSurveyed makes the state of a volume in a folder: the checkpoint, and the backup's later
+// journal entries.
 func (s *Server) loadSurveyed(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) (st *state.Store, err error) {
 	if v.best == nil {
 		st, err = state.Create(dir, v.ID, shared)
@@ -613,14 +614,14 @@ func (s *Server) loadSurveyed(ctx context.Context, v *SurveyedVolume, dir string
 	return st, nil
 }
 
-// restoreTerms is how far above any term that was seen a restored volume goes
-// on: owners may have come and gone without leaving a chunk.
+// restoreTerms is the distance of a restored volume's term from the highest term seen: owners
+// may have come and gone without leaving a chunk.
 const restoreTerms = 1000
 
-// Quarantine is how long after a restoration nothing unknown is deleted.
+// Quarantine is how long after a restoration the owners delete no unknown chunk.
 const Quarantine = 14 * 24 * time.Hour
 
-// Founding gives what the cluster begins again with, and the volumes' journals.
+// Founding returns the records for the cluster's new beginning, and the volumes' journals.
 func (sv *Survey) Founding(now meta.Time) (cluster.Founding, []RestoredVolume) {
 	f := cluster.Founding{ID: sv.Cluster, At: now, MaxVolume: sv.MaxVolume, MaxServer: sv.MaxServer, Restored: map[meta.VolumeID]cluster.Restoration{}}
 	for _, r := range sv.records {
@@ -642,5 +643,5 @@ func (sv *Survey) Founding(now meta.Time) (cluster.Founding, []RestoredVolume) {
 	return f, all
 }
 
-// RestoredVolume is what a volume's journal begins again with.
+// RestoredVolume is the beginning of a restored volume's journal.
 type RestoredVolume = etcd.Restored

@@ -10,18 +10,19 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// A backup has of each volume the journal as it was, behind a checkpoint whose files are on
-// the chunk servers, or were: a later checkpoint has replaced it there by now, perhaps. So
-// the newest complete checkpoint decides, and of the backup what the journal had behind it.
-// A volume whose checkpoint is newer than the backup comes back newer than that.
+// A backup has each volume's journal after some checkpoint, but not the files of the
+// checkpoint: the files were on the chunk servers, and a later checkpoint may have replaced
+// the files since. So the newest complete checkpoint on the chunk servers decides, and the
+// backup supplies the later journal entries. A volume with a checkpoint newer than the backup
+// is restored to that checkpoint.
 
-// takeBackup takes the records of a backup, if they are newer than those of the root volume's
-// checkpoint, and gives the volumes' journals. Errors: Corrupt, Version.
+// takeBackup takes the cluster's records from a backup, and returns the volumes' journals.
+// Errors: Corrupt, Version.
 func (sv *Survey) takeBackup(b *cluster.Backup, byVolume map[meta.VolumeID]*SurveyedVolume) (map[meta.VolumeID]*backedUp, error) {
 	if b == nil {
 		return nil, nil
 	}
-	// The root volume's checkpoint decides in takeRows, if it is newer.
+	// If the root volume's checkpoint is newer, takeRows replaces the records.
 	sv.Written = b.At
 	for _, r := range b.ClusterRecords() {
 		kv := journal.KeyValue{Key: []byte(r.Key), Value: r.Value}
@@ -45,11 +46,11 @@ func (sv *Survey) takeBackup(b *cluster.Backup, byVolume map[meta.VolumeID]*Surv
 	return all, nil
 }
 
-// backedUp is the journal of a volume as a backup has it.
+// backedUp is a volume's journal in a backup.
 type backedUp struct {
 	at      meta.Time
 	term    meta.Term
-	behind  bool            // there was a checkpoint: the entries do not begin with the first
+	behind  bool            // after a checkpoint: the first entries of the journal are missing
 	entries []journal.Entry // ascending
 }
 
@@ -79,7 +80,7 @@ func decodeBackedUp(v meta.VolumeID, records []cluster.Record) (*backedUp, error
 	return j, nil
 }
 
-// takeTail takes what a backup's journal has behind the volume's checkpoint.
+// takeTail takes from a backup's journal the entries after the volume's checkpoint.
 func (sv *Survey) takeTail(v *SurveyedVolume, j *backedUp) {
 	if j == nil || len(j.entries) == 0 {
 		return

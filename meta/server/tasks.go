@@ -2,12 +2,12 @@ package server
 
 import "penstock.io/penstock/meta/task"
 
-// tasks are what an owner does behind the requests, each in a goroutine of its own.
+// tasks are an owner's background tasks, each in a goroutine of its own.
 type tasks struct {
 	checkpoint *task.Task
-	collection *task.Task // of chunks that nothing refers to
+	collection *task.Task // of unreferenced chunks
 	compaction *task.Task
-	departures *task.Task // of sessions that left files open-ended
+	departures *task.Task // of ended sessions with open-ended files
 	digests    *task.Task
 	indexes    *task.Task
 	inspection *task.Task
@@ -31,8 +31,8 @@ func newTasks(o *owner) tasks {
 	}
 }
 
-// startTasks starts the tasks of a volume, which go on until the owner ends. All but the
-// end of sessions wait until the sessions of the owner before are back or over.
+// startTasks starts the tasks of a volume; the tasks run until the owner ends. All tasks
+// except departures wait until the previous owner's sessions are back or over.
 func (o *owner) startTasks(clone bool) {
 	o.wg.Go(func() { o.tasks.departures.Run(o.ctx) })
 	o.wg.Go(func() {

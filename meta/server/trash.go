@@ -14,29 +14,29 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Deleting a volume. Its row is what counts, and goes through
+// Deleting a volume. The volume's row decides, and goes through
 //
 //	active -> trash -> deleting -> gone
 //
-// each by one transaction, the trash only if the volume has a trash time. In the
-// trash nobody can enter it, its name is free, and its home looks after its
-// chunks as after those of any closed volume. Whoever finds it deleting goes on:
-// its home does, after every change of the cluster.
+// Each step is one transaction; the trash is skipped if the volume has no trash time. No
+// session can enter a volume in the trash, the volume's name is free, and its home looks after
+// its chunks as after the chunks of any closed volume. Any server may continue a deletion; the
+// volume's home does so after every change of the cluster.
 
-// deleteVolume deletes a volume that hangs nowhere and that nothing hangs in, or
-// goes on deleting it. Errors: Busy (it is attached, or has not the name that it is
-// to have), NotEmpty (something is attached in it), NotPermitted (the root).
+// deleteVolume deletes a volume that is not attached and has no volume attached inside, or
+// continues the deletion. Errors: Busy (the volume is attached, or has another name than
+// as.Name), NotEmpty (a volume is attached inside), NotPermitted (the root).
 //
-// One at a time deletes a volume: its home goes on with what it finds deleting, and
-// would take it anew when who began has let it go and not removed the row yet. Then
-// it owned what is no more.
+// Only one caller at a time deletes a volume: the volume's home continues deletions, and could
+// otherwise take the volume anew between another caller's release of the volume and the
+// removal of the row. The home would then own a volume that no longer exists.
 func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) error {
 	end, err := s.deleting.begin(ctx, v.ID)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if as.Token != 0 { // it may have come before, and be done meanwhile
+	if as.Token != 0 { // an earlier try may have finished meanwhile
 		if v, err = s.cfg.Cluster.Volume(ctx, v.ID); err != nil {
 			return err
 		}
@@ -44,19 +44,19 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, as wire.Vol
 	err = s.deleteAlone(ctx, v, as)
 	if o := s.opened(v.ID); o != nil && errors.Is(err, meta.NoSuchVolume) {
 		if _, gone := s.cfg.Cluster.Volume(ctx, v.ID); errors.Is(gone, meta.NoSuchVolume) {
-			o.lose(gone) // another server has deleted it
+			o.lose(gone) // another server deleted the volume
 		}
 	}
 	return err
 }
 
-// turns lets one at a time do something to a volume.
+// turns admits one caller at a time per volume.
 type turns struct {
 	mu sync.Mutex
 	m  map[meta.VolumeID]chan struct{}
 }
 
-// begin waits for the turn; end ends it. Errors: Interrupted.
+// begin waits for the caller's turn; end ends the turn. Errors: Interrupted.
 func (t *turns) begin(ctx context.Context, v meta.VolumeID) (end func(), err error) {
 	mine := make(chan struct{})
 	for {
@@ -123,16 +123,17 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as wire.Volu
 	return nil
 }
 
-// deletedBy tells whether a request has done all of its work to a volume whose row is
-// there: what became of it since, it was put into the trash, or was taken out of it
-// again, is others' wish.
+// deletedBy reports whether a request has done all of its work on a volume whose row still
+// exists: since the request, the volume was moved to the trash, or another request took the
+// volume out of the trash again.
 func deletedBy(v *cluster.Volume, as wire.VolumeDeletion) bool {
 	return v.Did(as.Token) && v.State != cluster.VolumeDeleting
 }
 
 var errDeletedBefore = errors.New("the request came before")
 
-// condemn writes into a volume's row that it is deleted. Errors: also errDeletedBefore.
+// condemn changes a volume's row to trash or deleting, after the volume's writers have
+// committed. Errors: the errors of deleteVolume, errDeletedBefore.
 func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wire.VolumeDeletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	if v.Attach != nil {
@@ -141,7 +142,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 	if err := isNamed(v, as.Name); err != nil {
 		return v, err
 	}
-	// Nothing is hung into it meanwhile.
+	// No volume is attached inside meanwhile.
 	o.hanging.Lock()
 	defer o.hanging.Unlock()
 	all, err := s.cfg.Cluster.Volumes(ctx)
@@ -163,8 +164,8 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 		if err := o.mayGo(ctx); err != nil {
 			return v, err
 		}
-		// What mounts cached is given up first; what they buffered is committed,
-		// and goes with the rest.
+		// Mounts first give up their caches; buffered data is committed, and is deleted with
+		// the volume.
 		if err := o.recallAll(ctx, func() error { return nil }); err != nil {
 			return v, err
 		}
@@ -187,20 +188,21 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 		err = condemned()
 		return v, err
 	}
-	// A group that holds the volume can't have its snapshot any more: its client is told at
-	// the next step, and nothing here waits for the hold to run out.
+	// A group with a barrier at the volume can't have its snapshot any more: the group's
+	// client gets an error at the next step, and the deletion does not wait for the barrier's
+	// timeout.
 	o.mu.Lock()
 	if o.group != nil {
 		o.endHold(o.group)
 	}
 	o.mu.Unlock()
-	// Writers that went on since then are taken back what they hold once more, and nobody
-	// writes after that: what goes into the trash is all there.
+	// The owner recalls once more the leases of writers that went on since then, and nobody
+	// writes after that: the volume goes into the trash with all acknowledged writes.
 	err = o.endWriting(ctx, writingEnd{op: op, force: true}, condemned)
 	return v, err
 }
 
-// writeCondemned changes the row.
+// writeCondemned changes the volume's row to trash or deleting.
 func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	at := time.Now()
@@ -214,8 +216,8 @@ func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as wire.V
 		if err := isNamed(*x, as.Name); err != nil {
 			return err
 		}
-		// The row that was asked about may be old. Taken out of the trash and put into it
-		// anew meanwhile, the volume has all its time there before it.
+		// The caller's row may be out of date. If the volume was taken out of the trash and
+		// moved there anew meanwhile, its full trash time lies ahead.
 		if x.State != v.State || x.Until != v.Until {
 			return meta.E(op, meta.Busy, x.Name, fmt.Errorf("it is %s now: try again", x.State))
 		}
@@ -230,9 +232,8 @@ func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as wire.V
 	})
 }
 
-// isNamed refuses to condemn a volume that has another name than the one for which
-// it is to go; "": any will do. What was condemned goes, whatever its name. Errors:
-// Busy.
+// isNamed refuses to condemn a volume with another name than the request's; "": any name. A
+// volume already being deleted passes under any name. Errors: Busy.
 func isNamed(v cluster.Volume, name string) error {
 	if name == "" || v.Name == name || v.State == cluster.VolumeDeleting {
 		return nil
@@ -246,20 +247,20 @@ func attached(v cluster.Volume) error {
 
 func seconds(n uint64) time.Duration { return time.Duration(n) * time.Second }
 
-// purges are the volumes that are being purged.
+// purges are the volumes being purged.
 type purges struct {
 	mu   sync.Mutex
 	m    map[meta.VolumeID]bool
-	last meta.VolumeID // that was begun
+	last meta.VolumeID // the last volume begun
 }
 
-// maxPurges bounds how many volumes are purged at once.
+// maxPurges bounds the concurrent purges.
 const maxPurges = 4
 
-// startPurges purges volumes, ascending by number, beside whatever else is done, unless
-// that is under way or enough others are: who finds them in the trash asks again. It
-// goes on behind the last one that was begun: a few that can't go yet would keep all
-// behind them in the trash.
+// startPurges purges volumes in the background, ascending by number. startPurges skips running
+// purges and stops at maxPurges; the next look at the trash calls startPurges again. Each call
+// continues after the last volume begun, because otherwise a few volumes that can't be deleted
+// yet would keep all later volumes in the trash.
 func (s *Server) startPurges(due []cluster.Volume) {
 	p := &s.purging
 	p.mu.Lock()
@@ -279,7 +280,7 @@ func (s *Server) startPurges(due []cluster.Volume) {
 	}
 }
 
-// startPurge purges one. Caller holds purging.mu.
+// startPurge purges one volume. The caller holds purging.mu.
 func (s *Server) startPurge(v cluster.Volume) {
 	p := &s.purging
 	if p.m == nil {
@@ -295,16 +296,16 @@ func (s *Server) startPurge(v cluster.Volume) {
 	})
 }
 
-// purge deletes a volume whose time in the trash is over.
+// purge deletes a volume whose trash time is over.
 func (s *Server) purge(v cluster.Volume) {
 	if err := s.deleteVolume(s.ctx, v, wire.VolumeDeletion{Now: true}); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
 		s.log.Info("a volume does not leave the trash yet", "volume", v.Name, "error", err)
 	}
 }
 
-// undeleteVolume takes a volume out of the trash. It hangs nowhere then. Errors:
-// NoSuchVolume (none of the name is in the trash), VolumeExists (its name is
-// another's by now).
+// undeleteVolume takes a volume out of the trash; the volume is not attached then. Errors:
+// NoSuchVolume (no such volume is in the trash), VolumeExists (another volume has the name
+// now).
 func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	const op = "undelete volume"
 	token, err := tokenOf(m)
@@ -348,8 +349,8 @@ func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.Adm
 	return nil
 }
 
-// undeleted finds the volume that a request has taken out of the trash, if it came
-// before.
+// undeleted finds the volume of a repeated request that has already taken the volume out of
+// the trash.
 func (s *Server) undeleted(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
 	if m.Volume != 0 {
 		return s.cfg.Cluster.Volume(ctx, m.Volume)
@@ -357,8 +358,7 @@ func (s *Server) undeleted(ctx context.Context, m *wire.Admin) (cluster.Volume, 
 	return s.cfg.Cluster.VolumeByName(ctx, cmp.Or(m.Entry, m.Name))
 }
 
-// findInTrash finds a volume by number, or the one of a name that was deleted
-// last.
+// findInTrash finds a volume in the trash by number, or the latest deleted volume of a name.
 func (s *Server) findInTrash(ctx context.Context, m *wire.Admin) (found cluster.Volume, err error) {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
@@ -378,15 +378,15 @@ func (s *Server) findInTrash(ctx context.Context, m *wire.Admin) (found cluster.
 	return found, nil
 }
 
-// setState notes what the volume's row says by now.
+// setState notes the state in the volume's row.
 func (o *owner) setState(to cluster.VolumeState) {
 	o.mu.Lock()
 	o.state = to
 	o.mu.Unlock()
 }
 
-// serving is the owner, unless the volume is open for another purpose than being
-// used: it is in the trash. Errors: NoSuchVolume.
+// serving returns o, unless the caller wants an active volume and the volume is not active (in
+// the trash or being deleted). Errors: NoSuchVolume.
 func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -415,12 +415,12 @@ func (o *owner) recallAll(ctx context.Context, do func() error) error {
 	}
 }
 
-// deleteWidth is how many orders to delete one chunk server has at once.
+// deleteWidth bounds the concurrent delete orders per chunk server.
 const deleteWidth = 8
 
-// deleteAllChunks orders the deletion of every chunk of a volume that is going,
-// where servers can be reached. One that leaves an order unanswered is not asked
-// for more: what is left there is found by sweepDeleted.
+// deleteAllChunks orders the deletion of every chunk of a volume being deleted, on all
+// reachable servers. A server that leaves an order unanswered gets no further orders;
+// sweepDeleted later finds the remaining chunks.
 func (o *owner) deleteAllChunks(ctx context.Context) error {
 	chunks := map[meta.ServerID][]meta.ChunkID{}
 	o.mu.Lock()
@@ -445,7 +445,7 @@ func (o *owner) deleteAllChunks(ctx context.Context) error {
 	return nil
 }
 
-// deleteAt orders the deletion of chunks of a volume that is going on one server.
+// deleteAt orders the deletion of chunks of a volume being deleted, on one server.
 func (o *owner) deleteAt(ctx context.Context, srv meta.ServerID, ids []meta.ChunkID) {
 	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
 	ctx, giveUp := context.WithCancel(ctx)

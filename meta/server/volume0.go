@@ -14,14 +14,14 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Volume 0 holds chunks that belong to the system: the files of checkpoints.
+// Volume 0 holds the system's chunks: the files of checkpoints.
 
-// systemPolicy is how chunks of volume 0 are placed: on three hosts, or on as
-// many as there are (rule 10).
+// systemPolicy places chunks of volume 0 on three hosts, or on fewer if the cluster has fewer
+// (rule 10).
 var systemPolicy = meta.Policy{Replicas: 3, MinReplicas: 1}
 
-// SystemGrant gives the right to write a chunk of volume 0. Such chunks have
-// up to three replicas, whatever any volume's policy (rule 10).
+// SystemGrant returns a grant to write a chunk of volume 0. Such chunks have up to three
+// replicas, independent of any volume's policy (rule 10).
 func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, error) {
 	servers, err := s.place(1, &systemPolicy, placement.Writer{}, nil)
 	if err != nil {
@@ -35,7 +35,7 @@ func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, e
 		})}, nil
 }
 
-// SystemReadCap gives the right to read the chunks of a volume.
+// SystemReadCap returns a capability to read the chunks of a volume.
 func (s *Server) SystemReadCap(v meta.VolumeID) []byte {
 	return s.sign(CapLife, capability.Claims{
 		Volume: v, Rights: capability.Read,
@@ -55,7 +55,8 @@ func (s *Server) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
 	return l.report.Info, true
 }
 
-// AwaitServer waits until one of the chunk servers is connected.
+// AwaitServer waits until at least one of the chunk servers is connected. Errors: Unavailable,
+// Canceled.
 func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
 	for {
 		for _, id := range any {
@@ -73,9 +74,8 @@ func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
 	}
 }
 
-// OpenAll opens the volumes whose home this is and whose owner before did not
-// release them, and finishes deletions. The others are opened when somebody
-// wants them.
+// OpenAll opens the volumes that have this server as home and were not released by their last
+// owners, and finishes deletions. Other volumes are opened on request.
 func (s *Server) OpenAll(ctx context.Context) error {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Server) OpenAll(ctx context.Context) error {
 	var errs []error
 	for _, v := range all {
 		if _, mine := s.home(v.ID); !mine || v.State == cluster.VolumeCreating {
-			continue // its origin's owner sees to what is being created
+			continue // the origin's owner looks after a volume being created
 		}
 		if v.State == cluster.VolumeDeleting {
 			if err := s.deleteVolume(ctx, v, wire.VolumeDeletion{Now: true}); err != nil {
@@ -109,8 +109,7 @@ func (s *Server) OpenAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Settle ends every session whose client is gone and waits, as long as ctx
-// allows, until their chunks are sealed.
+// Settle waits, as long as ctx allows, until the open chunks of ended sessions are sealed.
 func (s *Server) Settle(ctx context.Context) error {
 	for _, o := range s.owners() {
 		for ctx.Err() == nil && o.ctx.Err() == nil {

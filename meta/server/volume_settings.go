@@ -10,30 +10,30 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// What a volume's row says beside its policy, and its owner acts on: how its
-// chunks are stored, and the advisory quota. The owner reads it when it opens the
-// volume, is told of changes, since they go through it, and looks again now and
-// then for a change that fell between two owners.
+// words are the settings in a volume's row, beside the policy, that the owner acts on: the
+// compression of the volume's chunks, and the advisory quota. The owner reads the row when
+// opening the volume. Changes go through the owner. The owner reads the row again every
+// wordsEvery, for a change made between two owners.
 type words struct {
 	compress meta.Compression
 	advisory cluster.Advisory
 	read     time.Time
-	// booking: a crossing is being written into the row; telling: the state machine
-	// is being told of what the row says, so that it makes an event.
+	// booking: a goroutine writes a crossing into the row; telling: a goroutine journals the
+	// row's crossings, so that the state machine makes an event.
 	booking, telling bool
 }
 
 // wordsEvery is how often an owner reads its volume's row again.
 const wordsEvery = 10 * time.Minute
 
-// setWords takes over what the row says now.
+// setWords takes over the settings from the row.
 func (o *owner) setWords(v *cluster.Volume) {
 	alg, err := meta.ParseCompression(v.Compression)
 	if v.Compression != "" && err != nil {
 		o.log.Warn("the volume is to be compressed in a way that this program does not know: new chunks stay plain", "compression", v.Compression)
 	}
 	o.mu.Lock()
-	o.name = v.Name // another server may have been asked to rename it
+	o.name = v.Name // another server may have renamed the volume
 	w := &o.words
 	more := alg != meta.CompressNone && alg != w.compress
 	w.compress, w.read = alg, time.Now()
@@ -49,12 +49,12 @@ func (o *owner) setWords(v *cluster.Volume) {
 		}
 	}
 	o.mu.Unlock()
-	if more { // lists tell what is plain still
+	if more { // new lists show the uncompressed chunks
 		o.listAnew()
 	}
 }
 
-// readWords reads the row again if that is due.
+// readWords reads the row again if the last read is older than wordsEvery.
 func (o *owner) readWords() {
 	o.mu.Lock()
 	due := time.Since(o.words.read) > wordsEvery
@@ -75,11 +75,11 @@ func (o *owner) compression() meta.Compression {
 	return o.words.compress
 }
 
-// An advisory quota refuses nothing: crossing it is written into the volume's
-// row, once, logged, and shown by metrics. It counts as crossed until the use is
-// a twentieth below it.
+// An advisory quota refuses nothing. The owner writes a crossing into the volume's row, once,
+// logs the crossing, and shows it in metrics. The quota counts as crossed until the use is a
+// twentieth below the limit.
 
-// crossed tells whether a use counts as above a limit, given that it did or not.
+// crossed reports whether a use counts as above a limit, given whether it did before.
 func crossed(was bool, use, limit uint64) bool {
 	switch {
 	case limit == 0:
@@ -90,7 +90,7 @@ func crossed(was bool, use, limit uint64) bool {
 	return use > limit
 }
 
-// watchQuota notices that the volume's use crosses its advisory quota. Caller
+// watchQuota starts bookCrossing if the volume's use crosses its advisory quota. The caller
 // holds mu.
 func (o *owner) watchQuota(bytes, inodes uint64) {
 	w := &o.words
@@ -102,8 +102,8 @@ func (o *owner) watchQuota(bytes, inodes uint64) {
 	o.wg.Go(o.bookCrossing)
 }
 
-// bookCrossing writes down in the row which advisory quotas are crossed, as of
-// what is used then, until that is true.
+// bookCrossing writes into the row which advisory quotas are crossed, by the use at the time
+// of the write, and tries again after errors until the owner ends.
 func (o *owner) bookCrossing() {
 	for o.ctx.Err() == nil {
 		var told []func()
@@ -147,7 +147,7 @@ func (o *owner) bookCrossing() {
 			o.mu.Lock()
 			o.words.booking = false
 			o.mu.Unlock()
-			o.setWords(&v) // what changed meanwhile is noticed there
+			o.setWords(&v) // setWords notices changes made meanwhile
 			return
 		}
 		o.log.Warn("that the volume crosses its advisory quota could not be written down, it is tried again", "error", err)
@@ -158,17 +158,18 @@ func (o *owner) bookCrossing() {
 	}
 }
 
-// quotaTold: the state says of advisory quotas what the row does. Caller holds mu.
+// quotaTold reports whether the state and the row agree on crossed advisory quotas. The caller
+// holds mu.
 func (o *owner) quotaTold() bool {
 	a := &o.words.advisory
 	bytes, inodes, err := namespace.QuotaTold(&view{o: o})
 	return err != nil || bytes == (a.BytesOver != 0) && inodes == (a.InodesOver != 0)
 }
 
-// tellQuota journals what the row says of advisory quotas, and with it an event
-// if those are on. The row goes first: an owner that dies in between leaves this
-// to the next, which finds the two different when it opens the volume. While the
-// row is being judged anew it waits: the outcome may be what was told.
+// tellQuota journals the row's crossings of advisory quotas, with an event if events are on.
+// The row is written first: if the owner dies between row and journal, the next owner finds
+// the difference when opening the volume. tellQuota ends while bookCrossing runs, because the
+// journal may agree with the outcome; setWords then starts tellQuota again if not.
 func (o *owner) tellQuota() {
 	for {
 		o.mu.Lock()
@@ -190,7 +191,7 @@ func (o *owner) tellQuota() {
 	}
 }
 
-// advisoryOf fills in what is told of a row's advisory quota.
+// advisoryOf fills in the advisory quota from the row.
 func advisoryOf(v *cluster.Volume, d *wire.VolumeDetail) {
 	if a := v.Advisory; a != nil {
 		d.AdvisoryBytes, d.AdvisoryInodes = a.Bytes, a.Inodes
@@ -198,8 +199,8 @@ func advisoryOf(v *cluster.Volume, d *wire.VolumeDetail) {
 	}
 }
 
-// sayAdvisory changes a row's advisory quota as words say. A limit that changes
-// is judged anew.
+// sayAdvisory changes a row's advisory quota as requested by w. A changed limit counts as not
+// crossed until the next check.
 func sayAdvisory(v *cluster.Volume, w *wire.VolumeWords) {
 	if w.AdvisoryBytes == nil && w.AdvisoryInodes == nil {
 		return
@@ -230,21 +231,21 @@ func checkCompression(name *string) error {
 	return nil
 }
 
-// VolumeCounters are what metrics tell of a volume that is served here, if its row
-// asks for compression or has an advisory quota.
+// VolumeCounters are the metrics of a volume owned here, if the volume's row sets compression
+// or an advisory quota.
 type VolumeCounters struct {
 	Name                  string
 	UsedBytes, UsedInodes uint64
-	// Advisory quota, 0: none, and whether it counts as crossed.
+	// Advisory quota (0: none), and whether the quota counts as crossed.
 	AdvisoryBytes, AdvisoryInodes uint64
 	BytesOver, InodesOver         bool
-	// Of replicas of sealed chunks, as the chunk servers last listed them: their
-	// bytes, and what they take.
+	// Of replicas of sealed chunks, by the chunk servers' last lists: plain bytes, and stored
+	// bytes.
 	Compressed              bool // the volume is to be compressed
 	PlainBytes, StoredBytes uint64
 }
 
-// VolumeCounters takes a reading.
+// VolumeCounters returns the counters of the volumes owned here.
 func (s *Server) VolumeCounters() (all []VolumeCounters) {
 	for _, o := range s.owners() {
 		o.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// What is told of volumes.
+// Administrative requests about volumes.
 
 // listVolumes answers AdminVolumes.
 func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
@@ -24,7 +24,7 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 		return err
 	}
 	if len(all) <= maxListed {
-		// What is closed tells no usage.
+		// Closed volumes report no usage.
 		if _, err := s.openHome(ctx); err != nil {
 			s.log.Info("not every volume could be opened to be listed", "error", err)
 		}
@@ -38,7 +38,7 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 			break
 		}
 	}
-	peer := m.Entry == ownedHere // which asks for what is used, and the policy
+	peer := m.Entry == ownedHere // a peer asks for usage and policy only
 	if err := s.describeIn(ctx, re, s.newPaths(all), page, peer); err != nil {
 		return err
 	}
@@ -48,17 +48,17 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 	return nil
 }
 
-// describe fills in an answer about volumes that were changed: what was done is not
-// undone if labels can't be read, and the answer says so.
+// describe fills in the answer about changed volumes. An error in reading labels does not undo
+// the change; the answer then says that the labels are unread.
 func (s *Server) describe(ctx context.Context, re *wire.AdminRe, all ...cluster.Volume) {
 	if err := s.describeIn(ctx, re, s.newPaths(all), all, false); err != nil {
 		s.log.Warn("volumes were changed, and who asked is told nothing of their labels", "error", err)
 	}
 }
 
-// describeIn fills in an answer about volumes, ascending by number; plain, without
-// their labels. Errors: Unavailable (their labels; the rest is filled in). A volume
-// whose labels are damaged, or a newer server's, is told of with a word of that.
+// describeIn fills in an answer about volumes, ascending by number; plain: without labels. A
+// volume with damaged labels, or with labels of a newer server, is listed with LabelsUnread.
+// Errors: Unavailable (the labels; the rest is filled in).
 func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, all []cluster.Volume, plain bool) error {
 	details := make([]wire.VolumeDetail, 0, len(all))
 	var labels map[meta.VolumeID]cluster.Labels
@@ -109,7 +109,7 @@ func (s *Server) labelsOf(ctx context.Context, all []cluster.Volume) (map[meta.V
 	return s.cfg.Cluster.Labels(ctx, all[0].ID, all[len(all)-1].ID)
 }
 
-// goTime is a time of a record; a record without one has none.
+// goTime converts a record's time; zero becomes the zero time.
 func goTime(t meta.Time) time.Time {
 	if t == 0 {
 		return time.Time{}
@@ -125,7 +125,7 @@ func (s *Server) volumeInfo(ctx context.Context, in *paths, v cluster.Volume) wi
 			i.Usage = r.StatFS
 		}
 		if p, err := namespace.Policy(&view{o: o}); err == nil {
-			i.Policy = p // the journal's word, not the table's copy
+			i.Policy = p // the journal's policy; the table has a copy
 		}
 		o.mu.Unlock()
 	}
@@ -138,8 +138,7 @@ func (s *Server) volumeInfo(ctx context.Context, in *paths, v cluster.Volume) wi
 	return i
 }
 
-// readBody reads what a request says beside its fields; nothing is fine.
-// Errors: Protocol.
+// readBody decodes the body of a request into to; an empty body is no error. Errors: Protocol.
 func readBody(m *wire.Admin, to any) error {
 	if len(m.Body) == 0 {
 		return nil
@@ -150,8 +149,8 @@ func readBody(m *wire.Admin, to any) error {
 	return nil
 }
 
-// wordsOf reads what a request says of a volume beside its policy. Errors:
-// Protocol, Invalid, NotSupported.
+// wordsOf reads a request's settings of a volume beside the policy. Errors: Protocol, Invalid,
+// NotSupported.
 func wordsOf(m *wire.Admin) (w wire.VolumeWords, err error) {
 	if err := readBody(m, &w); err != nil {
 		return w, err
@@ -165,16 +164,16 @@ func wordsOf(m *wire.Admin) (w wire.VolumeWords, err error) {
 	return w, checkCompression(w.Compression)
 }
 
-// tokenOf is what names a request that is to be done once; zero: it is of a program of
-// before. Errors: Protocol.
+// tokenOf returns the token of a request to be done once; zero for an older program. Errors:
+// Protocol.
 func tokenOf(m *wire.Admin) (uint64, error) {
 	var q wire.Once
 	err := readBody(m, &q)
 	return q.Token, err
 }
 
-// createVolume makes a row; the volume's home makes the volume when somebody wants it.
-// Errors: those of cluster.CreateVolume, and of wordsOf.
+// createVolume makes a row; the volume's home makes the volume at the first use. Errors: the
+// errors of cluster.CreateVolume and wordsOf.
 func (s *Server) createVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	w, err := wordsOf(m)
 	if err != nil {
@@ -199,7 +198,7 @@ func (s *Server) createVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 		v.Does(token)
 	})
 	if errors.Is(err, meta.VolumeExists) {
-		// By the same request, perhaps, whose answer was lost.
+		// An earlier try of this request may have created the volume.
 		if have, herr := s.cfg.Cluster.VolumeByName(ctx, m.Name); herr == nil && have.Did(token) {
 			v, err = have, nil
 		}
@@ -211,7 +210,7 @@ func (s *Server) createVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	return nil
 }
 
-// say changes a volume's row as words say.
+// say changes a volume's row as requested by w.
 func say(v *cluster.Volume, w *wire.VolumeWords) {
 	if w.TrashSeconds != nil {
 		v.TrashSeconds = *w.TrashSeconds
@@ -224,10 +223,9 @@ func say(v *cluster.Volume, w *wire.VolumeWords) {
 	sayAdvisory(v, w)
 }
 
-// setVolume changes a volume's policy, or the words of it that the request names,
-// and what else its row says. The journal, memory and the row get the policies of
-// requests that come at once in the same order, since one at a time is served; and
-// all three get it even if who asked has gone.
+// setVolume changes a volume's policy, or only the named parts of the policy, and other
+// settings in its row. One request at a time is served, so journal, memory and row get
+// concurrent policies in the same order. The change goes on if the caller leaves.
 func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	w, err := wordsOf(m)
 	if err != nil {
@@ -246,7 +244,7 @@ func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 		return err
 	}
 	type outcome struct {
-		re  wire.AdminRe // as it was before the next could change it
+		re  wire.AdminRe // described before the next change
 		err error
 	}
 	done := make(chan outcome, 1)
@@ -273,8 +271,8 @@ func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 	}
 }
 
-// goes runs f, which the owner waits for before it closes its store. false: it
-// serves no more.
+// goes runs f in a goroutine; the owner waits for f before closing its store. false: the owner
+// has ended and f does not run.
 func (o *owner) goes(f func()) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -285,8 +283,8 @@ func (o *owner) goes(f func()) bool {
 	return true
 }
 
-// change is setVolume for who has the turn. What can be refused is looked at before
-// anything is changed; labels are changed by who has the turn alone.
+// change does setVolume's work for the caller with the turn. change checks for refusals before
+// any change; only the caller with the turn changes labels.
 func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords) (v cluster.Volume, err error) {
 	if err := o.labelsFit(ctx, w.Labels); err != nil {
 		return v, err
@@ -317,7 +315,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		case to.Immutable && !now.Immutable:
 			err = o.endWriting(ctx, writingEnd{op: "make immutable", force: w.Force}, set)
 		case to.SealOnClose && !now.SealOnClose:
-			// Who has a file open when the policy changes may close it either way.
+			// A client with an open file during the change may close the file either way.
 			err = o.endWriting(ctx, writingEnd{op: "seal on close", goesOn: true}, set)
 		default:
 			err = set()
@@ -327,7 +325,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		}
 		if saysPlace(w.Only) {
 			if to.Class != now.Class {
-				o.listAnew() // lists tell on which disks of a server its replicas lie
+				o.listAnew() // lists show the disks of a server's replicas
 			}
 			plain := to.Encrypt && (!now.Encrypt || slices.Contains(w.Only, "encrypt"))
 			unmet = o.endUnmet(ctx, &to, plain)
@@ -335,7 +333,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 	}
 	v, err = o.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) })
 	if w.Only == nil || len(w.Only) > 0 {
-		o.tellPolicy(ctx) // after the row says so: clients read the row as well
+		o.tellPolicy(ctx) // after the write of the row, because clients read the row, too
 	}
 	if err != nil {
 		return v, err
@@ -347,8 +345,8 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 	return v, errors.Join(err, unmet)
 }
 
-// labelsFit refuses a change of labels that the volume has no room for, or that
-// can't be read. Errors: ResourceExceeded, Corrupt, Version, Unavailable.
+// labelsFit refuses a change of labels if the volume has no room for the labels, or if its
+// labels can't be read. Errors: ResourceExceeded, Corrupt, Version, Unavailable.
 func (o *owner) labelsFit(ctx context.Context, change map[string]*string) error {
 	if len(change) == 0 {
 		return nil
@@ -363,15 +361,15 @@ func (o *owner) labelsFit(ctx context.Context, change map[string]*string) error 
 	return err
 }
 
-// settlePolicy has the row say of the policy what the journal does. Caller has the
-// turn.
+// settlePolicy writes the journal's policy into the row, with the changes of more. The caller
+// has the turn. Errors: Unavailable if the owner's lease is uncertain.
 func (o *owner) settlePolicy(ctx context.Context, more func(*cluster.Volume)) (cluster.Volume, error) {
 	p, err := o.policy()
 	if err != nil {
 		return cluster.Volume{}, err
 	}
 	return o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
-		// An owner after this one may have journaled another.
+		// A later owner may have journaled another policy.
 		if err := o.ctx.Err(); err != nil || o.outsideLease() {
 			return meta.E("change volume", meta.Unavailable, v.Name, errors.New("whether it is served here is not certain now"))
 		}
@@ -381,8 +379,8 @@ func (o *owner) settlePolicy(ctx context.Context, more func(*cluster.Volume)) (c
 	})
 }
 
-// comparePolicy settles the policy of a row that says another than the journal: its
-// owner before died in between.
+// comparePolicy writes the journal's policy into a row with another policy: the previous owner
+// died between journal and row.
 func (o *owner) comparePolicy(v *cluster.Volume) {
 	if p, err := o.policy(); err != nil || p == v.Policy {
 		return
