@@ -19,28 +19,27 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Types that the kernel knows; kernel.Subtype is ours.
+// The kernel's file system types; kernel.Subtype follows after a dot.
 const (
 	typePlain = "fuse"
 	typeBlock = "fuseblk"
 )
 
-// attached is the outcome of mounting: the descriptor that requests are read
-// from.
+// attached is the result of mounting; fd is the descriptor for reading requests.
 type attached struct {
 	fd     int
 	block  bool   // as fuseblk: syncfs(2) reaches us, umount(2) waits for us
-	helper string // fusermount3, if that mounted
+	helper string // fusermount3, if fusermount3 mounted
 }
 
-// attach mounts at dir and gives the descriptor of the connection: by mount(2)
-// where that is allowed, else by fusermount3.
+// attach mounts at dir and returns the descriptor of the connection. attach calls mount(2)
+// where allowed, else fusermount3.
 //
-// Only for fuseblk (and virtiofs) does the kernel pass syncfs(2) and sync(1) on
-// (FUSE_SYNCFS, since 6.18 to every fuseblk server), and send DESTROY, which
-// umount(8) waits for. So where we may, we mount as fuseblk on a loop device
-// over an empty memfd; its only purpose is to be there. It goes by itself with
-// the mount, also after SIGKILL. Passthrough works as on plain fuse.
+// The kernel passes syncfs(2) and sync(1) on only for fuseblk and virtiofs (FUSE_SYNCFS, since
+// 6.18 to every fuseblk server), and sends DESTROY, awaited by umount(8), only for these
+// types. So a process with the right mounts as fuseblk on a loop device over an empty memfd.
+// The device only has to exist. The kernel frees the device with the mount, also after
+// SIGKILL. Passthrough works as on plain fuse.
 func attach(dir string, cfg *Config) (*attached, error) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.ENXIO) {
@@ -70,7 +69,7 @@ func attach(dir string, cfg *Config) (*attached, error) {
 	return attachByHelper(dir, cfg)
 }
 
-// flags are those of mount(2).
+// flags returns the flags for mount(2).
 func (o *Options) flags() (flags uintptr) {
 	for _, o := range []struct {
 		on   bool
@@ -86,7 +85,8 @@ func (o *Options) flags() (flags uintptr) {
 	return flags
 }
 
-// data are the kernel's options for FUSE: it checks permissions itself.
+// data returns the FUSE options for mount(2). With default_permissions the kernel checks
+// permissions itself.
 func (cfg *Config) data(fd int) string {
 	s := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,default_permissions,max_read=%d", fd, os.Geteuid(), os.Getegid(), maxWrite)
 	if !cfg.Options.Private {
@@ -95,16 +95,15 @@ func (cfg *Config) data(fd int) string {
 	return s
 }
 
-// mountBlock mounts as fuseblk. The source must then be the path of a block
-// device, but people look for the volume's name in df and mount: so the mount
-// is made from a thread of its own whose working directory holds a symbolic
-// link with that name.
+// mountBlock mounts as fuseblk. The source of a fuseblk mount must be the path of a block
+// device, but users look for the volume's name in df and mount. So a dedicated thread calls
+// mount(2), in a working directory with a symbolic link of that name.
 func mountBlock(fd int, dir string, cfg *Config) error {
 	dev, loop, err := loopDevice()
 	if err != nil {
 		return err
 	}
-	defer loop.Close() // the mount holds it from now on, or nobody
+	defer loop.Close() // from now on only the mount holds the device
 	tmp, err := os.MkdirTemp("", "penstock-mount-")
 	if err != nil {
 		return err
@@ -134,11 +133,11 @@ func mountBlock(fd int, dir string, cfg *Config) error {
 }
 
 const (
-	loopBytes    = 1 << 20 // size of the device; nothing is ever written to it
+	loopBytes    = 1 << 20 // bytes; the device is never written
 	loopAttempts = 16      // another process may take a free device first
 )
 
-// loopDevice makes a loop device that goes when its last user does.
+// loopDevice makes a loop device, which the kernel frees with the device's last user.
 func loopDevice() (path string, dev *os.File, err error) {
 	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -191,11 +190,10 @@ func findHelper() (string, error) {
 // helperTimeout bounds fusermount3.
 const helperTimeout = 20 * time.Second
 
-// attachByHelper has fusermount3, which is set-user-id root, mount for a user.
-// It sends the descriptor of the connection over a socket whose number is in
-// _FUSE_COMMFD. What the user can't have: set-id programs, devices,
-// passthrough, syncfs, more read-ahead, and other users' access unless
-// /etc/fuse.conf says user_allow_other.
+// attachByHelper mounts through fusermount3, which is set-user-id root, for an unprivileged
+// user. fusermount3 sends the descriptor of the connection over the socket numbered in
+// _FUSE_COMMFD. Such a mount has no set-id programs, devices, passthrough, syncfs or larger
+// read-ahead. Other users get access only if /etc/fuse.conf says user_allow_other.
 func attachByHelper(dir string, cfg *Config) (*attached, error) {
 	helper, err := findHelper()
 	if err != nil {

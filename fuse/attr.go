@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// preferredIO is st_blksize of regular files, in bytes: stdio and its likes
-// take it for the size of their buffers, and each of their writes is a request.
+// preferredIO is st_blksize of regular files, in bytes. stdio and similar libraries use
+// st_blksize as buffer size, and each flush of such a buffer is a request.
 const preferredIO = 128 << 10
 
 func blockSize(a *meta.Attr) uint32 {
@@ -51,8 +51,8 @@ func (f *fileSystem) fillEntry(e *penstock.Entry, out *fuse.EntryOut) {
 	out.SetEntryTimeout(f.entryTimeout(e.Volume, e.Valid))
 }
 
-// generation tells inodes of one number apart. Those of a volume are never used
-// twice, those of views that ended are.
+// generation returns the node generation, which distinguishes inodes with the same number. A
+// volume never reuses an inode number. A view's volume number is reused after the view ends.
 func (f *fileSystem) generation(id meta.VolumeID) uint64 {
 	if id > meta.MaxVolume {
 		if v, err := f.volume(request(nil), id); err == nil {
@@ -78,7 +78,7 @@ func (f *fileSystem) fillAttrOut(node uint64, e *penstock.Entry, out *fuse.AttrO
 	}
 }
 
-// GetAttr answers stat(2) and what the kernel refreshes by itself.
+// GetAttr answers stat(2) and the kernel's own refreshes of attributes.
 func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	ctx := request(cancel)
 	if dir := f.virtualAt(in.NodeId); dir != nil {
@@ -145,9 +145,8 @@ func sxTime(t meta.Time) fuse.SxTime {
 
 // SetAttr answers chmod, chown, truncate and utimensat.
 //
-// With FUSE_HANDLE_KILLPRIV_V2 the kernel leaves the dropping of set-id bits
-// and capabilities to us: always with a change of owner, with a truncation
-// when it says so.
+// With FUSE_HANDLE_KILLPRIV_V2 SetAttr must drop set-id bits and capabilities: with every
+// change of owner, and with a truncation if the kernel asks for it.
 func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	if isText(in.NodeId) {
 		return fuse.EPERM
@@ -158,7 +157,7 @@ func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fu
 		return f.status("setattr", in.NodeId, err)
 	}
 	if in.Valid&fuse.FATTR_SIZE != 0 {
-		// Bytes of mappings that lie before the new end must not come after it.
+		// Queued pages of mappings must be written before the truncation.
 		if err := f.back.drain(in.NodeId); err != nil {
 			return f.status("setattr", in.NodeId, err)
 		}
@@ -170,7 +169,7 @@ func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fu
 			return f.status("setattr", in.NodeId, err)
 		}
 		if old.Attr.IsDir() {
-			req.Mask &^= meta.SetKillPriv // a directory keeps its bits
+			req.Mask &^= meta.SetKillPriv // a directory keeps its set-id bits
 		}
 		if req.Mask&meta.SetKillPriv != 0 {
 			dropSetGID(&req, &old.Attr, &in.InHeader)
@@ -208,7 +207,7 @@ func setAttr(ino meta.Ino, in *fuse.SetAttrIn) meta.SetAttr {
 		req.Size = size
 	}
 	if in.Valid&fuse.FATTR_KILL_SUIDGID != 0 || req.Mask == 0 && in.Valid == 0 {
-		// Nothing valid at all is chown(path, -1, -1), which drops them, too.
+		// An empty request is chown(path, -1, -1), which also drops set-id bits.
 		req.Mask |= meta.SetKillPriv
 	}
 	switch {
@@ -225,8 +224,9 @@ func setAttr(ino meta.Ino, in *fuse.SetAttrIn) meta.SetAttr {
 		req.Mask |= meta.SetMtime
 		req.Mtime = meta.TimeOf(int64(in.Mtime), in.Mtimensec)
 	}
-	// The kernel tells this with FUSE_WRITEBACK_CACHE only, which is not asked for. With
-	// it utimensat(2) of an access time alone would pass for meta.SetAttr.ReadTime.
+	// The kernel sends the change time only with FUSE_WRITEBACK_CACHE, which initOptions does
+	// not request. With FUSE_WRITEBACK_CACHE, utimensat(2) of an access time alone would look
+	// like meta.SetAttr.ReadTime.
 	if in.Valid&fuse.FATTR_CTIME != 0 {
 		req.Mask |= meta.SetCtime
 		req.Ctime = meta.TimeOf(int64(in.Ctime), in.Ctimensec)

@@ -10,24 +10,24 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// The ids of the thread behind a request. A kernel that may map the ids of a mount
-// (FUSE_ALLOW_IDMAP, Linux 6.12: a pod with a user namespace of its own) sends them
-// only with requests that create an inode, mapped. Every other request has noID for
-// both; the kernel has checked the rights of the caller before. The few requests that
-// depend on the caller all the same read its ids from /proc.
+// The ids of the thread behind a request. A kernel able to map the ids of a mount
+// (FUSE_ALLOW_IDMAP, Linux 6.12: a pod with its own user namespace) sends ids only with
+// requests that create an inode, mapped. Every other request has noID for both ids; the kernel
+// has already checked the caller's rights. The few requests that still depend on the caller
+// read the caller's ids from /proc.
 
-// noID stands in a request that tells neither the user nor the group.
+// noID stands for an unknown user or group in a request.
 const noID = math.MaxUint32
 
-// caller has the ids of a thread that made a request. noID is an id that nobody knows.
+// caller has the ids of a requesting thread. noID is an unknown id.
 type caller struct {
 	uid, gid uint32
 	groups   []string // the supplementary groups, in decimal
 }
 
-// callerOf gives the ids of the thread that made a request, as the initial user
-// namespace counts them. A thread that is gone has noID for each id that the request
-// does not tell, and no supplementary groups.
+// callerOf returns the ids of a requesting thread, as numbered in the initial user namespace.
+// If the thread is gone, each id missing in the request is noID, and the supplementary groups
+// are empty.
 func callerOf(h *fuse.InHeader) caller {
 	c := caller{uid: h.Uid, gid: h.Gid}
 	b, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(h.Pid), 10) + "/status")
@@ -49,8 +49,8 @@ func callerOf(h *fuse.InHeader) caller {
 	return c
 }
 
-// fileSystemID gives the id of a request or, if the request does not tell it, the last
-// of the four that a thread has: the one that decides in file systems.
+// fileSystemID returns the id of a request or, if the request has noID, the last of the
+// thread's four ids, which decides in file systems.
 func fileSystemID(told uint32, ids []string) uint32 {
 	if told != noID || len(ids) != 4 {
 		return told
@@ -62,7 +62,7 @@ func fileSystemID(told uint32, ids []string) uint32 {
 	return uint32(id)
 }
 
-// inGroup reports whether the thread has a group, as its own or as a supplementary one.
+// inGroup reports whether gid is the thread's group or a supplementary group.
 func (c caller) inGroup(gid uint32) bool {
 	return c.gid == gid || slices.Contains(c.groups, strconv.FormatUint(uint64(gid), 10))
 }

@@ -29,7 +29,7 @@ const (
 	outHeaderSize = 16 // length 4, error 4, unique 8
 )
 
-// Opcodes that this file looks at.
+// Opcodes that package fuse inspects.
 const (
 	opLookup      = 1
 	opForget      = 2
@@ -60,28 +60,27 @@ const (
 	opSyncfs      = 50
 	opTmpfile     = 51
 	opStatx       = 52
-	maxOpcode     = 63 // beyond all that exist
+	maxOpcode     = 63 // above every known opcode
 )
 
 const (
 	maxWrite   = 1 << 20 // bytes of one READ or WRITE
 	inSize     = maxWrite + 4096
-	smallOut   = 8 << 10 // bytes that any answer but a READ's or a listing's fits
-	maxReaders = 2       // goroutines that wait for a request, at most; more gained nothing
+	smallOut   = 8 << 10 // bytes; enough for any answer except of READ and listings
+	maxReaders = 2       // most goroutines waiting for a request; more gained nothing
 	maxFree    = 16      // slots, and buffers, kept for later
-	smallIn    = 4 << 10 // bytes that almost any request but a WRITE fits
+	smallIn    = 4 << 10 // bytes; enough for most requests except WRITE
 	// manyBuffers are in use when requests of any size are copied out of theirs.
 	manyBuffers = 64
 )
 
-// conn is the connection to the kernel: it reads requests, has go-fuse's
-// protocol server decode them and call the file system, and writes the answers.
+// conn is the connection to the kernel. It reads requests, has go-fuse's protocol server
+// decode the requests and call the file system, and writes the answers.
 //
-// The loop is not go-fuse's own Server for four reasons: SYNCFS, which that
-// knows only by name; answers that a recall has overtaken; INTERRUPT, which is
-// sent for any signal, not only where someone gives up; and a later daemon that
-// takes over, whose INIT was answered by its predecessor. It costs the same CPU
-// for each create (docs/parts/fuse.md).
+// conn has its own loop instead of go-fuse's Server for four reasons. The Server knows SYNCFS
+// only by name. A recall may overtake an answer. The kernel sends INTERRUPT for any signal,
+// not only when the caller gives up. After a take-over the predecessor has already answered
+// INIT. Both loops cost the same CPU for each create (docs/parts/fuse.md).
 type conn struct {
 	file *os.File
 	fd   int
@@ -91,21 +90,21 @@ type conn struct {
 
 	minor  uint32 // of the kernel's protocol 7.minor
 	syncfs bool   // the kernel passes syncfs(2) on
-	// initial is the INIT that a successor needs; resends: the kernel can send
-	// again what is not answered.
+	// initial is the INIT request for a successor. resends: the kernel can send unanswered
+	// requests again.
 	initial []byte
 	resends bool
 
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
-	idle   atomic.Int32  // goroutines that wait for a request
+	idle   atomic.Int32  // goroutines waiting for a request
 	marks  atomic.Int32  // of the last requests, see mark
-	last   atomic.Uint32 // who asked the last one of them
+	last   atomic.Uint32 // process id of the last quick request
 	loops  sync.WaitGroup
 	done   chan struct{} // closed after the last request
 
-	// generation counts invalidations; see Notifier. Answers with timeouts are
-	// written under the read lock, and it grows under the write lock.
+	// generation counts invalidations; see Notifier. reply writes an answer with timeouts
+	// under the read lock; newGeneration increments generation under the write lock.
 	genMu      sync.RWMutex
 	generation atomic.Uint64
 
@@ -113,7 +112,7 @@ type conn struct {
 	free    []*slot
 	busy    map[*slot]bool
 	buffers [][]byte // not in use
-	inUse   int      // buffers that are
+	inUse   int      // buffers in use
 
 	closeMu sync.RWMutex
 	closed  bool
@@ -126,20 +125,20 @@ type conn struct {
 type slot struct {
 	in, out []byte
 	small   []byte // in, if the request fits
-	buffer  []byte // in, if it doesn't: of inSize, given back with the slot
+	buffer  []byte // in, for a larger request: inSize bytes, returned by put
 	ins     [1][]byte
 	outs    [1][]byte
-	unique  atomic.Uint64 // the request that is being worked on, or zero
+	unique  atomic.Uint64 // number of the request in progress, or zero
 	op      atomic.Uint32 // set before unique
 	pid     atomic.Uint32
 
 	cancelMu sync.Mutex
-	cancel   chan struct{} // closed when the request is to end, if direct works on it
+	cancel   chan struct{} // closed to end a request of direct
 	canceled bool
 }
 
-// newConn takes over fd, a /dev/fuse that was just mounted, and answers INIT;
-// with left, one of which a predecessor answered this INIT.
+// newConn takes over fd, a /dev/fuse descriptor. left nil: fd was just mounted, and newConn
+// answers INIT. Otherwise left is the INIT request already answered by a predecessor.
 func newConn(fd int, fs *fileSystem, log *slog.Logger, left []byte) (*conn, error) {
 	c := &conn{
 		file: os.NewFile(uintptr(fd), "/dev/fuse"), fd: fd, fs: fs, log: log,
@@ -157,15 +156,15 @@ func newConn(fd int, fs *fileSystem, log *slog.Logger, left []byte) (*conn, erro
 	return c, nil
 }
 
-// initOptions is all that is negotiated with the kernel, in one place: a daemon
-// that takes over must come to the same.
+// initOptions holds everything negotiated with the kernel, in one place, since a successor
+// must negotiate the same result.
 func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
 	o := &fuse.MountOptions{
 		Name:          "penstock",
 		MaxWrite:      maxWrite,
 		MaxBackground: 128,
-		// Without opens nobody would tell us to give up locks; then they hold within
-		// the mount, which can't change anyway.
+		// Without OPEN the kernel sends no request for giving up locks. So the kernel keeps
+		// locks within the mount, which is enough since its files can't change.
 		EnableLocks: !fs.noOpen,
 		EnableAcl:   true,
 		// Targets of links never change; inode numbers are never used twice.
@@ -182,10 +181,10 @@ func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
 			fuse.CAP_ATOMIC_O_TRUNC |
 			fuse.CAP_SETXATTR_EXT | // tells when an ACL must drop set-group-id
 			fuse.CAP_ASYNC_DIO |
-			fuse.CAP_EXPORT_SUPPORT | // handles of files outlive what the kernel remembers: handles.go
+			fuse.CAP_EXPORT_SUPPORT | // file handles outlive the kernel's inodes: handles.go
 			fuse.CAP_HAS_RESEND, // a successor may ask for unanswered requests
 		Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		// A bug stops the program: who knows what it left locked.
+		// A bug stops the program, since locks may be left held.
 		PanicHandler: func(bug any) fuse.Status { panic(bug) },
 	}
 	if fs.noOpen {
@@ -199,7 +198,7 @@ func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
 	return o
 }
 
-// Protocol minors that brought what we use.
+// FUSE minors that introduced a feature in use.
 const (
 	minorKillPriv = 33 // Linux 5.11: HANDLE_KILLPRIV_V2 and SETXATTR_EXT
 	minorEpoch    = 44 // Linux 6.16: FUSE_NOTIFY_INC_EPOCH
@@ -242,9 +241,9 @@ func (c *conn) serve() {
 	}()
 }
 
-// loop reads requests and answers each before it reads the next. Whoever takes
-// a request that could wait and leaves nobody waiting starts a successor first, so
-// that a request that waits never keeps others waiting. See quick.go.
+// loop reads requests and answers each before reading the next. A goroutine holding a request
+// that could wait first starts another loop if no goroutine is reading, so that a waiting
+// request never delays other requests. See quick.go.
 func (c *conn) loop() {
 	defer c.loops.Done()
 	for {
@@ -273,7 +272,7 @@ func (c *conn) loop() {
 	}
 }
 
-// read reads one request.
+// read reads one request into p and retries after an interruption.
 func (c *conn) read(p []byte) (int, error) {
 	for {
 		n, err := syscall.Read(c.fd, p)
@@ -283,7 +282,7 @@ func (c *conn) read(p []byte) (int, error) {
 				return 0, fmt.Errorf("a request of %d bytes", n)
 			}
 			return n, nil
-		case syscall.EINTR, syscall.EAGAIN, syscall.ENOENT: // ENOENT: it was interrupted before it was read
+		case syscall.EINTR, syscall.EAGAIN, syscall.ENOENT: // ENOENT: the request was interrupted before the read
 		default:
 			return 0, err
 		}
@@ -319,9 +318,9 @@ func (c *conn) write(p []byte) error {
 	}
 }
 
-// next reads a request into a slot. Who waits for a lock, or for metadata, may do
-// so for long and be one of thousands: a small request gives its buffer back
-// before it is begun, and any does where many are in use.
+// next reads a request into a slot. Thousands of requests may wait long for locks or for
+// metadata. Therefore next copies a small request out of its buffer and frees the buffer at
+// once, and does the same for a request of any size when many buffers are in use.
 func (c *conn) next() (*slot, int, error) {
 	s, b := c.slot()
 	n, err := c.read(b)
@@ -380,14 +379,16 @@ func (c *conn) put(s *slot) {
 	}
 }
 
-// buffer makes one. It takes a while: nobody waits for it.
+// buffer maps a new buffer of inSize bytes. The mapping takes a while, so the caller must not
+// hold mu.
 func (c *conn) buffer() []byte {
-	// Mapped, not from the heap: the collector would clear a megabyte for a request
-	// that is often a hundred bytes.
+	// Mapped, not from the heap: the collector would clear a megabyte for a request of often a
+	// hundred bytes.
 	flags := unix.MAP_PRIVATE | unix.MAP_ANON
 	if c.fs.kept.keep != nil {
-		// Pages must be there before the kernel copies a request into them: if we
-		// are killed while it waits for one, it answers the request with EIO.
+		// Pages must be present before the kernel copies a request into the buffer. If this
+		// process is killed while the kernel waits for a page, the kernel answers the request
+		// with EIO.
 		flags |= unix.MAP_POPULATE
 	}
 	b, err := unix.Mmap(-1, 0, inSize, unix.PROT_READ|unix.PROT_WRITE, flags)
@@ -422,7 +423,8 @@ func (c *conn) handle(s *slot, n int) {
 		c.reads.begin(began)
 		defer func() { c.reads.end(began, time.Now()) }()
 	case opSyncfs, opDestroy:
-		// umount(8) of a block mount waits for the latter, as long as it takes.
+		// umount(8) of a block mount waits for the answer to DESTROY, however long drainFor
+		// takes.
 		s.op.Store(op)
 		s.pid.Store(order.Uint32(s.in[32:]))
 		s.unique.Store(unique)
@@ -446,7 +448,7 @@ func (c *conn) handle(s *slot, n int) {
 		c.interrupted(s)
 		return
 	}
-	if c.fs.count != nil && op != opSetlkw { // who waits for a lock may wait for days
+	if c.fs.count != nil && op != opSetlkw { // a wait for a lock may last days
 		turn := c.fs.count.Begin()
 		defer c.fs.count.End(turn)
 	}
@@ -472,8 +474,8 @@ func (c *conn) handle(s *slot, n int) {
 	}
 }
 
-// syncTimeout bounds how long sync(1) waits for durability: with it waits whoever syncs
-// any file system. Nothing is lost if it is over: see drain.
+// syncTimeout bounds how long sync(1) waits for durability, since a sync of any other file
+// system on the machine may wait behind sync(1). An expired timeout loses nothing: see drain.
 const syncTimeout = 60 * time.Second
 
 // syncAll makes everything durable, or fails in time, and when the caller is killed.
@@ -492,8 +494,8 @@ func (c *conn) syncAll(killed <-chan struct{}) error {
 	}
 }
 
-// reply writes an answer; one with timeouts that was begun before the last
-// invalidation loses them.
+// reply writes an answer. An answer with timeouts loses the timeouts if an invalidation came
+// after generation was read.
 func (c *conn) reply(op uint32, out []byte, generation uint64) {
 	var err error
 	if hasTimeouts(op) {
@@ -509,7 +511,7 @@ func (c *conn) reply(op uint32, out []byte, generation uint64) {
 	c.wrote(op, order.Uint64(out[8:]), err)
 }
 
-// newGeneration makes answers that are on their way lose their timeouts.
+// newGeneration makes every answer in preparation lose its timeouts.
 func (c *conn) newGeneration() {
 	c.genMu.Lock()
 	defer c.genMu.Unlock()
@@ -525,18 +527,18 @@ func (c *conn) fail(s *slot, unique uint64, st fuse.Status) {
 	c.wrote(order.Uint32(s.in[4:]), unique, c.write(out))
 }
 
-// wrote looks at what the kernel said to an answer. It refuses one
+// wrote handles the kernel's result err of writing an answer. The kernel refuses an answer
 //
-//   - with ENOENT, if nobody waits for it: it was answered, or comes again; and so it
-//     refuses one of a connection that has just ended;
-//   - with EINVAL and without a look at the request, if the length in the header or the
-//     error (0 to -511) is none, and with EFAULT or ENOMEM if it can't read the header:
-//     then its caller waits;
-//   - with the same, once it has the request, if what follows is not what it asked for
-//     or can't be read: then it has told EIO to the caller.
+//   - with ENOENT, if no caller waits: the request was answered, or will be sent again; the
+//     kernel also refuses an answer with ENOENT just after the connection has ended;
+//   - with EINVAL before finding the request, if the header's length or error (0 to -511) is
+//     invalid, and with EFAULT or ENOMEM if the kernel can't read the header: then the caller
+//     still waits;
+//   - with the same errors after finding the request, if the body has the wrong size or can't
+//     be read: then the kernel has answered EIO to the caller.
 //
-// The last two can't be told apart; EIO is said for both, which is one answer too many
-// for the last.
+// The last two cases look the same here. wrote answers EIO in both; in the last case the extra
+// answer is refused with ENOENT.
 func (c *conn) wrote(op uint32, unique uint64, err error) {
 	switch err {
 	case nil, syscall.ENOENT, syscall.ENODEV, syscall.ECONNABORTED, syscall.EBADF:
@@ -553,7 +555,7 @@ func (c *conn) wrote(op uint32, unique uint64, err error) {
 	}
 }
 
-// outSize is the room that go-fuse wants for the answer to a request.
+// outSize returns the bytes that go-fuse needs for the answer to a request.
 func outSize(op uint32, in []byte) int {
 	switch {
 	case (op == opRead || op == opReaddir || op == opReaddirplus) && len(in) >= inHeaderSize+20:
@@ -564,8 +566,8 @@ func outSize(op uint32, in []byte) int {
 	return smallOut
 }
 
-// An entry is node 8, generation 8, entry and attribute timeout 8 each, their
-// nanoseconds 4 each, attributes 88. Attributes alone begin with timeout 8,
+// An entry is node 8, generation 8, entry and attribute timeout 8 each, entry and attribute
+// nanoseconds 4 each, attributes 88. An answer with attributes alone begins with timeout 8,
 // nanoseconds 4.
 const (
 	entryTimeoutAt = 16
@@ -602,11 +604,10 @@ func dropTimeouts(op uint32, out []byte) {
 	}
 }
 
-// interrupted handles INTERRUPT. The kernel sends it for every signal that the
-// caller gets while it waits, and would return EINTR to a program that never
-// expects one from a file (each Go program is sent SIGURG by its own runtime).
-// So only waiting for a lock ends; anything else goes on unless the caller is
-// being killed.
+// interrupted handles INTERRUPT. The kernel sends INTERRUPT for every signal to a waiting
+// caller, and an EINTR would reach programs that never expect EINTR from a file (the runtime
+// of each Go program sends SIGURG to its own threads). So a signal ends only the wait for a
+// lock; any other request goes on unless the caller is being killed.
 func (c *conn) interrupted(s *slot) {
 	target := order.Uint64(s.in[inHeaderSize:])
 	c.mu.Lock()
@@ -628,8 +629,8 @@ func (c *conn) interrupted(s *slot) {
 	}
 }
 
-// watch interrupts a request when its caller is being killed; it ends with the
-// request.
+// watch interrupts a request once the caller is being killed. watch returns when the request
+// ends.
 func (c *conn) watch(s *slot, unique uint64) {
 	pid := s.pid.Load()
 	for began := time.Now(); s.unique.Load() == unique; {
@@ -643,15 +644,16 @@ func (c *conn) watch(s *slot, unique uint64) {
 
 const (
 	watchEvery = 100 * time.Millisecond
-	// unknownWaits is how long a request goes on after a signal to a caller that can't
-	// be looked at.
+	// unknownWaits is how long a request goes on after a signal to a caller invisible to this
+	// process.
 	unknownWaits = 10 * time.Second
 )
 
-// givesUp decides whether a request is interrupted for whose caller a signal came. The
-// kernel tells process 0 for one in a name space of processes that this one can't see
-// into, as those of other pods: then the signal may be any, which a program rather
-// doesn't hear of, or SIGKILL, which must not wait for ever.
+// givesUp decides whether to interrupt a request whose caller pid got a signal; since is the
+// time elapsed after the signal. The kernel names process 0 for a caller in a process namespace
+// invisible to this process, such as another pod's. Then the signal may be a harmless signal,
+// which should not interrupt the caller, or SIGKILL, which must not wait for ever; so givesUp
+// waits for unknownWaits.
 func givesUp(pid uint32, since time.Duration, killed func(uint32) bool) bool {
 	if pid == 0 {
 		return since >= unknownWaits
@@ -678,8 +680,8 @@ func (s *slot) renew() {
 	}
 }
 
-// interrupt closes the cancel channel of a request: the slot's, and that of
-// go-fuse's protocol server if it has the request.
+// interrupt closes both cancel channels of a request: the slot's and, if go-fuse's protocol
+// server has the request, the server's.
 func (c *conn) interrupt(s *slot, unique uint64) {
 	s.stop(unique)
 	var in [inHeaderSize + 8]byte
@@ -695,7 +697,7 @@ func (c *conn) interrupt(s *slot, unique uint64) {
 	}
 }
 
-// killed reports whether SIGKILL is pending for a thread, or it is gone.
+// killed reports whether SIGKILL is pending for thread pid or the thread is gone.
 func killed(pid uint32) bool {
 	const sigkill = 1 << (uint(syscall.SIGKILL) - 1)
 	b, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/status")
@@ -720,7 +722,8 @@ const (
 	ioctlBackingClose = 0x4004e502
 )
 
-// openBacking gives the kernel a file to read by itself and gets its id.
+// openBacking registers fd as a backing file, which the kernel reads without requests, and
+// returns the kernel's id of the file. Errors: Canceled, NotSupported.
 func (c *conn) openBacking(fd int) (int32, error) {
 	m := fuse.BackingMap{Fd: int32(fd)}
 	c.closeMu.RLock()
@@ -735,7 +738,7 @@ func (c *conn) openBacking(fd int) (int32, error) {
 	return int32(id), nil
 }
 
-// closeBacking takes an id back; files opened with it go on.
+// closeBacking unregisters a backing file; files already opened with id stay readable.
 func (c *conn) closeBacking(id int32) {
 	c.closeMu.RLock()
 	defer c.closeMu.RUnlock()

@@ -17,18 +17,19 @@ const (
 	afterDotDot = 2
 )
 
-// listings knows where the listings end that are under way: what was added since they
-// began has positions from there on and is not told, so that every listing ends, whatever
-// is added or renamed meanwhile. A position is a cookie, valid for ever; a listing begins
-// with its first READDIR and anew with rewinddir(3), which asks for position 0. One that a
-// predecessor began ends where it would if it began now. The zero value is ready.
+// listings knows the end of each running listing. An entry added after the begin of a listing
+// has a position beyond the end, and the listing omits the entry; so every listing ends,
+// despite concurrent creates and renames. A position is a cookie, valid for ever. A listing
+// begins with its first READDIR, and begins anew with rewinddir(3), which asks for position 0.
+// A listing begun by a predecessor ends as if it began now. The zero value is ready.
 type listings struct {
 	mu   sync.Mutex
-	last uint64            // handle that was given
-	ends map[uint64]uint64 // by handle; without opens there is one handle, 0, for all
+	last uint64            // last handle given
+	ends map[uint64]uint64 // by handle; without opens all listings have handle 0
 }
 
-// open gives a handle. The first is random: the kernel may have those that a predecessor gave.
+// open returns a new handle. The first handle is random, since the kernel may have handles of
+// a predecessor.
 func (l *listings) open() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,7 +40,7 @@ func (l *listings) open() uint64 {
 	return l.last
 }
 
-// end is where a listing ends that goes on from a position; 0: that is not known yet.
+// end returns the end of a listing that continues from a position; 0: not yet known.
 func (l *listings) end(handle, from uint64) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +81,7 @@ func (f *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 // ReleaseDir forgets where the listing ends.
 func (f *fileSystem) ReleaseDir(in *fuse.ReleaseIn) { f.listings.release(in.Fh) }
 
-// FsyncDir makes the names that this mount was answered for durable.
+// FsyncDir makes the names durable that this mount has acknowledged.
 func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if isText(in.NodeId) || isSnapshots(in.NodeId) {
 		return fuse.OK
@@ -93,8 +94,8 @@ func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Sta
 	return f.status("fsyncdir", in.NodeId, err)
 }
 
-// direntBytes and plusBytes are about what an entry takes in a listing: its
-// header and a name of sixteen bytes, and its attributes.
+// direntBytes and plusBytes are the estimated bytes of an entry in a listing: a header and a
+// name of sixteen bytes, and for plusBytes the attributes.
 const (
 	direntBytes = 24 + 16
 	plusBytes   = direntBytes + 128
@@ -107,14 +108,14 @@ func (f *fileSystem) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 	})
 }
 
-// ReadDirPlus lists names with what a lookup of each would tell.
+// ReadDirPlus lists names, each with the result of a lookup.
 func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	return f.readDir(cancel, in, out, true, func(e fuse.DirEntry, known *penstock.Entry) bool {
 		entry := out.AddDirLookupEntry(e)
 		if entry == nil {
 			return false
 		}
-		// Node 0, which the entry has already, says: look it up yourself.
+		// The entry has node 0 by default, which makes the kernel look up the name.
 		if known != nil && known.Attr.Ino != 0 && f.crossable(known) == fuse.OK {
 			f.fillEntry(known, entry)
 		}
@@ -122,8 +123,7 @@ func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *f
 	})
 }
 
-// readDir streams a directory from the position that the kernel names. add
-// says whether an entry fitted.
+// readDir lists a directory from the kernel's position. add reports whether an entry fitted.
 func (f *fileSystem) readDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList, plus bool, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
 	ctx := request(cancel)
 	if dir := f.virtualAt(in.NodeId); dir != nil {
@@ -149,7 +149,7 @@ func (f *fileSystem) readDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 	}
 	list, _, err := v.ReadDir(ctx, ino, &at, int(in.Size)/each+1, plus)
 	if meta.KindOf(err) == meta.Stale {
-		return fuse.OK // removed while it was open: nothing is left in it
+		return fuse.OK // the directory was removed while open: no entry is left
 	}
 	if err != nil {
 		return f.status("readdir", in.NodeId, err)

@@ -7,12 +7,12 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Requests that come by the thousand are decoded here, in place, and answered
-// in place: go-fuse's protocol server allocates a kilobyte and a channel for
-// each. Everything else goes through it.
+// The most frequent requests are decoded and answered in place here, since go-fuse's protocol
+// server allocates a kilobyte and a channel for each. All other requests go through the
+// protocol server.
 
-// direct answers a request of n bytes, if it is one of those; m is the length
-// of the answer in s.out, zero: none is due.
+// direct answers a frequent request of n bytes. m is the length of the answer in s.out; zero:
+// no answer is due. ok false: direct has not begun the request.
 func (c *conn) direct(s *slot, op uint32, n int) (m int, ok bool) {
 	h, in := (*fuse.InHeader)(unsafe.Pointer(&s.in[0])), s.in[inHeaderSize:n]
 	if h.TotalExtlen != 0 || uintptr(n) < directSize[op] {
@@ -86,8 +86,8 @@ func answer(out []byte, h *fuse.InHeader, st fuse.Status, size uintptr) int {
 
 const forgetOne = 16 // node 8, lookups 8
 
-// directSize is the size of the fixed part of each request that direct
-// answers; what is zero here it does not know.
+// directSize is the size of the fixed part of each request answered by direct; zero: direct
+// does not answer the request.
 var directSize = [...]uintptr{
 	opForget:      unsafe.Sizeof(fuse.ForgetIn{}),
 	opBatchForget: inHeaderSize + 8,
@@ -112,7 +112,7 @@ func at[T any](body []byte) *T {
 	return t
 }
 
-// cString is the name at the beginning of p, up to its NUL.
+// cString returns the name at the beginning of p, up to the NUL.
 func cString(p []byte) string {
 	name, _, _ := bytes.Cut(p, []byte{0})
 	return string(name)

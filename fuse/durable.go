@@ -11,12 +11,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Nothing that a program wrote is given up because a mount ends: whoever ends it (a
-// umount(8), a signal, the kernel's end of the connection) waits until all of it is
-// durable, as with a local disk, and a line in the log says what for. Only an operator
-// gives bytes up (Abandon).
+// The end of a mount gives up no written byte. The process ending the mount (after a
+// umount(8), a signal, or the kernel's end of the connection) waits until all bytes are
+// durable, as with a local disk, and logs the reason for waiting. Only an operator gives bytes
+// up (Abandon).
 
-// lasting is a Volume that tells what of it is not durable. *penstock.Volume is one.
+// lasting is a Volume that reports its bytes not yet durable. *penstock.Volume implements
+// lasting.
 type lasting interface {
 	Unsynced() penstock.Unsynced
 	UnsyncedFiles(most int) []penstock.UnsyncedFile
@@ -30,13 +31,13 @@ const (
 	drainLook  = 200 * time.Millisecond // between two looks whether anything is left
 	drainFirst = 3 * time.Second        // after which the log tells for the first time
 	drainSay   = 10 * time.Second       // and then each time
-	drainAgain = time.Second            // after a try that failed
+	drainAgain = time.Second            // after a failed try
 )
 
-// abandonment wakes whoever waits for what an operator gives up.
+// abandonment wakes every drain when an operator gives up bytes.
 type abandonment struct {
 	mu sync.Mutex
-	ch chan struct{} // closed when that happens; nil: nobody has asked for it
+	ch chan struct{} // closed by tell; nil: no drain waits
 }
 
 func (a *abandonment) wait() <-chan struct{} {
@@ -57,11 +58,11 @@ func (a *abandonment) tell() {
 	}
 }
 
-// errAbandoned is what a wait ends with whose bytes an operator gave up.
+// errAbandoned ends a wait for bytes that an operator gave up.
 var errAbandoned = errors.New("an operator gave up what was not durable")
 
-// allVolumes are the ones that a mount has touched, and those that its client put bytes
-// back to that a predecessor was given.
+// allVolumes returns the volumes opened by the mount, and the volumes to which the client put
+// back a predecessor's bytes.
 func (f *fileSystem) allVolumes() []Volume {
 	if t, ok := f.tree.(interface{ OpenVolumes() []Volume }); ok {
 		return t.OpenVolumes()
@@ -77,8 +78,8 @@ func (t clientTree) OpenVolumes() []Volume {
 	return l
 }
 
-// unsynced lists the volumes of which something is not durable, pages among it that the
-// kernel wrote back and nobody has written yet.
+// unsynced lists the volumes with bytes or changes not yet durable. The counts include pages
+// written back by the kernel and still queued here.
 func (f *fileSystem) unsynced() []penstock.Unsynced {
 	pages := make(map[meta.VolumeID]penstock.Unsynced)
 	for node, n := range f.back.waiting() {
@@ -105,9 +106,8 @@ func (f *fileSystem) unsynced() []penstock.Unsynced {
 	return l
 }
 
-// drain makes everything durable, and waits for that as long as it takes: it ends when
-// nothing is left, with an error that tells of a loss, when an operator gives up what
-// is left, or with ctx.
+// drain makes everything durable, however long that takes. It returns when nothing is left,
+// with an error if bytes were lost; when an operator gives up the rest; or when ctx ends.
 func (f *fileSystem) drain(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -121,7 +121,7 @@ func (f *fileSystem) drain(ctx context.Context) error {
 	ended := make(chan error, 1)
 	try := func() { ended <- f.syncAll(ctx) } // ends when the library gives up, at the latest
 	go try()
-	var again time.Time // when to try, after a try that failed; zero: one is under way
+	var again time.Time // time of the next try after a failed try; zero: a try is running
 	for {
 		select {
 		case err := <-ended:
@@ -141,7 +141,7 @@ func (f *fileSystem) drain(ctx context.Context) error {
 			}
 			left := f.unsynced()
 			if len(left) == 0 && f.knowsAll() {
-				return nil // what is still asked for is not of what was written
+				return nil // the running try concerns no written bytes
 			}
 			if now.After(say) {
 				say = now.Add(drainSay)
@@ -151,13 +151,13 @@ func (f *fileSystem) drain(ctx context.Context) error {
 	}
 }
 
-// drainFor is drain for a umount(8), which may be killed: then it is over for that one, and
-// the mount's process goes on by itself.
+// drainFor is drain for a umount(8). If umount(8) is killed, drainFor fails with Interrupted,
+// and finish drains later.
 func (f *fileSystem) drainFor(ctx context.Context, killed <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- f.drain(ctx) }() // ends with this call
+	go func() { done <- f.drain(ctx) }() // ends with drainFor
 	select {
 	case err := <-done:
 		return err
@@ -167,23 +167,24 @@ func (f *fileSystem) drainFor(ctx context.Context, killed <-chan struct{}) error
 	}
 }
 
-// knowsAll reports that all volumes tell what of them is not durable.
+// knowsAll reports whether every volume reports its bytes not yet durable.
 func (f *fileSystem) knowsAll() bool {
 	return !slices.ContainsFunc(f.allVolumes(), func(v Volume) bool { _, ok := v.(lasting); return !ok })
 }
 
-// waitsAfter reports that something is left to be made durable after a try that failed.
+// waitsAfter reports whether, after a try failed with err, another try may make something
+// durable.
 func (f *fileSystem) waitsAfter(err error) bool {
 	for _, u := range f.unsynced() {
-		if !u.Empty() || noAnswer(err) { // else it has changes only, and the answer is of those
+		if !u.Empty() || noAnswer(err) { // else only changes are left, and err answers for the changes
 			return true
 		}
 	}
 	return false
 }
 
-// lossOf is what of a failed sync is a loss, now that nothing is left to be made durable:
-// that nobody answered is none.
+// lossOf returns err if a failed sync lost bytes. The caller has found nothing left to make
+// durable, so a missing answer from the cluster is no loss.
 func (f *fileSystem) lossOf(err error) error {
 	if noAnswer(err) && f.knowsAll() {
 		return nil
@@ -191,7 +192,7 @@ func (f *fileSystem) lossOf(err error) error {
 	return err
 }
 
-// noAnswer reports that a sync failed because the cluster did not answer.
+// noAnswer reports whether a sync failed because the cluster did not answer.
 func noAnswer(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.Unavailable, meta.NotOwner, meta.Interrupted:
@@ -200,7 +201,7 @@ func noAnswer(err error) bool {
 	return false
 }
 
-// sayUnsynced logs what a mount that ends waits for.
+// sayUnsynced logs the volumes for which a mount waits at its end.
 func (f *fileSystem) sayUnsynced(left []penstock.Unsynced) {
 	for _, u := range left {
 		f.log.Warn("a mount waits until what was written to it is durable; 'penstock client abandon' would give it up",
@@ -211,12 +212,11 @@ func (f *fileSystem) sayUnsynced(left []penstock.Unsynced) {
 	}
 }
 
-// Unsynced lists the volumes of which something is not durable that was written through
-// the mount.
+// Unsynced lists the volumes with something written through the mount and not yet durable.
 func (m *Mount) Unsynced() []penstock.Unsynced { return m.fs.unsynced() }
 
-// UnsyncedFiles lists files of a volume with bytes that are not durable, those with the
-// most first.
+// UnsyncedFiles lists up to most files of a volume with bytes not yet durable, files with
+// the most bytes first.
 func (m *Mount) UnsyncedFiles(id meta.VolumeID, most int) []penstock.UnsyncedFile {
 	for _, v := range m.fs.allVolumes() {
 		if w, ok := v.(lasting); ok && w.Unsynced().Volume == id {
@@ -226,8 +226,8 @@ func (m *Mount) UnsyncedFiles(id meta.VolumeID, most int) []penstock.UnsyncedFil
 	return nil
 }
 
-// Abandon gives up what is not durable, and tells what that was. Only an operator asks
-// for it. Whoever has a file open of which bytes are lost hears of it.
+// Abandon gives up everything not yet durable, and returns the losses by volume. Only an
+// operator asks for Abandon. Programs with a damaged file open get an error.
 func (m *Mount) Abandon() []penstock.Unsynced {
 	f := m.fs
 	pages := f.back.abandon()
@@ -270,8 +270,8 @@ func (w *writeback) waiting() map[uint64]int {
 	return l
 }
 
-// abandon drops what is queued, but for pages that are being written, and tells how many
-// bytes that were by node. The nodes' next drains tell of it.
+// abandon drops all queued pages except pages being written, and returns the number of dropped
+// bytes by node. The next drain of each node returns an error.
 func (w *writeback) abandon() map[uint64]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

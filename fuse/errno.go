@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// errnos says which errno a process sees for each kind of error. A kind that
-// is missing is EIO: it should have been settled below.
+// errnos maps each kind of error to the errno for the calling process. A missing kind is EIO,
+// since a lower layer should have handled the kind.
 var errnos = map[meta.Kind]syscall.Errno{
 	meta.NotFound:         syscall.ENOENT,
 	meta.Exists:           syscall.EEXIST,
@@ -44,14 +44,15 @@ var errnos = map[meta.Kind]syscall.Errno{
 	meta.ResourceExceeded: syscall.ENOSPC,
 }
 
-// loud are the kinds that say that the system, not its user, has a problem;
-// they are logged where they are told.
+// loud are the kinds of errors caused by the system, not by its user; status logs these
+// errors.
 var loud = map[meta.Kind]bool{
 	meta.IO: true, meta.Corrupt: true, meta.Fenced: true, meta.SessionExpired: true,
 	meta.Unavailable: true, meta.Version: true, meta.Protocol: true,
 }
 
-// status maps an error to what the kernel is answered.
+// status maps an error to the status for the kernel, and logs an error of a loud or unmapped
+// kind.
 func (f *fileSystem) status(op string, node uint64, err error) fuse.Status {
 	if err == nil {
 		return fuse.OK
@@ -62,8 +63,8 @@ func (f *fileSystem) status(op string, node uint64, err error) fuse.Status {
 		errno = syscall.EIO
 	}
 	if errno == syscall.ENXIO && op != "lseek" {
-		// An answer to who looks for data or holes; elsewhere, a chunk that is
-		// shorter than its record says.
+		// ENXIO is an answer only to SEEK_DATA and SEEK_HOLE. In other calls NoSuchOffset
+		// means that a chunk is shorter than its record says.
 		errno, ok = syscall.EIO, false
 	}
 	if loud[kind] || !ok {

@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Open opens a regular file. For writing it bypasses the page cache; for
-// reading it uses it, or a backing file that the kernel reads itself.
+// Open opens a regular file. A handle for writing bypasses the page cache. A handle for
+// reading uses the page cache, or a backing file read by the kernel itself.
 func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if isText(in.NodeId) {
 		if writable(in.Flags) {
@@ -40,8 +40,8 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 		return f.status("open", in.NodeId, err)
 	}
 	if in.Flags&syscall.O_TRUNC != 0 {
-		// Not by the library's Open: Linux truncates also what is opened only
-		// for reading, and here rights may have to be dropped with it.
+		// The library's Open does not truncate: Linux truncates with O_TRUNC even when the
+		// file is opened only for reading, and the truncation may have to drop set-id bits.
 		call := f.call(&in.InHeader)
 		call.Op.Step = 2 * secondStep
 		err = f.dropRightsOf(ctx, v, in.NodeId, &info.Entry.Attr, &in.InHeader, in.Mode&fuse.OPEN_KILL_SUIDGID != 0)
@@ -58,8 +58,8 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	return fuse.OK
 }
 
-// secondStep keeps the operations of a request apart: those of the library's
-// first call count from zero.
+// secondStep keeps the operations of one request apart: the operations of the library's first
+// call count from zero.
 const secondStep = 1 << 16
 
 // Create makes and opens a regular file.
@@ -111,7 +111,8 @@ func (f *fileSystem) created(ctx request, v Volume, in *fuse.CreateIn, info *pen
 	f.kept.opened(out.NodeId, out.Fh, in.Flags, out.BackingID, in.Unique)
 }
 
-// opened1 chooses how one open file goes about its bytes and makes its handle.
+// opened1 chooses how a new handle reads and writes (direct, passthrough or page cache) and
+// fills out.
 func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, flags uint32, info *penstock.OpenInfo, out *fuse.OpenOut) {
 	switch {
 	case writable(flags):
@@ -133,8 +134,8 @@ func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.
 		mode := modeCached
 		switch {
 		case n.through > 0:
-			// It was sealed and opened in passthrough since info was made; from
-			// then on the inode has no other mode.
+			// After info was made, the file was sealed and another open chose passthrough.
+			// From then on the kernel allows no other mode for the inode.
 			mode = modePassthrough
 			out.OpenFlags, out.BackingID = fuse.FOPEN_PASSTHROUGH, n.backing
 		case info.DirectIO:
@@ -151,8 +152,8 @@ func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.
 	})
 }
 
-// Release ends one open. The kernel waits for nobody here: errors were told by
-// Flush and Fsync.
+// Release ends one open. No caller waits for Release, since Flush and Fsync have already
+// returned the errors.
 func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if isText(in.NodeId) {
 		return
@@ -164,7 +165,7 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		return
 	}
 	if in.Unique&resent != 0 && !f.kept.known(in.Fh) {
-		return // a predecessor did it, and was killed before it said so
+		return // the predecessor released, but was killed before the answer
 	}
 	var owners []uint64
 	var backing int32
@@ -198,8 +199,8 @@ func (f *fileSystem) unlock(ctx request, v Volume, node uint64, l meta.Lock) {
 	f.status("unlock", node, v.SetLock(ctx, l, false))
 }
 
-// Flush answers close(2) of one descriptor: it gives up the caller's POSIX
-// locks and tells what a write in the background failed with.
+// Flush answers close(2) of one descriptor. It gives up the caller's POSIX locks and returns
+// an error of an earlier background write.
 func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if f.noOpen {
 		return fuse.ENOSYS
@@ -236,8 +237,7 @@ func (f *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status
 	return f.status("fsync", in.NodeId, err)
 }
 
-// filled is a READ's answer whose bytes lie where the kernel's answer is put
-// together already.
+// filled is the length of a READ's bytes, already in place in the kernel's answer.
 type filled int
 
 func (n filled) Bytes(buf []byte) ([]byte, fuse.Status) { return buf[:n], fuse.OK }
@@ -261,9 +261,9 @@ func (f *fileSystem) read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		return 0, f.status("read", in.NodeId, err)
 	}
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
-		// Without a lock owner the kernel fills its page cache.
+		// A READ without a lock owner fills the kernel's page cache.
 		if f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(len(buf))) {
-			// What it knows of the blocks may become wrong without a request.
+			// The kernel's count of blocks may become wrong without a request.
 			f.conn.newGeneration()
 			f.conn.invalidateAttr(in.NodeId)
 		}
@@ -339,8 +339,8 @@ func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (
 	return uint32(n), fuse.OK
 }
 
-// wroteAround drops pages that a READ may have filled with older bytes after
-// the kernel dropped its own and before the write went in.
+// wroteAround drops pages of [off, off+n) that a READ may have filled with older bytes, after
+// the kernel dropped its pages and before the write took effect.
 func (f *fileSystem) wroteAround(ctx request, v Volume, node uint64, ino meta.Ino, off, n int64, atEnd bool) {
 	if !f.opens.pagesMayExist(node) {
 		return
@@ -401,13 +401,13 @@ func (f *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.L
 	return f.status("lseek", in.NodeId, err)
 }
 
-// maxCopy bounds one copy: its answer counts in 32 bits, and page-aligned parts
-// can share extents.
+// maxCopy bounds one copy, in bytes: the answer counts in 32 bits, and page-aligned parts can
+// share extents.
 const maxCopy = 1 << 30
 
-// CopyFileRange answers copy_file_range(2), also from a volume's snapshot to the
-// volume. Between volumes it is EXDEV, and the kernel copies the bytes itself; so it
-// does from a snapshot that is gone, and hears that from its reads.
+// CopyFileRange answers copy_file_range(2) within a volume, or from a volume's snapshot to the
+// volume. Between other volumes it returns EXDEV, and the kernel copies the bytes itself. A
+// snapshot that is gone also returns EXDEV; the kernel's reads then return the error.
 func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	src, srcIno := f.split(in.NodeId)
 	dst, dstIno := f.split(in.NodeIdOut)

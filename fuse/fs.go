@@ -13,26 +13,27 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// fileSystem answers the requests of one mount. It implements go-fuse's
-// RawFileSystem, a file per family of system calls.
+// fileSystem answers the requests of one mount. It implements go-fuse's RawFileSystem, with a
+// file per family of system calls.
 type fileSystem struct {
-	fuse.RawFileSystem // answers ENOSYS to what is not implemented
+	fuse.RawFileSystem // answers ENOSYS to every other request
 
 	tree        Tree
 	rootVolume  meta.VolumeID
 	rootIno     meta.Ino
-	incarnation uint64 // random: with a request's number it names an operation for ever
+	incarnation uint64 // random: incarnation and request number name an operation for ever
 	log         *slog.Logger
 	// noOpen: everything below the root is immutable, or a snapshot, and the kernel
 	// need not tell of opens (rule 19).
 	noOpen bool
-	// frozen: nobody can write there, whatever the mount's options say.
+	// frozen: the volume is immutable or a snapshot, and never writable, whatever the mount's
+	// options say.
 	frozen bool
 	dir    string // the mount point
 	// noEpoch: the kernel can't drop names without locks (before 6.16), so no
 	// name may be cached (rule 14).
 	noEpoch bool
-	// noPassthrough: not privileged, or the kernel refused it.
+	// noPassthrough: fusermount3 mounted, so the process lacks the privilege for passthrough.
 	noPassthrough bool
 
 	abandoned abandonment
@@ -46,7 +47,7 @@ type fileSystem struct {
 	inumbers inumbers
 	listings listings
 	opens    opens
-	// dropping counts the requests that are dropping set-id bits and file capabilities.
+	// dropping counts the requests now dropping set-id bits or file capabilities.
 	dropping atomic.Int32
 	kept     openRecords
 	texts    openTexts
@@ -67,7 +68,7 @@ func (f *fileSystem) nodeID(v meta.VolumeID, ino meta.Ino) uint64 {
 	return nodeOf(v, ino)
 }
 
-// nodeOf is nodeID of an inode that is not the mount's root.
+// nodeOf is nodeID of an inode other than the mount's root.
 func nodeOf(v meta.VolumeID, ino meta.Ino) uint64 { return uint64(v)<<meta.InoBits | uint64(ino) }
 
 // split is the inverse of nodeID.
@@ -78,11 +79,12 @@ func (f *fileSystem) split(node uint64) (meta.VolumeID, meta.Ino) {
 	return meta.VolumeID(node >> meta.InoBits), meta.Ino(node) & meta.MaxIno
 }
 
-// inode finds the volume of a node. It fails with NoSuchVolume.
+// inode returns the volume and inode of a node. Errors: NoSuchVolume; ReadOnly for a directory
+// of snapshots.
 func (f *fileSystem) inode(ctx context.Context, node uint64) (Volume, meta.Ino, error) {
 	id, ino := f.split(node)
 	if ino == 0 && !isText(node) {
-		// What reads a directory of snapshots asks isSnapshots before.
+		// Requests that read a directory of snapshots call isSnapshots before.
 		return nil, 0, meta.E("snapshots", meta.ReadOnly, penstock.SnapshotDir, nil)
 	}
 	v, err := f.volume(ctx, id)
@@ -99,7 +101,7 @@ func (f *fileSystem) volume(ctx context.Context, id meta.VolumeID) (Volume, erro
 	v, err := f.tree.VolumeByID(ctx, id)
 	switch {
 	case err != nil && old != nil:
-		return old, nil // files that were opened there are still to be closed
+		return old, nil // open files of the volume still need a close
 	case err != nil:
 		return nil, err
 	}
@@ -109,11 +111,12 @@ func (f *fileSystem) volume(ctx context.Context, id meta.VolumeID) (Volume, erro
 	return v, nil
 }
 
-// holdsView reports whether the kernel knows an inode of a view that ended. All of
-// them lie below its root, which the kernel keeps as long as it has a path through
-// it, unless the mount itself begins below. Paths that nobody uses the kernel is told
-// to forget; those that are in use just then it keeps, afterwards, until it lacks
-// memory, as it would keep them all. Of a view that it does not know nothing is kept.
+// holdsView reports whether the kernel knows an inode of an ended view. All inodes of a view
+// lie below the view's root, and the kernel keeps the root while it has a path through the
+// root, unless the mount begins below the root. holdsView makes the kernel forget unused
+// paths. Afterwards the kernel keeps a path in use at that moment until the kernel lacks
+// memory, like any cached path. If the kernel does not know the view, holdsView drops the
+// view's Volume.
 func (f *fileSystem) holdsView(id meta.VolumeID) bool {
 	if id == f.rootVolume {
 		return true
@@ -136,9 +139,9 @@ func (f *fileSystem) holdsView(id meta.VolumeID) bool {
 	return false
 }
 
-// forgetName tells the kernel to forget the name of a snapshot that is gone, with the
-// paths below it, unless another snapshot has the name by now. It waits for a moment: a
-// look at the directory of snapshots whose owner does not answer keeps the kernel from it.
+// forgetName makes the kernel forget the name of an ended snapshot, and the paths below the
+// name, unless another snapshot now has the name. forgetName waits 100 ms at most, since a
+// lookup in the snapshot directory delays the kernel while the owner does not answer.
 func (f *fileSystem) forgetName(v Volume) {
 	of, s, _ := v.View()
 	f.mu.RLock()
@@ -164,7 +167,7 @@ func (f *fileSystem) forgetName(v Volume) {
 	}
 }
 
-// opened lists the volumes that the mount has touched.
+// opened lists the volumes opened by the mount.
 func (f *fileSystem) opened() []Volume {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -175,7 +178,7 @@ func (f *fileSystem) opened() []Volume {
 	return list
 }
 
-// syncAll is syncfs: what was written through the mount is durable afterwards.
+// syncAll is syncfs: everything written through the mount is durable afterwards.
 func (f *fileSystem) syncAll(ctx context.Context) error {
 	err := f.back.drainAll()
 	for _, v := range f.allVolumes() {
@@ -186,11 +189,11 @@ func (f *fileSystem) syncAll(ctx context.Context) error {
 	return err
 }
 
-// resent is the bit of a request's number that says that the kernel sent it
-// again after a take-over; it does not belong to the name of the operation.
+// resent is the bit of a request's number set by the kernel when it sends the request again
+// after a take-over. The bit is not part of the operation's name.
 const resent = 1 << 63
 
-// call says on whose behalf a request runs.
+// call returns the operation id and the caller of a request.
 func (f *fileSystem) call(h *fuse.InHeader) *penstock.Call {
 	return &penstock.Call{
 		Op:  meta.OpID{Incarnation: f.incarnation, Unique: h.Unique &^ resent},
@@ -198,8 +201,8 @@ func (f *fileSystem) call(h *fuse.InHeader) *penstock.Call {
 	}
 }
 
-// request is the context of one request: its cancel channel closes when the
-// caller waits no more (conn.go says when that is).
+// request is the context of one request. Its cancel channel closes when the request is
+// interrupted (see conn.interrupted) or the connection ends.
 type request <-chan struct{}
 
 func (r request) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
@@ -214,7 +217,7 @@ func (r request) Err() error {
 	}
 }
 
-// quiet is a request that leaves the access time alone.
+// quiet is a request without an update of the access time.
 type quiet struct{ request }
 
 func (q quiet) Value(key any) any {
@@ -227,9 +230,8 @@ func (q quiet) Value(key any) any {
 // String names the file system for go-fuse.
 func (f *fileSystem) String() string { return "penstock" }
 
-// Forget comes when the kernel drops an inode. Node ids are pure functions and
-// the library bounds its own cache, but an inode without a name may be waiting
-// for this.
+// Forget handles the kernel's FORGET of an inode. Node ids are pure functions and the library
+// bounds its own cache, but the removal of an inode without a name may wait for Forget.
 func (f *fileSystem) Forget(node, _ uint64) {
 	if isText(node) {
 		f.texts.forget(node)
@@ -247,8 +249,8 @@ func (f *fileSystem) Forget(node, _ uint64) {
 // Access is never asked: with default_permissions the kernel checks.
 func (f *fileSystem) Access(_ <-chan struct{}, _ *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
 
-// StatFs answers statfs(2) for the volume that the node belongs to; a quota is
-// shown as the size of the file system. A snapshot is as large as what it holds.
+// StatFs answers statfs(2) for the node's volume. A quota is shown as the size of the file
+// system. A snapshot's size is its used bytes.
 func (f *fileSystem) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	ctx := request(cancel)
 	id, _ := f.split(in.NodeId)

@@ -1,13 +1,12 @@
-// Package fuse owns the mount: it turns the kernel's requests into calls of
-// the client library and the client's recalls into notifications for the
-// kernel, and it owns mount(2), unmount and the loop that reads /dev/fuse.
-// What a file is, where its bytes lie and when they are durable it leaves to
-// the library.
+// Package fuse owns the mount: it turns the kernel's requests into calls of the client library
+// and the client's recalls into notifications for the kernel, and it owns mount(2), unmount
+// and the loop that reads /dev/fuse. The contents of a file, the place of its bytes and their
+// durability belong to the library.
 //
 // # Node ids and file handles
 //
-// Both are pure functions, so that a daemon that takes over a live mount needs
-// no table of its predecessor:
+// Both are pure functions, so that a successor on a live mount needs no table of its
+// predecessor:
 //
 //	node id      63      44 43                                0
 //	            +----------+-----------------------------------+
@@ -16,7 +15,7 @@
 //	            the mount's own root is node 1; volume 0 holds the files of .penstock;
 //	            inode 0 of a volume is the directory of its snapshots; the volumes
 //	            above meta.MaxVolume are views of snapshots, with the snapshot's inodes;
-//	            there the node's generation is one more than Volume.Turn, else 1
+//	            a view's node has generation Volume.Turn plus one, any other node 1
 //
 //	file handle  63                                  8 7       0
 //	            +-------------------------------------+---------+
@@ -25,11 +24,10 @@
 //
 // # What the kernel may cache
 //
-// Entries, attributes and the pages of files opened for reading, each for as
-// long as the session's lease runs and no recall came (notify.go). Files opened
-// for writing bypass the page cache (FOPEN_DIRECT_IO), so that no page lock is
-// held while a WRITE waits for a lease. The one exception are stores through
-// shared mappings: see writeback.go.
+// The kernel may cache entries, attributes and the pages of files opened for reading, while
+// the session's lease runs and until a recall (notify.go). Files opened for writing bypass the
+// page cache (FOPEN_DIRECT_IO), so that no page stays locked while a WRITE waits for a lease.
+// Stores through shared mappings are the only exception: see writeback.go.
 package fuse
 
 import (
@@ -40,10 +38,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Tree gives the volumes that a mount leads to; *penstock.Client wrapped by
-// ClientTree is one.
+// Tree opens the volumes below a mount; *penstock.Client wrapped by ClientTree implements
+// Tree.
 type Tree interface {
-	// VolumeByID opens a volume by number, as a junction names it.
+	// VolumeByID opens a volume by number, as named by a junction.
 	VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, error)
 }
 
@@ -63,8 +61,8 @@ func (t clientTree) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, e
 func (t clientTree) Cluster() string              { return t.c.Cluster() }
 func (t clientTree) LeaveAtimes(files, dirs bool) { t.c.LeaveAtimes(files, dirs) }
 
-// Volume is what a mount asks of a volume. *penstock.Volume is one; what each
-// method promises is said there.
+// Volume is the interface of a volume for a mount. *penstock.Volume implements Volume and
+// documents each method.
 type Volume interface {
 	Name() string
 	Policy() meta.Policy
@@ -80,7 +78,7 @@ type Volume interface {
 	volumeLocks
 }
 
-// volumeSnapshots lead from a live volume to what its snapshots show.
+// volumeSnapshots lead from a live volume to the views of its snapshots.
 type volumeSnapshots interface {
 	View() (of meta.VolumeID, s meta.Snapshot, ok bool)
 	ViewID(at meta.Generation) meta.VolumeID
@@ -100,7 +98,7 @@ type volumeNames interface {
 	ReadDir(ctx context.Context, ino meta.Ino, at *penstock.DirCursor, max int, plus bool) (list []penstock.DirEntry, eof bool, err error)
 }
 
-// volumeInodes are the operations on what an inode tells.
+// volumeInodes are the operations on attributes, links and extended attributes of an inode.
 type volumeInodes interface {
 	GetAttr(ctx context.Context, ino meta.Ino) (penstock.Entry, error)
 	SetAttr(ctx context.Context, call *penstock.Call, req meta.SetAttr) (penstock.Entry, error)

@@ -9,49 +9,48 @@ import (
 	penstock "penstock.io/penstock"
 )
 
-// handleMode is the low byte of a file handle: how it was opened.
+// handleMode is the low byte of a file handle: how the file was opened.
 type handleMode uint8
 
 const (
 	modeWrite       handleMode = 1 << iota // may write: bypasses the page cache
 	modeCached                             // reads through the page cache
-	modePassthrough                        // the kernel reads a backing file itself
-	modeNoFlush                            // the kernel sends no FLUSH for it
+	modePassthrough                        // the kernel itself reads a backing file
+	modeNoFlush                            // the kernel sends no FLUSH for the handle
 	modeVirtual                            // a file of .penstock
 )
 
 const handleShift = 8
 
-// accessMode says whether open(2) flags allow writing.
+// writable reports whether the flags of open(2) allow writing.
 func writable(flags uint32) bool { return flags&syscall.O_ACCMODE != syscall.O_RDONLY }
 
-// openNode is what is known of a node while it is open through this mount.
-// After a take-over it starts empty again: everything here only saves work or
-// makes a rare case sharper, apart from backing, which the successor learns.
+// openNode is the state of a node while the node is open through this mount. A successor
+// restores the counts of handles, backing and lockers, and assumes mapped (restore); all other
+// fields start empty, since these fields only save work or matter in rare cases.
 type openNode struct {
 	readers int // handles with modeCached
 	writers int
 	through int   // handles with modePassthrough
 	backing int32 // the kernel's id of the backing file while through > 0
-	// mapped: pages came into the cache through a handle that bypasses it, so
-	// a shared mapping exists.
+	// mapped: a handle that bypasses the page cache has filled pages, so a shared mapping
+	// exists.
 	mapped bool
-	// filled: a page was filled since the node is open for writing, so that it may be
-	// dirty; told is what the kernel was told meanwhile. See mapped.go.
+	// filled: a page was filled while the node was open for writing, so pages may be dirty.
+	// told is the last answer to the kernel meanwhile. See mapped.go.
 	filled bool
 	told   answered
-	// around are the changes under way that go around the page cache.
+	// around are the running changes that bypass the page cache.
 	around []around
-	// reading counts the READs of pages that are being answered.
+	// reading counts the unanswered READs of pages.
 	reading int
 	// tail are the bytes of a page between an old end of the file and the page's
 	// end, after a truncation to a larger size; see grow.
 	tail span
-	// lockers are the owners of POSIX locks, each with the handles that it
-	// locked through.
+	// lockers are the owners of POSIX locks, each with the handles used for locking.
 	lockers map[uint64][]uint64
-	// failures are, of handles that were opened after something failed, how many
-	// failures they need not hear of.
+	// failures counts, by handle, the file's failures before the open. Calls through the
+	// handle do not report these failures.
 	failures map[uint64]uint32
 }
 
@@ -101,8 +100,8 @@ type opens struct {
 	}
 }
 
-// with runs fn on the node's entry under its lock; make says to make one. fn
-// must not call the library or wait. It is not run when there is no entry.
+// with runs fn on the node's entry under the shard's lock. If the node has no entry, create
+// makes an entry; otherwise fn does not run. fn must not call the library or wait.
 func (o *opens) with(node uint64, create bool, fn func(*openNode)) {
 	s := &o.shards[node%openShards]
 	s.mu.Lock()
@@ -146,17 +145,16 @@ func (n *openNode) count(mode handleMode, delta int) {
 	}
 }
 
-// pagesMayExist reports whether the kernel may hold pages of the node which
-// reads in flight can have filled with bytes older than a write that bypassed
-// the cache.
+// pagesMayExist reports whether the kernel may hold pages of the node filled, by READs in
+// flight, with bytes older than a write that bypassed the page cache.
 func (o *opens) pagesMayExist(node uint64) (yes bool) {
 	o.with(node, false, func(n *openNode) { yes = n.readers > 0 || n.mapped })
 	return yes
 }
 
-// pageRead notes that pages are being read through fh. It is called before the
-// bytes are read, so that a write that comes later sees it; pageReadEnds after
-// them. It reports whether the node may have dirty pages from now on.
+// pageRead notes a READ of pages through fh, and reports whether the node may have dirty pages
+// from now on. The caller calls pageRead before reading the bytes, so that a later write sees
+// the READ, and pageReadEnds afterwards.
 func (o *opens) pageRead(node, fh uint64, off, length int64) (first bool) {
 	o.with(node, true, func(n *openNode) {
 		n.reading++
@@ -182,7 +180,7 @@ const (
 	pageReadWait = 100 * time.Millisecond
 )
 
-// awaitPageReads waits for READs of pages that are being answered.
+// awaitPageReads waits for unanswered READs of pages, for pageReadWait at most.
 func (o *opens) awaitPageReads(node uint64) {
 	for end := time.Now().Add(pageReadWait); time.Now().Before(end); time.Sleep(pageReadPoll) {
 		reading := 0
@@ -193,12 +191,11 @@ func (o *opens) awaitPageReads(node uint64) {
 	}
 }
 
-// grow notes a truncation to a larger size. What a program stored in a mapping
-// beyond the old end must read as zeros now, but the kernel writes that page
-// back in the very truncation, after our answer and with the new size. So the
-// first page that is written back there is cleared beyond the old end. If the
-// page was not dirty, the kernel has dropped it, and a READ comes before any
-// store can: then there is nothing to clear.
+// grow notes a truncation to a larger size; size is the old size. Bytes stored in a mapping
+// beyond the old end must now read as zeros, but the kernel writes back the page during the
+// truncation, after the answer to SETATTR and with the new size. So clearTail clears the first
+// page written back there beyond the old end. If the page was not dirty, the kernel has
+// dropped the page, and a READ comes before any store: pageRead then cancels the clearing.
 func (o *opens) grow(node uint64, size int64) {
 	o.with(node, false, func(n *openNode) {
 		if n.mapped {
@@ -209,7 +206,7 @@ func (o *opens) grow(node uint64, size int64) {
 
 const pageSize = 4096
 
-// clearTail clears what a page written back holds beyond an old end.
+// clearTail clears the bytes beyond an old end in a page written back at off.
 func (o *opens) clearTail(node uint64, p []byte, off int64) {
 	o.with(node, false, func(n *openNode) {
 		from, to := max(n.tail.from, off), min(n.tail.to, off+int64(len(p)))

@@ -6,16 +6,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Handles of files (name_to_handle_at(2), open_by_handle_at(2)), as NFS servers, backup
-// programs and fanotify use them. The kernel makes a handle of the node id and the
-// generation, and both say the same of a file in every process that serves the mount.
-// For a handle whose inode the kernel has forgotten it looks up "." in the node, and
-// ".." in each directory above a directory.
+// Handles of files (name_to_handle_at(2), open_by_handle_at(2)), for NFS servers, backup
+// programs and fanotify. The kernel makes a handle from the node id and the generation; both
+// have the same meaning in every process that serves the mount. For a handle of a forgotten
+// inode, the kernel looks up "." in the node, and ".." in each directory above a directory.
 //
-// Two kinds of handles are stale as soon as the kernel forgets the inode: those of what
-// this package makes itself (.penstock, .snapshot), and those of directories in
-// a volume that hangs below the mount's own, since the root of a volume does not know
-// the path that leads to it.
+// Two kinds of handles are stale as soon as the kernel forgets the inode: handles of nodes
+// made by package fuse (.penstock, .snapshot), and handles of directories in a volume below
+// the mount's own volume, since the root of a volume does not know its path.
 
 // handleLookup answers a lookup of "." or ".." in a node. The kernel turns ENOENT into
 // ESTALE.
@@ -42,9 +40,9 @@ func (f *fileSystem) handleLookup(ctx request, node uint64, name string, out *fu
 	return fuse.OK
 }
 
-// reached reports whether a handle may lead into a volume: into the mount's own, one that
-// a path of this mount has led to, or, if the mount shows the whole tree, any. So nobody
-// reaches by a made-up handle what lies beside the volume that a pod was given.
+// reached reports whether a handle may lead into a volume: into the mount's own volume, into a
+// volume already opened through a path of the mount, or, if the mount shows the whole tree,
+// into any volume. So a made-up handle can't reach a volume beside the volume given to a pod.
 func (f *fileSystem) reached(id meta.VolumeID) bool {
 	if id == f.rootVolume || f.rootVolume == meta.RootVolume && f.rootIno == meta.RootIno {
 		return true
@@ -54,8 +52,8 @@ func (f *fileSystem) reached(id meta.VolumeID) bool {
 	return f.volumes[id] != nil
 }
 
-// handleStatus is the status of a lookup by handle that failed. A handle of what is
-// gone, or is no handle of ours, is stale.
+// handleStatus returns the status of a failed lookup by handle. A handle of a deleted file, or
+// not made by penstock, is stale.
 func (f *fileSystem) handleStatus(node uint64, err error) fuse.Status {
 	switch meta.KindOf(err) {
 	case meta.NotFound, meta.Stale, meta.NoSuchVolume, meta.NotDir:

@@ -7,10 +7,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// The number of an inode that programs see, st_ino and d_ino, is not the node id: a
-// node id takes all 64 bits, and many programs keep inode numbers as floating-point
-// numbers (all of JavaScript does), which hold 53. Where two numbers differ only in
-// what is lost, such a program takes two files for names of one.
+// The inode number shown to programs, st_ino and d_ino, is not the node id. A node id takes
+// all 64 bits, and many programs store inode numbers as floating-point numbers (all of
+// JavaScript does), with 53 bits. If two numbers differ only in the lost bits, such a program
+// takes two files for names of one file.
 //
 //	st_ino       52 51           32 31                          0
 //	            +-+----------------+-----------------------------+
@@ -19,12 +19,12 @@ import (
 //	            |1|      slot      |   low 32 bits of the inode  |    all others
 //	            +-+----------------+-----------------------------+
 //
-// A number of the first form is a pure function of volume and inode: it is the same on
-// every mount, for ever. One of the second form needs a slot, which the mount gives to
-// a pair of volume and upper 12 bits of the inode when it shows the first such inode.
-// A volume has inodes of the second form when it has made four billion; every view has,
-// too, where a junction is in its snapshot (inode numbers from the top). A slot is
-// found by a hash, so that mounts agree on it unless two pairs fall on one slot.
+// A number of the first form is a pure function of volume and inode, the same on every mount,
+// for ever. A number of the second form needs a slot. The mount gives a slot to a pair of
+// volume and upper 12 bits of the inode when the first such inode is shown. A volume has
+// inodes of the second form after four billion new inodes; so has every view of a snapshot
+// with a junction (inode numbers from the top). A hash chooses the slot, so that mounts agree
+// on the slot unless two pairs have the same hash.
 const (
 	lowBits  = 32
 	slotBits = 20
@@ -37,10 +37,10 @@ type inumbers struct {
 	mu    sync.RWMutex
 	slots map[uint32]uint32 // by volume<<12 | upper bits of the inode
 	taken map[uint32]bool   // the values of slots
-	said  bool              // that there is no free slot
+	said  bool              // the lack of a free slot was logged
 }
 
-// of is the number that programs see of an inode.
+// of returns the inode number shown to programs.
 func (n *inumbers) of(v meta.VolumeID, ino meta.Ino) uint64 {
 	if ino>>lowBits == 0 {
 		return uint64(v)<<lowBits | uint64(ino)
@@ -79,12 +79,12 @@ func (n *inumbers) slot(pair uint32) uint32 {
 	return s
 }
 
-// firstSlot is where the search for a free slot begins. Inode numbers follow from it:
-// it must never change.
+// firstSlot returns the slot where the search for a free slot begins. Inode numbers depend on
+// firstSlot, so the function must never change.
 func firstSlot(pair uint32) uint32 {
 	x := uint64(pair) * 0x9e3779b97f4a7c15
 	return uint32(x >> (64 - slotBits))
 }
 
-// inumber is the number that programs see of an inode.
+// inumber returns the inode number shown to programs.
 func (f *fileSystem) inumber(v meta.VolumeID, ino meta.Ino) uint64 { return f.inumbers.of(v, ino) }

@@ -7,13 +7,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Set-group-id without group execution is dropped by a write, truncation or
-// change of owner only if the caller is not in the file's group and has no
-// CAP_FSETID. The library can't tell: a request carries one group. So it drops
-// what goes in any case (meta.SetKillPriv), and this file the rest.
+// A write, truncation or change of owner drops set-group-id without group execution only if
+// the caller is not in the file's group and has no CAP_FSETID. The library can't know the
+// caller's groups, since a request carries one group. So the library drops the bits that every
+// caller loses (meta.SetKillPriv), and the functions below drop the rest.
 
-// dropSetGID adds to a change of attributes, which drops rights, that it drops
-// set-group-id.
+// dropSetGID adds the dropping of set-group-id to a change of attributes that drops rights.
 func dropSetGID(req *meta.SetAttr, a *meta.Attr, h *fuse.InHeader) {
 	if !dropsSetGID(a, h) {
 		return
@@ -26,9 +25,9 @@ func dropSetGID(req *meta.SetAttr, a *meta.Attr, h *fuse.InHeader) {
 	req.Mode = mode &^ (meta.ModeSetGID | meta.ModeSetUID)
 }
 
-// dropRights drops before a change of a file's bytes what the change takes away, and has
-// the kernel forget the mode that it knows: exec(2) goes by that. Without kill the caller
-// may leave the set-id bits, but never file capabilities.
+// dropRights drops a file's set-id bits and capabilities before a change of the file's bytes,
+// and has the kernel forget the mode, since exec(2) uses the kernel's mode. Without kill the
+// set-id bits stay; file capabilities never stay.
 func (f *fileSystem) dropRights(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, kill bool) error {
 	e, err := knownAttr(ctx, v, ino)
 	if err != nil {
@@ -37,8 +36,8 @@ func (f *fileSystem) dropRights(ctx request, v Volume, node uint64, ino meta.Ino
 	return f.dropRightsOf(ctx, v, node, &e.Attr, h, kill)
 }
 
-// dropRightsUnlessRoot is dropRights for a request that does not tell whether the caller
-// may leave the set-id bits (CAP_FSETID).
+// dropRightsUnlessRoot is dropRights for a request without information about CAP_FSETID: only
+// a caller with user id 0 keeps the set-id bits.
 func (f *fileSystem) dropRightsUnlessRoot(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader) error {
 	e, err := knownAttr(ctx, v, ino)
 	if err != nil {
@@ -48,7 +47,7 @@ func (f *fileSystem) dropRightsUnlessRoot(ctx request, v Volume, node uint64, in
 	return f.dropRightsOf(ctx, v, node, &e.Attr, h, setID && callerOf(h).uid != 0)
 }
 
-// knownAttr gives an inode's attributes, from memory if they are there.
+// knownAttr returns an inode's attributes, from memory if cached.
 func knownAttr(ctx request, v Volume, ino meta.Ino) (penstock.Entry, error) {
 	if q, ok := v.(quickVolume); ok {
 		if e, ok := q.GetAttrCached(ino); ok {
@@ -58,12 +57,12 @@ func knownAttr(ctx request, v Volume, ino meta.Ino) (penstock.Entry, error) {
 	return v.GetAttr(ctx, ino)
 }
 
-// dropRightsOf is dropRights of a file whose attributes are known.
+// dropRightsOf is dropRights with the file's attributes a.
 func (f *fileSystem) dropRightsOf(ctx request, v Volume, node uint64, a *meta.Attr, h *fuse.InHeader, kill bool) error {
 	caps := a.Flags&meta.FlagHasCaps != 0
 	if !a.IsRegular() || !caps && (!kill || a.Mode&(meta.ModeSetUID|meta.ModeSetGID) == 0) {
 		if f.dropping.Load() > 0 {
-			f.forgetMode(node) // another request may have dropped them, and not told the kernel yet
+			f.forgetMode(node) // another request may have dropped rights, before the kernel learned of the change
 		}
 		return nil
 	}
@@ -85,13 +84,14 @@ func (f *fileSystem) dropRightsOf(ctx request, v Volume, node uint64, a *meta.At
 	return err
 }
 
-// forgetMode has the kernel ask for the attributes of a node before it acts by them.
+// forgetMode makes the kernel ask for a node's attributes before the next use of the
+// attributes.
 func (f *fileSystem) forgetMode(node uint64) {
 	f.conn.newGeneration()
 	f.conn.invalidateAttr(node)
 }
 
-// capabilities is the attribute that holds a file's capabilities.
+// capabilities is the extended attribute with a file's capabilities.
 const capabilities = "security.capability"
 
 func dropsSetGID(a *meta.Attr, h *fuse.InHeader) bool {

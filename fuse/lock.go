@@ -21,7 +21,7 @@ var lockNumbers = map[meta.LockType]uint32{
 	meta.LockUnlock: syscall.F_UNLCK,
 }
 
-// lockEnd is the inclusive end of a lock that reaches to the end of the file.
+// lockEnd is the inclusive end of a lock up to the end of the file.
 const lockEnd = 1<<63 - 1
 
 func lockOf(ino meta.Ino, in *fuse.LkIn) meta.Lock {
@@ -70,17 +70,17 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 	return f.status("setlk", in.NodeId, v.SetLock(ctx, l, wait))
 }
 
-// What close(2) must give up:
+// close(2) must give up two kinds of locks:
 //
-//   - A process's POSIX locks, when it closes any descriptor of the file. The
-//     kernel tells by FLUSH. Handles are opened for reading without FLUSH only
-//     while nobody has the file open for writing or locks it (openCached); one
-//     that was opened before keeps the locks until it isn't the only way.
-//   - Locks of an open file description (F_OFD_SETLK), at its last close. The
-//     kernel neither says that a lock is one of these nor unlocks it. So RELEASE
-//     gives up what was locked through the handle and not yet by a FLUSH.
+//   - A process's POSIX locks, when the process closes any descriptor of the file. The kernel
+//     sends FLUSH. A handle for reading is opened without FLUSH only while no process has the
+//     file open for writing or locks it (openCached). Closing an older handle without FLUSH
+//     keeps the locks taken through other handles.
+//   - Locks of an open file description (F_OFD_SETLK), at the last close. The kernel neither
+//     marks such a lock nor unlocks it. So RELEASE gives up all locks taken through the
+//     handle and not yet given up by a FLUSH.
 
-// noteLocker remembers who takes a POSIX lock through which handle.
+// noteLocker records the owner of a POSIX lock and the handle used for locking.
 func (f *fileSystem) noteLocker(node, fh, owner uint64) {
 	f.opens.with(node, false, func(n *openNode) {
 		if slices.Contains(n.lockers[owner], fh) {
@@ -94,12 +94,13 @@ func (f *fileSystem) noteLocker(node, fh, owner uint64) {
 	})
 }
 
-// flushed forgets an owner whose locks FLUSH gives up.
+// flushed forgets an owner. The caller's FLUSH gives up the owner's locks.
 func (o *opens) flushed(node, owner uint64) {
 	o.with(node, false, func(n *openNode) { delete(n.lockers, owner) })
 }
 
-// releasing lists the owners whose locks the last close of a handle gives up.
+// releasing removes and returns the owners with locks taken through fh. The caller's RELEASE
+// gives up the locks.
 func (n *openNode) releasing(fh uint64) (owners []uint64) {
 	for owner, through := range n.lockers {
 		if slices.Contains(through, fh) {

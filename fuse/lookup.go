@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Lookup finds a name. An absent name is answered with node 0, which the
-// kernel may remember; a junction with the root of the volume it leads to.
+// Lookup finds a name. The answer for an absent name has node 0, which the kernel may cache.
+// The answer for a junction is the root of the junction's volume.
 func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	ctx := request(cancel)
 	if (name == "." || name == "..") && !isText(in.NodeId) {
@@ -51,8 +51,8 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	return fuse.OK
 }
 
-// crossable refuses the way from a mount without opens into a volume that can
-// change: its files need the opens (rule 19).
+// crossable refuses a junction from a mount without opens into a mutable volume, since the
+// mutable volume's files need opens (rule 19).
 func (f *fileSystem) crossable(e *penstock.Entry) fuse.Status {
 	if !f.noOpen || e.Volume == f.rootVolume {
 		return fuse.OK
@@ -100,7 +100,7 @@ func (f *fileSystem) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, 
 	return f.create(cancel, "symlink", in, meta.Create{Name: name, Mode: meta.TypeSymlink | 0o777, Target: target}, out)
 }
 
-// create makes a node under a name that must be free.
+// create makes a node with a new name; an existing name is an error.
 func (f *fileSystem) create(cancel <-chan struct{}, op string, h *fuse.InHeader, req meta.Create, out *fuse.EntryOut) fuse.Status {
 	if isText(h.NodeId) {
 		return fuse.EPERM
@@ -119,7 +119,7 @@ func (f *fileSystem) create(cancel <-chan struct{}, op string, h *fuse.InHeader,
 	return fuse.OK
 }
 
-// Unlink removes a name that is no directory's.
+// Unlink removes the name of a file other than a directory.
 func (f *fileSystem) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
 	return f.unlink(cancel, "unlink", in, name, false)
 }

@@ -8,20 +8,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What the kernel's dirty pages of shared mappings must not do.
+// Rules for the kernel's dirty pages of shared mappings.
 //
-// The kernel tells of no mapping and of no store into one. What it must tell of is the
-// READ that fills a page before a program can store into it. So a node may have dirty
-// pages while it is open for writing, if a page of it was filled since it is; with its
-// last RELEASE nothing is mapped any more, and all was written back.
+// The kernel reports neither a mapping nor a store into a mapping. But the kernel must send
+// the READ that fills a page before a program can store into the page. So a node may have
+// dirty pages while the node is open for writing, once a page was filled during that time. At
+// the last RELEASE no mapping is left, and the kernel has written back all pages.
 //
-//   - A lease is given back when these pages were written back (Launder, called by the
-//     library).
-//   - A write(2) goes around the page cache. If a page is filled before its bytes are in
-//     the file, and stored into, the page comes back with old bytes beside the new one.
-//     So while a write is under way, and until the kernel has dropped the pages that lie
-//     there, of a page that is written back only the other bytes are taken.
-//   - stat(2) and SEEK_DATA tell of bytes in holes, which the kernel writes back first.
+//   - The library gives a lease back only after the write-back of these pages (Launder).
+//   - A write(2) bypasses the page cache. Suppose the kernel fills a page before the written
+//     bytes are in the file, and a program stores into the page. Then the kernel writes back
+//     old bytes beside the new store. So while a write runs, and until the kernel has dropped
+//     the pages of the written range, takePage ignores that range of a page written back.
+//   - stat(2) and SEEK_DATA count bytes in holes only after the kernel has written back the
+//     pages in the holes.
 
 var _ penstock.Launderer = (*Notifier)(nil)
 
@@ -34,14 +34,14 @@ func (n *Notifier) MayBeDirty(v meta.VolumeID, ino meta.Ino) (yes bool) {
 	return yes
 }
 
-// Launder has the kernels write back and drop an inode's pages, and waits until
-// these are in the file.
+// Launder has the kernels write back and drop an inode's pages, and waits until the pages are
+// in the file.
 func (n *Notifier) Launder(v meta.VolumeID, ino meta.Ino) {
 	n.InvalData(v, ino, 0, 0)
 	n.Settle(v, ino)
 }
 
-// Settle waits until the pages that were written back by now are in the file.
+// Settle waits until all pages already written back by the kernel are in the file.
 func (n *Notifier) Settle(v meta.VolumeID, ino meta.Ino) {
 	n.each(func(f *fileSystem) { f.back.settle(f.nodeID(v, ino)) })
 }
@@ -54,15 +54,15 @@ func (o *opens) mayBeDirty(node uint64) (yes bool) {
 
 func (n *openNode) mayBeDirty() bool { return n.writers > 0 && (n.filled || n.mapped) }
 
-// fills notes that a page is being filled, and reports whether the node may have dirty
-// pages from now on.
+// fills notes the filling of a page. first is true if the node may have dirty pages from now
+// on, and could not before.
 func (n *openNode) fills() (first bool) {
 	first = n.writers > 0 && !n.filled
 	n.filled = n.filled || first
 	return first
 }
 
-// around is a change of a file's bytes that goes around the page cache.
+// around is a change of a file's bytes that bypasses the page cache.
 type around struct {
 	id uint64
 	span
@@ -75,14 +75,15 @@ func (o *opens) beginAround(node uint64, from, to int64) (id uint64) {
 	return id
 }
 
-// endAround ends it: the kernel has no older pages there any more.
+// endAround ends a change: the kernel has dropped the older pages.
 func (o *opens) endAround(node, id uint64) {
 	o.with(node, false, func(n *openNode) {
 		n.around = slices.DeleteFunc(n.around, func(a around) bool { return a.id == id })
 	})
 }
 
-// besides gives the parts of [off, off+length) that no change under way goes around.
+// besides returns the parts of [off, off+length) outside every running change that bypasses
+// the page cache.
 func (o *opens) besides(node uint64, off, length int64) []span {
 	parts := []span{{off, off + length}}
 	o.with(node, false, func(n *openNode) {
@@ -106,10 +107,10 @@ func (o *opens) besides(node uint64, off, length int64) []span {
 	return parts
 }
 
-// toEnd is the end of a change whose place is known when it is done.
+// toEnd is the end of a change whose range is unknown until the change is done.
 const toEnd = math.MaxInt64
 
-// takePage takes what the kernel has written back of a mapping.
+// takePage queues the bytes p of a mapping, written back by the kernel.
 func (f *fileSystem) takePage(v Volume, call *penstock.Call, node uint64, ino meta.Ino, p []byte, off int64) {
 	epoch := v.Epoch()
 	p = slices.Clone(p)
@@ -124,7 +125,8 @@ func (f *fileSystem) takePage(v Volume, call *penstock.Call, node uint64, ino me
 // hasHoles reports whether a file may have holes, which stat(2) tells.
 func hasHoles(a *meta.Attr) bool { return a.IsRegular() && a.Blocks < a.Size }
 
-// answered is what the kernel was told of a node, as far as it acts by it.
+// answered holds the last attributes answered for a node, as far as the kernel acts by the
+// attributes.
 type answered struct {
 	mode, uid, gid uint32
 	size           uint64
@@ -132,8 +134,8 @@ type answered struct {
 
 func answeredOf(a *meta.Attr) answered { return answered{a.Mode, a.UID, a.GID, a.Size} }
 
-// mayFill reports whether stat(2) may have to wait for dirty pages that lie in holes. The
-// kernel then must not cache the attributes.
+// mayFill reports whether stat(2) may have to wait for dirty pages in holes. If so, the kernel
+// must not cache the attributes.
 func (f *fileSystem) mayFill(node uint64, a *meta.Attr) (yes bool) {
 	if hasHoles(a) {
 		f.opens.with(node, false, func(n *openNode) {
@@ -144,9 +146,10 @@ func (f *fileSystem) mayFill(node uint64, a *meta.Attr) (yes bool) {
 	return yes
 }
 
-// mustFill reports whether a GETATTR is to have dirty pages in holes written back. That
-// makes the kernel take the answer for older than what it knows: it tells stat(2) of it and
-// goes by the older attributes itself. So what it goes by must be the same.
+// mustFill reports whether a GETATTR must have the kernel write back dirty pages in holes.
+// After such a write-back the kernel takes the answer for older than its own attributes:
+// stat(2) returns the answer, but the kernel itself acts by its own attributes. So mustFill
+// requires that mode, ids and size are unchanged since the last answer.
 func (f *fileSystem) mustFill(node uint64, a *meta.Attr) (yes bool) {
 	if hasHoles(a) {
 		f.opens.with(node, false, func(n *openNode) { yes = n.mayBeDirty() && n.told == answeredOf(a) })
@@ -154,10 +157,11 @@ func (f *fileSystem) mustFill(node uint64, a *meta.Attr) (yes bool) {
 	return yes
 }
 
-// manyHoles are written back as one, with what lies between them.
+// manyHoles bounds the holes written back separately; the rest of the file is written back as
+// a whole.
 const manyHoles = 32
 
-// fillHoles has the kernel write back the pages that lie in a file's holes.
+// fillHoles has the kernel write back the pages in a file's holes.
 func (f *fileSystem) fillHoles(ctx request, v Volume, node uint64, ino meta.Ino) {
 	for off, n := int64(0), 0; ; n++ {
 		hole, err := v.Seek(ctx, ino, off, penstock.SeekHole)

@@ -20,62 +20,62 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Config says what to mount where.
+// Config describes a mount.
 type Config struct {
 	Tree     Tree
-	Notifier *Notifier // the one that the tree's client tells of recalls
+	Notifier *Notifier // notified of recalls by the tree's client
 	Logger   *slog.Logger
-	// Volume and Root are the mount's root directory; zero: the root volume and
-	// its root.
+	// Volume and Root are the mount's root directory; zero: the root volume and its root.
 	Volume meta.VolumeID
 	Root   meta.Ino
 	// Dir is the mount point: an empty directory.
 	Dir string
-	// Source is what /proc/mounts shows, as [VOLUME:]PATH; "" is made up.
+	// Source is the source shown in /proc/mounts, as [VOLUME:]PATH; "": the volume's name and
+	// a colon.
 	Source  string
 	Options Options
-	// Succession leaves the mount to successors; nil: it ends with this process.
+	// Succession leaves the mount to successors; nil: the mount ends with this process.
 	Succession *Succession
 }
 
-// Options are the choices of mount(8) that we know.
+// Options are the known options of mount(8).
 type Options struct {
 	ReadOnly bool
-	// SUID and Dev honour set-id programs and file capabilities, and device nodes: who may
-	// write the volume from elsewhere then decides who is root here.
+	// SUID honours set-id programs and file capabilities, Dev honours device nodes: any writer
+	// of the volume on another machine can then become root here.
 	SUID   bool
 	Dev    bool
 	NoExec bool
-	// NoAtime and NoDirAtime: reading files, or directories alone, leaves their access
-	// times alone.
+	// NoAtime: reading files and directories leaves access times alone. NoDirAtime: the same
+	// for directories only.
 	NoAtime    bool
 	NoDirAtime bool
 	// NoSymFollow: no symbolic link is followed.
 	NoSymFollow bool
-	// NonEmpty allows to hide what lies in the mount point.
+	// NonEmpty allows a mount point with entries, which the mount hides.
 	NonEmpty bool
-	// Private: only the user who mounted sees the tree. Without privileges it is
-	// so unless AllowOther.
+	// Private: only the mounting user sees the tree. An unprivileged mount is private unless
+	// AllowOther is set.
 	Private bool
 	// AllowOther asks fusermount3 to let others in, which needs
 	// user_allow_other in /etc/fuse.conf.
 	AllowOther bool
-	// Passthrough: of an immutable volume or a snapshot, have the kernel tell of
-	// opens, so that it can read files by itself that lie whole in a chunk here.
-	// Without it no open is asked for, which is better for small files.
+	// Passthrough: on an immutable volume or a snapshot the kernel sends OPEN, so that the
+	// kernel itself can read a file lying whole in one local chunk. Without Passthrough the
+	// kernel sends no OPEN, which is better for small files.
 	Passthrough bool
 	// NoOpen insists on the latter: anything else is refused (rule 19).
 	NoOpen bool
 	// NoBlock: mount as type fuse even where fuseblk would do; then syncfs(2)
 	// and sync(1) don't reach Penstock.
 	NoBlock bool
-	// UnsafeNoDrain: the end of the mount gives up what is not durable soon, for tests of
-	// tests.
+	// UnsafeNoDrain: after a moment the end of the mount gives up bytes not yet durable, for
+	// tests of tests.
 	UnsafeNoDrain bool
 	// NoHelper: don't try fusermount3.
 	NoHelper bool
-	// Watchdog is the program that calls Watch when its argv[0] is
-	// WatchdogName; "": a killed daemon's connection may stay and hang.
+	// Watchdog is the path of a program that calls Watch when its argv[0] is WatchdogName; "":
+	// the connection of a killed daemon may stay and hang.
 	Watchdog string
 }
 
@@ -85,9 +85,9 @@ type Mount struct {
 	fs       *fileSystem
 	notifier *Notifier
 	log      *slog.Logger
-	helper   string // path of fusermount3 if that mounted
+	helper   string // path of fusermount3 if fusermount3 mounted
 	done     chan struct{}
-	held     bool // a holder has it
+	held     bool // a holder has the mount
 	took     bool // over, from a predecessor
 }
 
@@ -129,7 +129,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 			return nil, errors.Join(err, m.detach())
 		} else {
 			m.held = true
-			cfg.Options.Watchdog = "" // the holder does its work
+			cfg.Options.Watchdog = "" // the holder replaces the watchdog
 		}
 	}
 	cfg.Notifier.add(f)
@@ -148,7 +148,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	return m, nil
 }
 
-// takeOver goes on with a mount that a predecessor left.
+// takeOver continues a mount left by a predecessor.
 func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	k := cfg.Succession
 	h := &k.Predecessor.head
@@ -157,7 +157,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 		return nil, err
 	}
 	f.incarnation, f.noOpen, f.noPassthrough = h.Incarnation, h.NoOpen, h.Helper != ""
-	f.texts.made = uint64(h.Generation) << 24 // the kernel may know those that a predecessor made
+	f.texts.made = uint64(h.Generation) << 24 // the kernel may know numbers of the predecessor's texts
 	f.dir = h.Dir
 	m := &Mount{dir: h.Dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: h.Helper, done: make(chan struct{}), held: true, took: true}
 	device, err := kernel.Dup(k.Device)
@@ -168,7 +168,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 		return nil, err
 	}
 	f.conn.syncfs = h.Block
-	if _, err := f.mountedWith(); err != nil { // as it was mounted, or remounted since
+	if _, err := f.mountedWith(); err != nil { // reads the options of the mount or the last remount
 		cfg.Logger.Warn("it is not known with which options the mount was made: access times are kept", "dir", h.Dir, "err", err)
 	}
 	cfg.Notifier.add(f)
@@ -189,7 +189,8 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	return m, nil
 }
 
-// newFileSystem looks at the root of what is mounted and completes cfg.
+// newFileSystem reads the attributes of the mount's root and completes cfg. Errors: NotDir,
+// Invalid (NoOpen on a writable volume).
 func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 	if cfg.Volume == 0 {
 		cfg.Volume = meta.RootVolume
@@ -236,17 +237,17 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 // Dir is the mount point's absolute path.
 func (m *Mount) Dir() string { return m.dir }
 
-// Held reports whether a holder has the mount, so that it outlives this process.
+// Held reports whether a holder has the mount, so that the mount outlives this process.
 func (m *Mount) Held() bool { return m.held }
 
-// TookOver reports whether this process goes on with the mount of a predecessor.
+// TookOver reports whether this process continues a predecessor's mount.
 func (m *Mount) TookOver() bool { return m.took }
 
-// Done is closed when the mount has ended and what was written is durable, however long
-// that takes, or its loss was logged.
+// Done is closed when the mount has ended and all written bytes are durable, however long
+// durability takes, or the log has an error about lost bytes.
 func (m *Mount) Done() <-chan struct{} { return m.done }
 
-// finish waits for the end of the connection and settles what is left.
+// finish waits for the end of the connection, drains the file system and closes done.
 func (m *Mount) finish(stopWatchdog func()) {
 	defer close(m.done)
 	<-m.fs.conn.done
@@ -259,8 +260,8 @@ func (m *Mount) finish(stopWatchdog func()) {
 	m.log.Info("unmounted", "dir", m.dir)
 }
 
-// syncWithin makes everything durable, and gives up when ctx ends even if what
-// it waits for does not: a cluster that can't be reached must not keep a mount.
+// syncWithin makes all written bytes durable. It returns when ctx ends, even if the sync
+// itself goes on: an unreachable cluster must not keep a mount.
 func (m *Mount) syncWithin(ctx context.Context) error {
 	ended := make(chan error, 1)
 	go func() { ended <- m.fs.syncAll(ctx) }() // ends with the client at the latest
@@ -272,12 +273,12 @@ func (m *Mount) syncWithin(ctx context.Context) error {
 	}
 }
 
-// Unmount makes everything durable and unmounts. While the mount is busy it
-// tries again until ctx ends, and then fails with Busy and says who uses it. Once nobody
-// does it waits until everything is durable, however long that takes.
+// Unmount makes all written bytes durable and unmounts. While the mount is busy, Unmount
+// retries until ctx ends, then fails with Busy and names the processes in the mount. After the
+// unmount all bytes must become durable; Unmount waits, without a limit.
 func (m *Mount) Unmount(ctx context.Context) error {
 	synced := m.syncWithin(ctx)
-	if len(m.Unsynced()) > 0 { // that is waited for below
+	if len(m.Unsynced()) > 0 { // finish drains the rest
 		m.log.Warn("a mount is to end, and not everything is durable yet", "dir", m.dir, "err", synced)
 		synced = nil
 	} else {
@@ -292,7 +293,7 @@ func (m *Mount) Unmount(ctx context.Context) error {
 		}
 		err := m.umount(0)
 		switch {
-		case err == nil, errors.Is(err, syscall.EINVAL): // EINVAL: someone else did it
+		case err == nil, errors.Is(err, syscall.EINVAL): // EINVAL: another process unmounted
 			select {
 			case <-m.fs.conn.done:
 				<-m.done
@@ -317,16 +318,16 @@ func (m *Mount) Unmount(ctx context.Context) error {
 
 const busyEvery = 200 * time.Millisecond
 
-// Stop unmounts; a mount that is in use for longer than grace, or when force is
-// closed (nil: never), is ended by force: who still uses it gets errors. What was
-// written is made durable in any case, however long that takes. It tells with Busy that
-// force was needed.
+// Stop unmounts. If the mount is in use for longer than grace, or force is closed (nil:
+// never), Stop unmounts by force, and programs in the mount get errors. In any case Stop makes
+// all written bytes durable, however long that takes. After a forced unmount the error is
+// Busy.
 func (m *Mount) Stop(ctx context.Context, grace time.Duration, force <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	ended := make(chan struct{})
 	defer close(ended)
-	go func() { // ends with this call
+	go func() { // ends with Stop
 		select {
 		case <-force:
 			cancel()
@@ -341,14 +342,13 @@ func (m *Mount) Stop(ctx context.Context, grace time.Duration, force <-chan stru
 	select {
 	case <-m.fs.conn.done:
 		<-m.Done()
-	case <-time.After(closeTimeout): // a thread that can't end
+	case <-time.After(closeTimeout): // a thread can't end
 		err = errors.Join(err, m.fs.drain(context.WithoutCancel(ctx)))
 	}
 	return fmt.Errorf("unmounted by force: %w", err)
 }
 
-// Abort ends the mount at once: what is durable is safe, programs that use the
-// mount get errors.
+// Abort ends the mount at once: durable bytes are safe, programs in the mount get errors.
 func (m *Mount) Abort() error { return m.detach() }
 
 func (m *Mount) detach() error {
@@ -410,8 +410,8 @@ func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
 	return dir, nil
 }
 
-// MountPath is the absolute path of a mount point, without links. It asks nothing
-// of what is mounted there, which may be dead.
+// MountPath returns the absolute path of a mount point, with links resolved. MountPath sends
+// no request to a file system mounted at dir, whose daemon may be dead.
 func MountPath(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -420,7 +420,7 @@ func MountPath(dir string) (string, error) {
 	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
 		dir = filepath.Join(parent, filepath.Base(dir))
 	}
-	if _, err := os.Readlink(dir); err == nil { // of a mount's root this fails at once
+	if _, err := os.Readlink(dir); err == nil { // fails at once for a mount's root
 		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
 			dir = resolved
 		}
@@ -428,7 +428,8 @@ func MountPath(dir string) (string, error) {
 	return dir, nil
 }
 
-// lookAt is stat(2) that does not wait for ever for a mount that hangs.
+// lookAt is stat(2) with a timeout: if a hanging mount gives no answer for lookTimeout, lookAt
+// fails with os.ErrDeadlineExceeded.
 func lookAt(dir string, st *unix.Stat_t) error {
 	type answer struct {
 		st  unix.Stat_t
@@ -455,7 +456,7 @@ func lookAt(dir string, st *unix.Stat_t) error {
 
 const lookTimeout = 10 * time.Second
 
-// clearDead detaches a mount whose daemon is gone.
+// clearDead detaches the mount of a penstock process that has ended.
 func clearDead(dir string, log *slog.Logger) error {
 	info, err := kernel.MountAt(dir)
 	if err != nil || !kernel.Ours(info) {
@@ -473,7 +474,7 @@ func clearDead(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// users names some processes that use a mount, for people.
+// users names up to four processes in a mount, for messages.
 func users(dir string) string {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	var found []string
@@ -492,7 +493,8 @@ func users(dir string) string {
 	return strings.Join(found, ", ")
 }
 
-// usesMount reads links only: it must not ask the mount itself.
+// usesMount reports whether a process uses the mount. It reads links in /proc only and sends
+// no request to the mount.
 func usesMount(proc, dir string) bool {
 	links, _ := filepath.Glob(proc + "/fd/*")
 	for _, l := range append(links, proc+"/cwd", proc+"/root", proc+"/exe") {
@@ -503,12 +505,12 @@ func usesMount(proc, dir string) bool {
 	return false
 }
 
-// readAhead is the kernel's read-ahead for the mount, in KiB; its default of
-// 128 costs 30 % more CPU a byte.
+// readAhead is the kernel's read-ahead for the mount, in KiB. The kernel's default of 128
+// costs 30 % more CPU per byte.
 const readAhead = "4096"
 
-// raiseReadAhead sets it. The device is read from mountinfo: asking the mount
-// would be asking ourselves.
+// raiseReadAhead sets the mount's read-ahead. It finds the device in mountinfo, since stat(2)
+// of the mount would send a request to this process.
 func raiseReadAhead(dir string, log *slog.Logger) {
 	info, err := kernel.MountAt(dir)
 	if err != nil || info == nil {

@@ -9,36 +9,34 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Notifier passes a client's recalls on to the kernel, for all mounts of the
-// client. It is made first and given to penstock.Dial and to New.
+// Notifier passes a client's recalls on to the kernel, for all mounts of the client. The
+// caller makes the Notifier first and gives it to penstock.Dial and to New.
 //
-// # Why nothing here can wait for an operation in flight
+// # Why no notification waits for an operation in flight
 //
-//   - Attributes: the kernel only marks them; no lock of an inode is taken.
-//   - Names: FUSE_NOTIFY_INVAL_ENTRY takes the directory's inode lock, which a
-//     create in flight holds (measured: it waited until the create was
-//     answered). So all names of the mount grow old at once, by
-//     FUSE_NOTIFY_INC_EPOCH, which takes no lock and 0.7 us; each is looked up
-//     again when it is used next.
-//   - Pages: locked by READs, which the library answers under the old lease, and
-//     by the writing back of mappings, which writeback.go answers at once.
+//   - Attributes: the kernel only marks attributes as stale and takes no inode lock.
+//   - Names: FUSE_NOTIFY_INVAL_ENTRY takes the directory's inode lock, held by a create in
+//     flight (measured: the notification waited until the create was answered). So
+//     FUSE_NOTIFY_INC_EPOCH makes all names of the mount stale at once, without a lock and in
+//     0.7 us; the kernel looks up each name again at its next use.
+//   - Pages: locked by READs, which the library answers under the old lease, and by the
+//     writing back of mappings, which writeback.go answers at once.
 //
-// The names of snapshots that are gone are the exception: all that is locked is the
-// directory of snapshots, and who drops those waits for a moment only (forgetName).
+// The names of ended snapshots are the exception: dropping such a name locks only the
+// directory of snapshots, and forgetName waits for 100 ms at most.
 //
-// # What is on its way
+// # Answers in preparation
 //
-// An answer may have been made before the recall and reach the kernel after it;
-// if the inode is new to the kernel, the notification finds nothing, and the
-// answer brings old attributes with a long timeout. So each invalidation begins
-// a new generation, and an answer from an older one loses its timeouts
-// (conn.reply).
+// An answer made before the recall may reach the kernel after the notification. If the inode
+// is new to the kernel, the notification finds no inode, and the answer brings old attributes
+// with a long timeout. So each invalidation begins a new generation, and an answer from an
+// older generation loses its timeouts (conn.reply).
 type Notifier struct {
 	mu     sync.RWMutex
 	mounts []*fileSystem
 }
 
-// NewNotifier makes a Notifier that no mount uses yet.
+// NewNotifier makes a Notifier without mounts.
 func NewNotifier() *Notifier { return new(Notifier) }
 
 var (
@@ -83,14 +81,14 @@ func (n *Notifier) InvalAttr(v meta.VolumeID, ino meta.Ino) {
 	})
 }
 
-// InvalData drops pages, of all bytes from off if n <= 0, and attributes.
+// InvalData drops attributes and the pages of [off, off+length); all pages from off if length
+// <= 0.
 //
-// The kernel waits for locked pages without listening to signals. If this
-// process were killed while it waits for a READ, which then nobody answers,
-// the thread would stay, with it the connection, and all who use the mount
-// would hang until somebody aborts it (umount -f). So READs that are being
-// answered are waited for here, and the kernel meets only those that came in
-// the same moment.
+// The kernel waits for locked pages and ignores signals meanwhile. If this process were killed
+// during such a wait for a READ, no process would answer the READ. Then the waiting thread
+// would stay, and keep the connection open, and all users of the mount would hang until an
+// operator aborts the connection (umount -f). So InvalData first waits for unanswered READs;
+// the kernel then waits only for READs of the same moment.
 func (n *Notifier) InvalData(v meta.VolumeID, ino meta.Ino, off, length int64) {
 	n.each(func(f *fileSystem) {
 		f.conn.newGeneration()
@@ -100,8 +98,8 @@ func (n *Notifier) InvalData(v meta.VolumeID, ino meta.Ino, off, length int64) {
 	})
 }
 
-// Holds asks the kernels whether they know an inode: the notification that
-// drops its attributes tells.
+// Holds reports whether a mount's kernel connection knows an inode, by the result of an
+// attribute notification. The notification drops the attributes.
 func (n *Notifier) Holds(v meta.VolumeID, ino meta.Ino) (held bool) {
 	n.each(func(f *fileSystem) {
 		held = f.conn.knows(f.nodeID(v, ino)) || held
@@ -109,9 +107,8 @@ func (n *Notifier) Holds(v meta.VolumeID, ino meta.Ino) (held bool) {
 	return held
 }
 
-// Prune has the kernels forget inodes that they only remember: paths that nobody uses,
-// and what is cached of them. FORGET tells of each. Kernels before Linux 6.18 keep them
-// until they lack memory.
+// Prune makes the kernel forget unused inodes, with their paths and cached pages. The kernel
+// sends FORGET for each. Kernels before Linux 6.18 keep the inodes until memory runs short.
 func (n *Notifier) Prune(v meta.VolumeID, inos []meta.Ino) {
 	n.each(func(f *fileSystem) {
 		if f.conn.minor < minorPrune {
@@ -127,7 +124,7 @@ func (n *Notifier) Prune(v meta.VolumeID, inos []meta.Ino) {
 	})
 }
 
-// HoldsView asks the kernels whether they know an inode of a view that ended.
+// HoldsView reports whether the kernel knows an inode of an ended view.
 func (n *Notifier) HoldsView(v meta.VolumeID) (held bool) {
 	n.each(func(f *fileSystem) { held = f.holdsView(v) || held })
 	return held
@@ -158,8 +155,8 @@ const prunedAtOnce = 512
 // invalidateAttr drops attributes only.
 func (c *conn) invalidateAttr(node uint64) { c.invalInode(node, -1, 0) }
 
-// invalidate drops pages of [off, off+n), to the end if n is zero, and
-// attributes. It waits for READs and writing back in flight of those pages.
+// invalidate drops attributes and the pages of [off, off+n), to the end if n is zero.
+// invalidate waits for READs and writing back of these pages.
 func (c *conn) invalidate(node uint64, off, n int64) { c.invalInode(node, off, n) }
 
 // invalInode fails with ENOENT if the kernel doesn't know the inode.
@@ -171,16 +168,16 @@ func (c *conn) invalInode(node uint64, off, n int64) error {
 	return c.notify(notifyInvalInode, b[:])
 }
 
-// invalidateName drops a name of a directory, and all paths through it that are not
-// in use. It waits for lookups and listings of the directory in flight.
+// invalidateName drops a name of a directory, and all unused paths through the name.
+// invalidateName waits for lookups and listings of the directory.
 func (c *conn) invalidateName(dir uint64, name string) {
 	b := make([]byte, 16, 16+len(name)+1)
 	order.PutUint64(b[0:], dir)
 	order.PutUint32(b[8:], uint32(len(name)))
-	_ = c.notify(notifyInvalEntry, append(append(b, name...), 0)) // ENOENT: it has none
+	_ = c.notify(notifyInvalEntry, append(append(b, name...), 0)) // ENOENT: unknown name
 }
 
-// prune has the kernel forget nodes that are not in use.
+// prune makes the kernel forget unused nodes.
 //
 //	count 4 | padding 4 | spare 8 | nodes 8 each
 func (c *conn) prune(nodes []uint64) {
@@ -201,8 +198,7 @@ func (c *conn) knows(node uint64) bool {
 	return true
 }
 
-// notify writes one notification: the header of an answer to no request (unique
-// is zero), then its body.
+// notify writes one notification: the header of an answer with unique zero, then the body.
 //
 //	length 4 | code 4 | unique 8 | body
 func (c *conn) notify(code int32, body []byte) error {

@@ -14,26 +14,26 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// timed is a tree whose access times can be left alone.
+// timed is a tree that can stop updating access times.
 type timed interface{ LeaveAtimes(all, dirs bool) }
 
-// heedTimes has reading leave access times alone. The kernel leaves all of them to its
-// servers, and tells them nothing of the mount's options.
+// heedTimes makes reading leave access times alone. The kernel leaves all access times to the
+// server, and does not tell the server the mount's options.
 func (f *fileSystem) heedTimes(noAtime, noDirAtime bool) {
 	if t, ok := f.tree.(timed); ok {
 		t.LeaveAtimes(noAtime, noDirAtime)
 	}
 }
 
-// Words of showOptions beside those of the kernel.
+// Words of showOptions besides the kernel's options.
 const (
 	optionFrozen  = "frozen" // a snapshot or an immutable volume: never writable
 	optionNoOpen  = "noopen"
 	optionPrivate = "private"
 )
 
-// showOptions gives the mount's options as the kernel has them now, and after them
-// frozen, noopen and private where they are so, all with commas between them.
+// showOptions returns the mount's options as the kernel has them now, then frozen, noopen and
+// private if set, separated by commas.
 func (f *fileSystem) showOptions() ([]byte, error) {
 	m, err := f.mountedWith()
 	if err != nil {
@@ -51,7 +51,7 @@ func (f *fileSystem) showOptions() ([]byte, error) {
 	return []byte(options), nil
 }
 
-// mountedWith asks the kernel for the mount, and heeds what that says of access times.
+// mountedWith reads the mount from mountinfo, and applies its options about access times.
 func (f *fileSystem) mountedWith() (*mountinfo.Info, error) {
 	m, err := mountOf(f.dir)
 	if err == nil {
@@ -62,7 +62,7 @@ func (f *fileSystem) mountedWith() (*mountinfo.Info, error) {
 
 func has(options, option string) bool { return slices.Contains(strings.Split(options, ","), option) }
 
-// mountOf gives what is mounted at a whole path, the topmost. Errors: NotFound.
+// mountOf returns the topmost mount at a path. Errors: NotFound, IO.
 func mountOf(dir string) (*mountinfo.Info, error) {
 	all, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != dir, false })
 	switch {
@@ -74,11 +74,10 @@ func mountOf(dir string) (*mountinfo.Info, error) {
 	return all[len(all)-1], nil
 }
 
-// Remount gives what is mounted at dir other options: those of the kernel, from
-// ReadOnly to NoSymFollow, all of them. Whether it is private, and how files are opened,
-// is decided when it is mounted. Errors: NotFound (nothing of ours is mounted there),
-// ReadOnly (a snapshot is to be writable), Invalid (what can't be changed), Busy (files are
-// open for writing), NotPermitted.
+// Remount gives the mount at dir new options: all of the kernel's options, from ReadOnly to
+// NoSymFollow. Privacy and the way of opening files are fixed at the mount. Errors: NotFound
+// (no penstock mount is there), ReadOnly (a snapshot can't become writable), Invalid (an
+// option can't change), Busy (files are open for writing), NotPermitted.
 func Remount(dir string, o Options) error {
 	const op = "remount"
 	at, err := MountPath(dir)
@@ -108,7 +107,7 @@ func Remount(dir string, o Options) error {
 		return meta.E(op, meta.Invalid, at, errors.New("how files are opened is decided when it is mounted: unmount it before"))
 	}
 	flags := o.flags() | unix.MS_REMOUNT
-	if !o.NoAtime { // without a word of them a remount leaves access times as they are
+	if !o.NoAtime { // without such a flag a remount keeps the old setting
 		flags |= unix.MS_RELATIME
 	}
 	switch err := unix.Mount("", at, "", flags, ""); {
@@ -119,7 +118,7 @@ func Remount(dir string, o Options) error {
 	case err != nil:
 		return meta.E(op, meta.IO, at, err)
 	}
-	_, err = mountSays(at) // so that its process looks at them
+	_, err = mountSays(at) // makes the mount's process read the options
 	return err
 }
 

@@ -6,10 +6,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// openThrough opens a sealed file so that the kernel reads its backing file
-// itself. An inode has one mode from its first open to its last close, and one
-// backing file: a cached open beside one in passthrough, or a second id, is
-// EIO (rule 15). ok false: open it another way.
+// openThrough opens a sealed file for passthrough: the kernel itself reads the backing file.
+// An inode has one mode from its first open to its last close, and one backing file: the
+// kernel refuses a cached open beside a passthrough open, or a second id, with EIO (rule 15).
+// ok false: the caller must choose another mode.
 func (f *fileSystem) openThrough(ctx request, v Volume, node uint64, ino meta.Ino, out *fuse.OpenOut) (ok bool) {
 	if f.noPassthrough {
 		return false
@@ -58,7 +58,8 @@ func (f *fileSystem) openThrough(ctx request, v Volume, node uint64, ino meta.In
 	return true
 }
 
-// register gives the kernel a file's backing file and gets its id.
+// register gives the kernel a file's backing file and returns the kernel's id of the backing
+// file.
 func (f *fileSystem) register(ctx request, v Volume, ino meta.Ino) (int32, error) {
 	file, err := v.Backing(ctx, ino)
 	if err != nil {

@@ -15,19 +15,19 @@ import (
 
 // How many goroutines wait for a request.
 //
-// What a request costs is above all the switching between threads: of two that wait
-// the kernel wakes one after the other, by turns, and who finds nobody waiting starts
-// a third. One thread that waits alone is often still running, in the write of its
-// last answer, when the next request comes, and is not even to be woken.
+// Most of a request's cost is switching between threads. Of two waiting threads the kernel
+// wakes each in turn, and a thread that takes a request while no thread waits starts a third.
+// A single waiting thread is often still running, in the write of its last answer, when the
+// next request comes, and needs no wakeup.
 //
-// But who waits alone must not begin what could keep it waiting: a READ on the way to
-// a chunk server, an OPEN that the owner answers only after a recall, whose
-// invalidation waits for a READ that nobody takes. So it first tries to answer from
-// memory (quick), and starts a successor when that fails. Where most requests are of
-// that kind a second one waits, as starting costs more than taking turns.
+// But a single waiting thread must not begin a request that may wait: a READ from a chunk
+// server, or an OPEN that the owner answers only after a recall, whose invalidation waits for
+// a READ that no thread takes. So the thread first tries to answer from memory (quick), and
+// starts a successor if the try fails. Where most requests may wait, a second thread waits
+// too, since starting a thread costs more than taking turns.
 
-// quickVolume is a Volume that can answer from memory: *penstock.Volume says what the
-// methods promise. None of them waits.
+// quickVolume is a Volume that can answer from memory; see *penstock.Volume for the methods.
+// No method waits.
 type quickVolume interface {
 	LookupCached(parent meta.Ino, name string) (penstock.Entry, bool)
 	GetAttrCached(ino meta.Ino) (penstock.Entry, bool)
@@ -38,8 +38,8 @@ type quickVolume interface {
 
 var _ quickVolume = (*penstock.Volume)(nil)
 
-// quick answers a request of n bytes if nothing can keep it from answering at once.
-// ok false: it was not begun.
+// quick answers a request of n bytes if the answer needs no waiting. ok false: quick has not
+// begun the request.
 func (c *conn) quick(s *slot, n int) (ok bool) {
 	op := order.Uint32(s.in[4:])
 	switch op {
@@ -126,8 +126,8 @@ func (f *fileSystem) quickLookup(v quickVolume, id meta.VolumeID, parent meta.In
 	return fuse.OK, true
 }
 
-// quickRead answers what is in memory: files that lie in their inodes, and what is
-// buffered. Pages of shared mappings that are on their way are looked for by read.
+// quickRead answers from memory: the bytes of files stored in their inodes, and buffered
+// bytes. quickRead leaves the overlay of queued pages to read.
 func (f *fileSystem) quickRead(v quickVolume, ino meta.Ino, in *fuse.ReadIn, body []byte) (n int, ok bool) {
 	if int(in.Size) > len(body) || modeOf(in.Fh)&modeWrite != 0 || f.back.queued.Load() > 0 {
 		return 0, false
@@ -168,10 +168,10 @@ func (f *fileSystem) quickRelease(v quickVolume, ino meta.Ino, in *fuse.ReleaseI
 	return true
 }
 
-// Marks that decide whether a second goroutine waits: each request adds or takes some.
+// Marks that decide whether a second goroutine waits: each request adds or subtracts marks.
 const (
-	markSlow  = 3  // it could wait
-	markQuick = -2 // it could not
+	markSlow  = 3  // the request could wait
+	markQuick = -2 // the request could not wait
 	marksFull = 32
 	manyCPUs  = 2 // with more processors, callers by turns are served side by side
 )
@@ -185,7 +185,7 @@ func (c *conn) mark(pid uint32, quick bool) (readers int32) {
 	if quick {
 		by = markQuick
 	}
-	marks := min(max(c.marks.Load()+by, 0), marksFull) // of two at once one may be lost
+	marks := min(max(c.marks.Load()+by, 0), marksFull) // of two concurrent updates one may be lost
 	c.marks.Store(marks)
 	if marks > marksFull/2 {
 		return maxReaders

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// ReadTimes tells how long programs waited for bytes: READ requests, of what the
-// kernel did not have in its page cache. Read-ahead is in it, for which a program
-// may not have waited yet.
+// ReadTimes measures how long programs waited for bytes: the READ requests for bytes missing
+// in the kernel's page cache. ReadTimes includes read-ahead, although a program may not have
+// waited yet.
 type ReadTimes struct {
-	// Buckets counts READs that took at most so many of ReadBounds, as a histogram
-	// of Prometheus does; longer ones are in Count alone.
+	// Buckets counts by bound the READs that took at most the bound in ReadBounds, as a
+	// Prometheus histogram does. Only Count includes longer READs.
 	Buckets [len(ReadBounds)]uint64
 	Count   uint64
-	// Sum is what all took together; Waiting is the time in which at least one was
-	// asked for and not answered: never more than went by, so its share of that is
-	// an upper bound for how long a program that reads stood still.
+	// Sum is the total duration of all READs. Waiting is the time with at least one unanswered
+	// READ, never more than the elapsed time; so Waiting divided by the elapsed time is an
+	// upper bound for the share of time in which a reading program stood still.
 	Sum, Waiting time.Duration
 }
 
@@ -30,7 +30,7 @@ type readClock struct {
 	mu      sync.Mutex
 	times   ReadTimes
 	running int
-	since   time.Time // when the first of those that run began
+	since   time.Time // begin of the current period with running READs
 }
 
 func (c *readClock) begin(now time.Time) {
@@ -69,5 +69,5 @@ func (c *readClock) read(now time.Time) ReadTimes {
 	return t
 }
 
-// ReadTimes tells how long READs took since this process serves the mount.
+// ReadTimes returns the times of the READs answered by this process.
 func (m *Mount) ReadTimes() ReadTimes { return m.fs.conn.reads.read(time.Now()) }

@@ -6,8 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Rename answers rename(2) and renameat2(2). Names don't cross volumes, and
-// there are no whiteouts.
+// Rename answers rename(2) and renameat2(2). A rename to another volume fails with EXDEV, and
+// whiteouts fail with EINVAL.
 func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
 	if isText(in.NodeId) || isText(in.Newdir) {
 		return fuse.EPERM

@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// ServeConfig says what Serve mounts.
+// ServeConfig configures Serve.
 type ServeConfig struct {
 	// Client says how to reach the cluster; Serve fills in Notify.
 	Client penstock.Config
@@ -27,27 +27,27 @@ type ServeConfig struct {
 	Grace time.Duration
 	// Force ends the waiting at once: a second signal.
 	Force <-chan struct{}
-	// Admit looks at the volume that Source names before it is mounted, and
-	// refuses with an error; nil: nobody does.
+	// Admit checks the volume of Source before the mount, and refuses with an error; nil: no
+	// check.
 	Admit func(context.Context, *penstock.Volume) error
 	// Ready is told of the live mount; nil: nobody is.
 	Ready func(*Mount, *penstock.Client)
-	// Settling is told of a mount that has ended, once what was written to it is being
-	// made durable; nil: nobody is.
+	// Settling is called with a mount that has ended, before its bytes are made durable; nil:
+	// no call.
 	Settling func(*Mount)
-	// Hold leaves the mount to a successor through a holder: Serve takes over what
-	// the holder has under Dir, and else mounts, and gives that to the holder. Command starts
-	// the successor.
+	// Hold leaves the mount to a successor through a holder. If the holder has a mount under
+	// Dir, Serve takes over that mount; otherwise Serve mounts and gives the holder the new
+	// mount. Command starts the successor.
 	Hold    *hold.Client
 	Command hold.Command
-	// Redial reaches the holder again when it was replaced; nil: that is not tried.
+	// Redial reconnects to a replaced holder; nil: Serve does not reconnect.
 	Redial func(context.Context) (*hold.Client, error)
-	// Replace takes the mount from a process that serves it; then, or with Must,
-	// Serve fails with NotFound if the holder doesn't have it.
+	// Replace takes the mount from the process serving it. With Replace or Must, Serve fails
+	// with NotFound if the holder doesn't have the mount.
 	Replace bool
 	Must    bool
-	// Leave ends Serve with ErrYielded and ErrLeft, the mount stays with the holder
-	// for a process that somebody starts; nil: never.
+	// Leave ends Serve with ErrYielded and ErrLeft; the mount stays with the holder for a
+	// process started later; nil: never.
 	Leave <-chan struct{}
 }
 
@@ -57,9 +57,9 @@ const (
 	closeTimeout = 30 * time.Second // to end the session, once nothing is left to be made durable
 )
 
-// Serve connects, mounts, and serves until ctx ends or somebody unmounts. Then it waits
-// until everything that was written is durable, however long that takes, or an operator
-// gives it up (Mount.Abandon).
+// Serve connects, mounts, and serves until ctx ends or the mount is unmounted. Then Serve
+// waits until all written bytes are durable, however long that takes, or an operator gives the
+// bytes up (Mount.Abandon).
 func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	src, err := parseSource(cfg.Source)
 	if err != nil {
@@ -71,7 +71,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	var succession *Succession
 	if cfg.Hold != nil {
 		place = hold.NewRegistration(cfg.Hold, hold.RegistrationConfig{Command: cfg.Command, Redial: cfg.Redial, Logger: cfg.Client.Logger})
-		// A process that yields keeps the connection to its end: until then it serves.
+		// A yielding process serves until its end and keeps the connection so long.
 		defer func() {
 			if !errors.Is(err, ErrYielded) {
 				place.Close()
@@ -104,8 +104,8 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		defer cancel()
 		lost := client.Close(ctx)
 		err = errors.Join(err, lost)
-		// The holder's memory has what is written until all of it is durable: if this
-		// process is killed before, or can't, the next one may.
+		// The holder's memory has the written bytes until all bytes are durable. If this
+		// process is killed before, or can't make the bytes durable, the next process may.
 		if held && lost == nil {
 			err = errors.Join(err, place.Drop())
 		}
@@ -154,7 +154,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 			return nil // unmounted meanwhile
 		}
 	case <-lost:
-		return ErrYielded // at once: what it writes from now on would be beside the other
+		return ErrYielded // at once: another process may already write
 	case <-ctx.Done():
 	}
 	grace := cfg.Grace
@@ -164,18 +164,17 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	return m.Stop(context.WithoutCancel(ctx), grace, cfg.Force)
 }
 
-// ErrYielded is what Serve returns when another process serves the mount now, or
-// a holder has it for one that comes: nothing was unmounted.
+// ErrYielded is returned by Serve when another process now serves the mount, or a holder has
+// the mount for a later process. Serve did not unmount.
 var ErrYielded = errors.New("the mount goes on without this process")
 
 // ErrLeft is with ErrYielded if no process serves the mount yet.
 var ErrLeft = errors.New("its holder waits for a process that serves it")
 
-// yieldSync bounds what is made durable before a process goes; its successor puts the rest
-// back.
+// yieldSync bounds the sync of a yielding process; the successor puts back the rest.
 const yieldSync = 5 * time.Second
 
-// yielding makes things durable before this process goes.
+// yielding makes written bytes durable, for yieldSync at most, before this process ends.
 func (m *Mount) yielding(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), yieldSync)
 	defer cancel()
@@ -192,7 +191,7 @@ func parseSource(text string) (s source, err error) {
 	return s, err
 }
 
-// String is the same for all ways to write it.
+// String returns the same text for all spellings of a source.
 func (s source) String() string {
 	switch {
 	case s.volume == "":
@@ -203,10 +202,10 @@ func (s source) String() string {
 	return s.volume + "@" + s.snapshot + ":" + s.dir
 }
 
-// find gives the volume or snapshot that the source names, and the directory to
-// mount. What is mounted already stays what it is: of that it gives the numbers,
-// whatever it is called by now, if this is the source that it was mounted by, or
-// one that leads to it; else it fails with Busy.
+// find returns the volume or snapshot named by the source, and the volume and inode number of
+// the directory to mount. After a take-over the mounted directory stays: find returns the
+// predecessor's numbers, even after a rename, if the source is the predecessor's source or
+// resolves to the mounted directory. Otherwise find fails with Busy.
 func (s source) find(ctx context.Context, c *penstock.Client, k *Succession, log *slog.Logger) (root *penstock.Volume, id meta.VolumeID, ino meta.Ino, err error) {
 	if k == nil || k.Predecessor == nil {
 		return s.resolve(ctx, c)
@@ -261,9 +260,9 @@ func ParseSource(source string) (volume, snapshot, dir string, err error) {
 	return volume, snapshot, path.Clean("/" + dir), nil
 }
 
-// Resolve follows a path of directories from a volume's root, through
-// junctions. Symbolic links are not followed: they belong to whoever looks at
-// the tree through a mount. Errors: NotFound, NotDir.
+// Resolve follows a path of directories from a volume's root, through junctions. Resolve
+// follows no symbolic link, since a link belongs to the users of the tree. Errors: NotFound,
+// NotDir.
 func Resolve(ctx context.Context, tree Tree, volume meta.VolumeID, dir string) (meta.VolumeID, meta.Ino, error) {
 	ino := meta.RootIno
 	for name := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {

@@ -8,21 +8,22 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// The directory .snapshot in the root of every live volume: found by name and
-// never listed there. It holds the roots of the volume's snapshots, each a view
-// with a volume number, and so with inode numbers, of its own. Its node is inode
-// 0 of the volume, which no file has.
+// The directory .snapshot in the root of every live volume: found by name and never listed
+// there. It holds the roots of the volume's snapshots. Each snapshot is a view with its own
+// volume number, and so with its own inode numbers. The directory's node is inode 0 of the
+// volume, a number of no file.
 //
-// Its listing's positions are generations, which only grow, after the two dots.
+// A position in the listing, after the two dots, is a snapshot's generation; generations only
+// grow.
 
-// snapshotsValid is how long the kernel may believe which snapshots there are:
-// nobody tells when one comes or goes.
+// snapshotsValid is how long the kernel may cache the set of snapshots, since no recall
+// announces a new or deleted snapshot.
 const snapshotsValid = time.Second
 
 // isSnapshots reports whether a node is a directory of snapshots.
 func isSnapshots(node uint64) bool { return node&uint64(meta.MaxIno) == 0 && !isText(node) }
 
-// showsSnapshots reports whether a directory has one: a live volume's root.
+// showsSnapshots reports whether a directory has a .snapshot: a live volume's root has.
 func showsSnapshots(v meta.VolumeID, ino meta.Ino) bool {
 	return ino == meta.RootIno && v <= meta.MaxVolume
 }
@@ -30,8 +31,8 @@ func showsSnapshots(v meta.VolumeID, ino meta.Ino) bool {
 // snapshotDirectory is .snapshot of any volume.
 type snapshotDirectory struct{ f *fileSystem }
 
-// enter answers the lookup of .snapshot where the volume has no such name of its own, which
-// is so for valid.
+// enter answers the lookup of .snapshot. The caller has found that the volume has no such
+// name, which the kernel may cache for valid.
 func (d snapshotDirectory) enter(ctx request, v Volume, id meta.VolumeID, valid time.Duration, out *fuse.EntryOut) fuse.Status {
 	f := d.f
 	out.NodeId = nodeOf(id, 0)
@@ -46,9 +47,9 @@ func (d snapshotDirectory) enter(ctx request, v Volume, id meta.VolumeID, valid 
 	return fuse.OK
 }
 
-// snapshotsAttr makes the directory's attributes. It is as old as what came
-// last, so that a kernel that keeps listings sees that it changed. One link says
-// that links don't count directories.
+// snapshotsAttr makes the directory's attributes. The times are the creation time of the
+// newest snapshot, so that a kernel caching listings sees a change. A link count of 1 says
+// that the link count doesn't count directories.
 func snapshotsAttr(ctx request, v Volume) (meta.Attr, error) {
 	a := meta.Attr{Mode: meta.TypeDir | 0o555, Nlink: 1}
 	list, err := v.ReadSnapshots(ctx)
@@ -85,7 +86,8 @@ func (d snapshotDirectory) statx(ctx request, node uint64, out *fuse.StatxOut) f
 	return f.status("statx", node, err)
 }
 
-// lookup finds a snapshot. Its name may come to mean another one.
+// lookup finds a snapshot by name. The entry expires soon, since the name may later belong to
+// another snapshot.
 func (d snapshotDirectory) lookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status {
 	f := d.f
 	id, _ := f.split(node)

@@ -12,12 +12,12 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// keepArena is the room for what is written and not committed, as a multiple of
-// the write buffer: buffers of each size keep to themselves.
+// keepArena is the room for written and uncommitted bytes, as a multiple of the write buffer,
+// since buffers of each size have their own room.
 const keepArena = 4
 
-// succeed asks the holder for what a predecessor left, and has the client leave as much to
-// a successor.
+// succeed asks the holder for a predecessor's mount, and prepares the client to leave its own
+// state to a successor.
 func (cfg *ServeConfig) succeed(ctx context.Context, place *hold.Registration) (*Succession, error) {
 	dir, err := MountPath(cfg.Dir)
 	if err != nil {
@@ -29,9 +29,9 @@ func (cfg *ServeConfig) succeed(ctx context.Context, place *hold.Registration) (
 		return nil, err
 	}
 	if found && (kernel.Ended(int(device.Fd())) || !cfg.Replace && !cfg.Must && elsewhere(dir, memory)) {
-		// Unmounted while nobody served, by force, or while something used it: then a
-		// successor that the holder starts would serve that still, a process that others
-		// start is to mount.
+		// The mount was unmounted while no process served it, by force, or while a program
+		// used it. In the last case a successor started by the holder continues the old mount,
+		// and a process started otherwise makes a new mount.
 		taking, stop := place.Taking(ctx)
 		err := cfg.settle(taking, dir, device, memory)
 		stop()
@@ -74,7 +74,7 @@ func (l *Predecessor) follow(cfg *penstock.Config) {
 	cfg.Left, cfg.Session, cfg.Generation = l.Memory, l.Session(), l.Generation()
 }
 
-// elsewhere reports whether a predecessor's mount is not the one that is at dir.
+// elsewhere reports whether the mount at dir is another mount than the predecessor's.
 func elsewhere(dir string, memory *os.File) bool {
 	left, err := OpenPredecessor(int(memory.Fd()))
 	if err != nil {
@@ -85,8 +85,8 @@ func elsewhere(dir string, memory *os.File) bool {
 	return n != 0 && n != kernel.ConnectionAt(dir)
 }
 
-// settle makes durable what was written to a mount that has ended while nobody
-// served it, and ends its session; the holder forgets it.
+// settle makes durable the bytes written to a mount that ended while no process served it, and
+// ends the mount's session. The holder forgets the mount.
 func (cfg *ServeConfig) settle(ctx context.Context, dir string, device, memory *os.File) (err error) {
 	log := cfg.Client.Logger
 	log.Warn("a mount ended while nobody served it; what was written to it is made durable", "dir", dir)
@@ -110,8 +110,8 @@ func (cfg *ServeConfig) settle(ctx context.Context, dir string, device, memory *
 	if err != nil {
 		return err
 	}
-	// Killed until the end, the memory of then is as it was: another process may begin
-	// anew with it.
+	// If this process is killed before the end, the predecessor's memory is unchanged, and
+	// another process may start over with that memory.
 	f, err := newFileSystem(ctx, &Config{Tree: ClientTree(client), Logger: log, Volume: left.head.Volume, Root: left.head.Root})
 	if meta.KindOf(err) == meta.NoSuchVolume {
 		client.Resumed()
@@ -135,14 +135,14 @@ func (cfg *ServeConfig) settle(ctx context.Context, dir string, device, memory *
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	if err = errors.Join(err, client.Close(ctx)); err != nil {
-		// Nobody has a descriptor any more that could be told.
+		// No program has a descriptor any more that could return the error.
 		log.Error("not everything that was written to a mount is durable, and it is lost", "dir", dir, "err", err)
 	}
 	return errors.Join(cfg.Hold.Put(dir, cfg.Command, 0, device, memory), cfg.Hold.Drop(dir))
 }
 
-// close lets go of what was taken. The memory of this process stays mapped until
-// it ends: its client may still be at work in it.
+// close closes the predecessor's device. The memory of this process stays mapped until the
+// process ends, since the client may still use the memory.
 func (k *Succession) close() {
 	if k.device != nil {
 		k.device.Close()

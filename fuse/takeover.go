@@ -15,60 +15,61 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// How a mount outlives the process that serves it.
+// How a mount outlives its process.
 //
-// A connection to the kernel lives as long as anybody has its descriptor, so a
-// holder (package fuse/hold) has it, and with it the memory in which the process that
-// serves keeps what its successor needs (package keep). The successor
+// A connection to the kernel lives as long as any process has its descriptor. So a holder
+// (package fuse/hold) keeps the descriptor, and the memory in which the serving process
+// records the state for a successor (package keep). The successor
 //
 //  1. waits until the predecessor is gone, and gets both descriptors;
-//  2. goes on with its session, puts back what was not committed (penstock.Dial),
-//     opens again what was open;
-//  3. has its own protocol server read the INIT of then, and throws the answer
-//     away: the kernel had one;
-//  4. gives the holder a memory of its own, in which all of this is;
-//  5. has the kernel send again what the predecessor had read and not answered
+//  2. continues the predecessor's session, puts back uncommitted changes (penstock.Dial),
+//     opens the predecessor's open files again;
+//  3. has its own protocol server read the predecessor's INIT, and discards the answer, since
+//     the kernel already has an answer;
+//  4. gives the holder a new memory with all of this state;
+//  5. has the kernel send again the requests read but not answered by the predecessor
 //     (FUSE_NOTIFY_RESEND), and serves.
 //
-// Killed before step 4, it leaves the predecessor's memory as it was, and another
-// may try. It makes no difference whether the predecessor was killed or asked to
-// go: asked, it makes things durable first, and exits.
+// A successor killed before step 4 leaves the predecessor's memory unchanged, and another
+// successor may try. The steps are the same whether the predecessor was killed or asked to go;
+// when asked, the predecessor makes its bytes durable first, and exits.
 //
-// A request that is sent again may have been executed. Operations of owners have
-// numbers, so that they are executed once; a WRITE is repeated at the same place
-// (penstock.Call.Resent); an OPEN that was counted is counted back here.
+// The predecessor may have executed a request that the kernel sends again. Operations of
+// owners have numbers, so that an owner executes each operation once; a WRITE is repeated at
+// the same place (penstock.Call.Resent); undoOpen reverts the counting of an OPEN.
 
-// Succession is what a mount needs to leave itself to a successor.
+// Succession describes how a mount takes over from a predecessor and leaves itself to a
+// successor.
 type Succession struct {
 	Memory *keep.Memory // the client's
-	// Put hands the device and the memory to the holder, with the kernel's number of
-	// the connection; the caller keeps its own descriptors.
+	// Put hands the device and the memory to the holder, with the kernel's number of the
+	// connection. The caller keeps its own descriptors.
 	Put func(connection uint64, device, memory int) error
-	// Predecessor is what a predecessor left, and Device the connection's descriptor, which
-	// becomes the mount's; nil: there is none, and New mounts.
+	// Predecessor is the predecessor's memory, and Device the connection's descriptor,
+	// duplicated for the mount; nil: no predecessor, and New mounts.
 	Predecessor *Predecessor
 	Device      int
-	// Session is the client's, and Count counts requests in it.
+	// Session is the client's session, and Count counts the requests in the session.
 	Session meta.SessionID
 	Count   interface {
 		Begin() uint32
 		End(turn uint32)
 	}
-	// Resumed is called when what was open is open again.
+	// Resumed is called once the predecessor's open files are open again.
 	Resumed func()
 
-	device *os.File // that Device is
+	device *os.File // owns the descriptor Device
 	asked  string   // as of head
 	base   meta.VolumeID
 }
 
-// Predecessor is a memory that the process before this one left, with its head.
+// Predecessor is a memory left by the previous process, with its head.
 type Predecessor struct {
 	*keep.Memory
 	head head
 }
 
-// head is what generations of one mount agree on.
+// head is the state shared by all generations of one mount.
 type head struct {
 	Dir         string         `json:"dir"`
 	Source      string         `json:"source"`
@@ -76,20 +77,21 @@ type head struct {
 	Root        meta.Ino       `json:"root"`
 	Incarnation uint64         `json:"incarnation"`
 	Session     meta.SessionID `json:"session"`
-	Generation  uint32         `json:"generation"` // of the process that wrote it
-	Init        []byte         `json:"init"`       // the kernel's, without what was not negotiated
+	Generation  uint32         `json:"generation"` // of the process that wrote this head
+	Init        []byte         `json:"init"`       // the kernel's INIT, with negotiated flags only
 	Block       bool           `json:"block,omitempty"`
 	Helper      string         `json:"helper,omitempty"`
 	NoOpen      bool           `json:"noOpen,omitempty"`
-	// Asked is the source as the one who mounted named it, Base the volume or view
-	// that this meant: names change their meaning, numbers don't.
+	// Asked is the source as named by the mounting user, Base the number of the volume or view
+	// named then: a name may change its meaning, a number never does.
 	Asked string        `json:"asked,omitempty"`
 	Base  meta.VolumeID `json:"base,omitempty"`
-	// Connection is the kernel's number of it.
+	// Connection is the kernel's number of the connection.
 	Connection uint64 `json:"connection,omitempty"`
 }
 
-// OpenPredecessor reads what a holder had of a predecessor. Errors: Corrupt, Version, IO.
+// OpenPredecessor reads a predecessor's memory, received from a holder. Errors: Corrupt,
+// Version, IO.
 func OpenPredecessor(memory int) (*Predecessor, error) {
 	m, err := keep.Left(memory)
 	if err != nil {
@@ -107,7 +109,7 @@ func OpenPredecessor(memory int) (*Predecessor, error) {
 	return l, nil
 }
 
-// Session and Generation are for the client that goes on: see penstock.Config.
+// Session is the session that the successor's client continues; see penstock.Config.
 func (l *Predecessor) Session() meta.SessionID { return l.head.Session }
 
 // Generation is the successor's.
@@ -119,8 +121,8 @@ const (
 	hasResend = fuse.CAP_HAS_RESEND // FUSE_NOTIFY_RESEND: protocol 7.40, Linux 6.9
 )
 
-// remember keeps an INIT request with only those flags that the answer took, so
-// that a successor, which may want more, comes to the same.
+// remember stores an INIT request with only the flags accepted in the answer, so that a
+// successor supporting more flags negotiates the same result.
 func (c *conn) remember(in, out []byte) {
 	in = append([]byte(nil), in...)
 	if len(out) < outHeaderSize+36 || order.Uint32(out[4:]) != 0 {
@@ -136,7 +138,7 @@ func (c *conn) remember(in, out []byte) {
 	c.resends = (uint64(flags)|uint64(flags2)<<32)&hasResend != 0
 }
 
-// adopt goes on with a connection whose INIT a predecessor answered.
+// adopt continues a connection whose INIT a predecessor answered.
 func (c *conn) adopt(init []byte) error {
 	c.minor = order.Uint32(init[inHeaderSize+4:])
 	c.fs.noEpoch = c.minor < minorEpoch
@@ -151,19 +153,19 @@ func (c *conn) adopt(init []byte) error {
 
 const notifyResend = 7
 
-// resend has the kernel send again what was read and not answered.
+// resend has the kernel send every read but unanswered request again.
 func (c *conn) resend() { _ = c.notify(notifyResend, nil) }
 
-// ---- what is open
+// ---- open files
 
-// openRecords are the records of what is open, by handle, and of the owners that lock.
+// openRecords are the records of open files, by handle, and of lock owners.
 type openRecords struct {
 	keep *keep.Memory // nil: nothing is kept
 
 	mu      sync.Mutex
 	opens   map[uint64]keep.Slot
 	lockers map[lockerKey][]keep.Slot
-	// by finds the handles that a predecessor made by the request that asked.
+	// by maps the number of an opening request to the predecessor's handle.
 	by map[uint64]leftOpen
 }
 
@@ -179,7 +181,7 @@ func (k *openRecords) init(m *keep.Memory) {
 	k.opens, k.lockers, k.by = make(map[uint64]keep.Slot), make(map[lockerKey][]keep.Slot), make(map[uint64]leftOpen)
 }
 
-// opened notes a handle, before the kernel is told of it.
+// opened records a handle, before the kernel learns the handle.
 func (k *openRecords) opened(node, fh uint64, flags uint32, backing int32, unique uint64) {
 	if k.keep == nil {
 		return
@@ -213,7 +215,7 @@ func (k *openRecords) released(fh uint64) {
 	k.keep.Erase(s)
 }
 
-// locks notes that an owner locks through a handle; unlocks, that it is over.
+// locks records that an owner locks through a handle; unlocks erases the owner's records.
 func (k *openRecords) locks(node, owner, fh uint64) {
 	if k.keep == nil {
 		return
@@ -235,8 +237,7 @@ func (k *openRecords) unlocks(node, owner uint64) {
 	k.keep.EraseAll(l)
 }
 
-// undoOpen takes back what a predecessor did for a request that opens a file, if
-// it was not answered and comes again.
+// undoOpen reverts a predecessor's open if the kernel sends the unanswered request again.
 func (f *fileSystem) undoOpen(h *fuse.InHeader) {
 	if h.Unique&resent == 0 || f.kept.keep == nil {
 		return
@@ -253,17 +254,17 @@ func (f *fileSystem) undoOpen(h *fuse.InHeader) {
 		return
 	}
 	f.opens.with(o.node, false, func(n *openNode) { n.count(modeOf(o.fh), -1) })
-	// The kernel's id of a backing file stays: another open may have joined it.
+	// The kernel's id of a backing file stays, since another open may share the id.
 	v.Release(request(nil), ino, o.flags)
 	f.kept.released(o.fh)
 }
 
-// reopener is a Volume whose files can be opened again without asking.
+// reopener is a Volume that can open a file again without asking the owner.
 type reopener interface {
 	Reopen(ino meta.Ino, flags uint32)
 }
 
-// maylock is a Volume that is told of whom it may have locks that it doesn't know.
+// maylock is a Volume that records owners with possible locks unknown to the volume.
 type maylock interface {
 	MayLock(ino meta.Ino, owner uint64)
 }
@@ -273,7 +274,7 @@ var (
 	_ maylock  = (*penstock.Volume)(nil)
 )
 
-// restore takes in what a predecessor had open.
+// restore opens the predecessor's open files again and notes the predecessor's lock owners.
 func (f *fileSystem) restore(left []keep.Record) {
 	var next uint64
 	for _, r := range left {
@@ -294,7 +295,7 @@ func (f *fileSystem) restore(left []keep.Record) {
 				if backing != 0 {
 					n.backing = backing
 				}
-				// Nobody knows whether it is mapped.
+				// A mapping may exist; no record says so.
 				n.mapped = n.mapped || modeOf(fh)&modePassthrough == 0
 			})
 			f.kept.opened(node, fh, flags, backing, r.N[3])
@@ -308,13 +309,13 @@ func (f *fileSystem) restore(left []keep.Record) {
 		case keep.Page:
 		}
 	}
-	// Beyond every number that may be on its way to the kernel.
+	// Above every number possibly on its way to the kernel.
 	f.opens.next.Store(next + 1<<20)
 }
 
-// restorePages queues pages that a predecessor had taken from the kernel and not
-// written. They are written in order, after what the library put back: what it
-// held of the same bytes was older.
+// restorePages queues pages that the predecessor took from the kernel and did not write. The
+// pages are written in order, after the library's own changes were put back: the library's
+// bytes of the same range are older.
 func (f *fileSystem) restorePages(left []keep.Record, bytes func(keep.Record) []byte) {
 	for _, r := range left {
 		if r.Kind != keep.Page {
@@ -341,7 +342,7 @@ func (f *fileSystem) restorePages(left []keep.Record, bytes func(keep.Record) []
 	}
 }
 
-// addPage queues a page, and notes it until it is written.
+// addPage queues a page and records the page until written.
 func (f *fileSystem) addPage(node uint64, p pageWrite) {
 	if m := f.kept.keep; m != nil {
 		buf := m.Buffer(len(p.data))
@@ -356,7 +357,8 @@ func (f *fileSystem) addPage(node uint64, p pageWrite) {
 	f.back.add(node, p)
 }
 
-// leave gives the holder what a successor needs. connection 0: not known.
+// leave gives the holder the state for a successor. connection 0: unknown, and leave looks it
+// up.
 func (m *Mount) leave(k *Succession, generation uint32, connection uint64, block bool, source string) error {
 	if connection == 0 {
 		connection = kernel.ConnectionAt(m.dir)

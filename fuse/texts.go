@@ -12,38 +12,37 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Files for people: the directory .penstock in the mount's root, found by name
-// and never listed. They are read-only, made when they are read, and live in
-// volume 0, which is no volume.
+// Files with text for people: the directory .penstock in the mount's root, found by name and
+// never listed. The files are read-only, made at each read, and have nodes in volume 0, which
+// is no volume.
 const (
 	textsName = ".penstock"
 	textsDir  = 2 // node id; 1 is the mount's root
 )
 
-// textKind is a file of .penstock: its name, and what it says.
+// textKind is a file of .penstock: its name and the function that makes its text.
 type textKind struct {
 	name string
 	show func(f *fileSystem) []byte
 }
 
-// textFiles are its files; the node id is textsDir+1 and on.
+// textFiles are the files of .penstock; file i has node id textsDir+1+i.
 var textFiles = []textKind{
 	{"mount", (*fileSystem).showMount},
 	{"volumes", (*fileSystem).showVolumes},
 	{"requests", (*fileSystem).showRequests},
 }
 
-// openTexts are what the files of a no-open mount say, by node. Opened without
-// an OPEN, a file is read through the page cache, up to the size that it has and
-// as it was read first. So each lookup makes a node that says one thing, until the
-// kernel forgets it.
+// openTexts holds the texts of a no-open mount, by node. Without OPEN the kernel reads a file
+// through the page cache, up to the file's size, and keeps the bytes of the first read. So
+// each lookup makes a new node with a fixed text, until the kernel forgets the node.
 type openTexts struct {
 	mu    sync.Mutex
 	made  uint64
 	texts map[uint64][]byte
 }
 
-// node makes one that says text; i is the index of the file.
+// node makes a node with the given text; i is the index of the file.
 func (t *openTexts) node(i int, text []byte) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -62,12 +61,12 @@ func (t *openTexts) forget(node uint64) {
 	delete(t.texts, node)
 }
 
-// textFile is the index of the file that a node is.
+// textFile returns the index of a node's file; ok is false for any other node.
 func textFile(node uint64) (i int, ok bool) {
 	return int((node - textsDir - 1) % uint64(len(textFiles))), node > textsDir
 }
 
-// textOf is what a node says; empty for what is no file.
+// textOf returns the text of a node; empty if the node is no file.
 func (f *fileSystem) textOf(node uint64) []byte {
 	i, ok := textFile(node)
 	if !ok {
@@ -76,7 +75,7 @@ func (f *fileSystem) textOf(node uint64) []byte {
 	f.texts.mu.Lock()
 	text, ok := f.texts.texts[node]
 	f.texts.mu.Unlock()
-	if !ok { // of a mount whose opens are told, or a predecessor's
+	if !ok { // the mount has opens, or a predecessor made the node
 		text = textFiles[i].show(f)
 	}
 	return text
@@ -105,7 +104,7 @@ func textAttr(node uint64) fuse.Attr {
 	return a
 }
 
-// textDirectory is .penstock and the files in it.
+// textDirectory is .penstock with its files.
 type textDirectory struct{ f *fileSystem }
 
 // enter answers the lookup of .penstock in the mount's root.
@@ -175,7 +174,7 @@ func (f *fileSystem) showMount() []byte {
 	return b.Bytes()
 }
 
-// showRequests counts what the kernel asked for.
+// showRequests lists the number of the kernel's requests by opcode.
 func (f *fileSystem) showRequests() []byte {
 	var b bytes.Buffer
 	for op := range f.conn.requests {

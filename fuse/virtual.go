@@ -6,21 +6,22 @@ import (
 	penstock "penstock.io/penstock"
 )
 
-// virtualDirectory answers what the kernel asks of the nodes of one kind that no volume keeps:
-// the texts of .penstock, the snapshots of .snapshot. Each kind is a provider, found by the
-// numbers of its nodes; the directory above has a name for it (enter), which is never listed.
+// virtualDirectory answers the kernel's requests for the nodes of one kind outside all
+// volumes: the texts of .penstock, or the snapshots of .snapshot. Each kind is a provider,
+// found by node number. A directory of a volume has a name for the provider (enter), which is
+// never listed.
 type virtualDirectory interface {
-	// lookup finds a name in a node of this kind.
+	// lookup finds a name in a node of the provider's kind.
 	lookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status
 	getAttr(ctx request, node uint64, out *fuse.AttrOut) fuse.Status
 	statx(ctx request, node uint64, out *fuse.StatxOut) fuse.Status
 	readDir(ctx request, in *fuse.ReadIn, add addEntry) fuse.Status
 }
 
-// addEntry adds a name to a listing, with its entry if that is known; false: no room is left.
+// addEntry adds a name to a listing, with the name's entry if known; false: no room is left.
 type addEntry func(fuse.DirEntry, *penstock.Entry) bool
 
-// virtualAt gives the provider of a node; nil: a volume keeps it.
+// virtualAt returns the provider of a node; nil: the node belongs to a volume.
 func (f *fileSystem) virtualAt(node uint64) virtualDirectory {
 	switch {
 	case isText(node):
@@ -31,6 +32,6 @@ func (f *fileSystem) virtualAt(node uint64) virtualDirectory {
 	return nil
 }
 
-// isVirtualName tells whether a name may lead to a virtual directory, so that a volume's
-// entries alone don't answer for it.
+// isVirtualName reports whether a name may lead to a virtual directory, so that a lookup must
+// not be answered from a volume's entries alone.
 func isVirtualName(name string) bool { return name == textsName || name == penstock.SnapshotDir }

@@ -16,21 +16,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A killed daemon normally takes its connection along: the kernel aborts it
-// when the last descriptor of it is closed. But a thread of the daemon may be
-// in the kernel, waiting without end for a page that a READ has locked (it
-// invalidates that page), and the READ waits for the daemon. Such a thread
-// can't be killed, so the descriptor stays open, the mount hangs, and with a
-// block mount every sync(2) of the machine behind it. So a process of its own
-// watches the daemon and aborts the connection when it is dying and does not
-// get on with it.
+// A killed daemon normally takes its connection along: the kernel aborts the connection when
+// its last descriptor is closed. But a thread of the daemon may be in the kernel, invalidating
+// a page, and wait without end for a READ to unlock the page, while the READ waits for the
+// daemon. The kernel can't kill such a thread. So the descriptor stays open, the mount hangs,
+// and with a block mount every sync(2) of the machine hangs behind the mount. Therefore a
+// separate process watches the daemon, and aborts the connection if the dying daemon does not
+// end.
 
-// WatchdogName is argv[0] of a program that is to run Watch.
+// WatchdogName is argv[0] of a program that must run Watch.
 const WatchdogName = "penstock-watchdog"
 
 const (
 	watchdogEvery = 500 * time.Millisecond
-	watchdogLooks = 2 // looks at a dying daemon before its connection is aborted
+	watchdogLooks = 2 // looks at a dying daemon before the abort of its connection
 )
 
 // startWatchdog runs program beside the mount until stop is called or the
@@ -45,7 +44,7 @@ func (m *Mount) startWatchdog(program string) (stop func(), err error) {
 		return nil, meta.E("watch mount", meta.IO, "pipe", err)
 	}
 	defer r.Close()
-	// The kernel names a connection after its super block's device.
+	// The kernel names a connection after the super block's device.
 	connection := info.Major<<20 | info.Minor
 	cmd := exec.Cmd{
 		Path: program, Args: []string{WatchdogName, strconv.Itoa(os.Getpid()), strconv.Itoa(connection), m.dir},
@@ -70,9 +69,9 @@ func (m *Mount) startWatchdog(program string) (stop func(), err error) {
 	}, nil
 }
 
-// Watch is the watchdog's whole life: args are the daemon's process id, the
-// number of its connection and the mount point. It returns when stdin ends:
-// the daemon closed it, or is gone altogether.
+// Watch is the watchdog's main function. args are the daemon's process id, the number of the
+// daemon's connection and the mount point. Watch returns when stdin ends, because the daemon
+// closed stdin or is gone.
 func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 	const op = "watch mount"
 	if len(args) != 3 {
@@ -87,7 +86,8 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 		return meta.E(op, meta.Invalid, args[1], err)
 	}
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
-	// Held open: it goes on naming this process and no later one of its number.
+	// The open directory keeps naming this process, and never a later process with the same
+	// number.
 	proc, err := os.OpenRoot("/proc/" + args[0])
 	if err != nil {
 		return meta.E(op, meta.IO, args[0], err)
@@ -95,7 +95,7 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 	defer proc.Close()
 	abort, err := kernel.OpenAbort(connection)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // it was unmounted meanwhile
+		return nil // the mount has ended meanwhile
 	}
 	if err != nil {
 		return meta.E(op, meta.NotSupported, args[2], err)

@@ -9,20 +9,19 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// writeback takes the pages that the kernel writes back from shared mappings.
+// writeback takes over the pages that the kernel writes back from shared mappings.
 //
-// Such a WRITE comes with its page marked as under writeback, and a recall's
-// invalidation waits for that mark. If the WRITE then waited for a lease, which
-// the owner grants only after this very recall is answered, the two would wait
-// for each other for ever. (Answering the WRITE first and invalidating inside
-// its handler hung at the first try.) So the bytes are copied here and the
-// kernel is answered at once; a goroutine for each node writes them in order.
-// Whoever must come after them waits (drain): msync and fsync, close, write(2),
-// truncate, fallocate, copy_file_range. A READ may hold a page lock, so it
-// doesn't wait but lays these bytes over what it read.
+// The kernel marks the page of such a WRITE as under writeback, and a recall's invalidation
+// waits until the mark is cleared. If the WRITE then waited for a lease, which the owner
+// grants only after the answer to the same recall, WRITE and recall would wait for each other
+// for ever. (Answering the WRITE first and invalidating inside its handler hung at the first
+// try.) So writeback copies the bytes, the kernel gets its answer at once, and a goroutine for
+// each node writes the bytes in order. Operations that must follow the bytes wait for the node
+// (drain): msync and fsync, close, write(2), truncate, fallocate, copy_file_range. A READ may
+// hold a page lock, so a READ doesn't wait but overlays the queued bytes on its result.
 //
-// A page that can't be written is lost, and the volume's to tell (pageLoser); else the error
-// is kept for the node's next drain.
+// A page that can't be written is lost. A volume reports the loss itself (pageLoser); for any
+// other volume the node's next drain returns the error.
 type writeback struct {
 	log func(node uint64, err error)
 
@@ -32,24 +31,24 @@ type writeback struct {
 	done  *sync.Cond // a page was written, or an invalidation began
 	nodes map[uint64]*pageQueue
 	bytes int
-	// invalidating counts the invalidations under way by node: its WRITEs must
+	// invalidating counts the running invalidations by node. The WRITEs of such a node must
 	// not wait for room.
 	invalidating map[uint64]int
 }
 
-// pageLoser is a Volume that tells whoever has a file open of pages that are lost.
-// *penstock.Volume is one.
+// pageLoser is a Volume that reports lost pages to programs with the file open.
+// *penstock.Volume implements pageLoser.
 type pageLoser interface {
 	PageLost(ino meta.Ino, bytes int, err error)
 }
 
 var _ pageLoser = (*penstock.Volume)(nil)
 
-// maxQueued bounds the bytes in the queues; a WRITE waits beyond it.
+// maxQueued bounds the bytes in the queues. A WRITE waits while the queues hold more.
 const maxQueued = 64 << 20
 
 type pageQueue struct {
-	pages   []pageWrite // the first one is being written
+	pages   []pageWrite // the goroutine of run writes pages[0]
 	added   uint64      // pages ever added
 	written uint64
 	err     error
@@ -64,7 +63,7 @@ type pageWrite struct {
 	// epoch is the volume's when the kernel wrote the page back.
 	epoch uint64
 
-	// slot and kept are where a successor finds it until it is written.
+	// slot and kept are the record of an unwritten page in keep, for a successor.
 	keep *keep.Memory
 	slot keep.Slot
 	kept []byte
@@ -76,7 +75,7 @@ func newWriteback(log func(node uint64, err error)) *writeback {
 	return w
 }
 
-// add takes over p, whose data is its own.
+// add queues p. The caller must not use p.data afterwards.
 func (w *writeback) add(node uint64, p pageWrite) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -93,11 +92,11 @@ func (w *writeback) add(node uint64, p pageWrite) {
 	w.bytes += len(p.data)
 	w.queued.Add(1)
 	if len(q.pages) == 1 {
-		go w.run(node, q) // ends when the queue is empty; drainAll waits for it
+		go w.run(node, q) // ends with an empty queue; drainAll waits
 	}
 }
 
-// run writes one node's pages until there are none.
+// run writes one node's pages until the queue is empty.
 func (w *writeback) run(node uint64, q *pageQueue) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +106,7 @@ func (w *writeback) run(node uint64, q *pageQueue) {
 		err := p.v.WritePage(request(nil), p.call, p.ino, p.data, p.off, p.epoch)
 		if err != nil {
 			w.log(node, err)
-			if l, ok := p.v.(pageLoser); ok { // who has the file open hears of it, and nobody else
+			if l, ok := p.v.(pageLoser); ok { // only programs with the file open get the error
 				l.PageLost(p.ino, len(p.data), err)
 				err = nil
 			}
@@ -158,8 +157,8 @@ func (w *writeback) fail(node uint64, err error) {
 	}
 }
 
-// settle waits until what is queued of the node now is written, and leaves an error
-// to the next drain.
+// settle waits until all pages now queued of the node are written, and leaves an error to the
+// next drain.
 func (w *writeback) settle(node uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -175,8 +174,7 @@ func (w *writeback) settleLocked(q *pageQueue) {
 	}
 }
 
-// drain waits until what is queued of the node now is written, and tells an
-// error once.
+// drain waits until all pages now queued of the node are written, and returns an error once.
 func (w *writeback) drain(node uint64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -210,9 +208,9 @@ func (w *writeback) drainAll() error {
 	return err
 }
 
-// pending is what is queued of a node, to be laid over a read that begins now:
-// a page that is written and gone by the end of the read is not missed, since
-// the list was taken before.
+// pending returns the queued pages of a node, to be overlaid on a read that begins now. The
+// caller takes the list before reading, so the list includes pages written and dequeued during
+// the read.
 func (w *writeback) pending(node uint64) []pageWrite {
 	if w.queued.Load() == 0 {
 		return nil

@@ -13,32 +13,31 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Names that only the mount answers, read-only and not listed.
+// Attribute names answered by the mount itself, read-only and not listed.
 const (
 	ownPrefix = "penstock."
 	// XattrVolume holds the volume's name, of a snapshot VOLUME@SNAPSHOT.
 	XattrVolume = ownPrefix + "volume"
 	// XattrInode holds the numbers of volume and inode, VOLUME:INODE.
 	XattrInode = ownPrefix + "inode"
-	// XattrSnapshot holds the generation of the snapshot that shows the inode.
+	// XattrSnapshot holds the generation of the inode's snapshot.
 	XattrSnapshot = ownPrefix + "snapshot"
 	// XattrLocations holds where a file's committed bytes lie: a line for each
 	// extent, see showLocations.
 	XattrLocations = ownPrefix + "locations"
-	// XattrCluster holds the id of the cluster that the file is of.
+	// XattrCluster holds the id of the file's cluster.
 	XattrCluster = ownPrefix + "cluster"
-	// XattrMount holds the mount's options: see showOptions. Who changes them by
-	// mount(2) reads it afterwards, which has the mount's process look at them.
+	// XattrMount holds the mount's options: see showOptions. Remount reads XattrMount after
+	// mount(2), so that the mount's process reads the new options.
 	XattrMount = ownPrefix + "mount"
-	// XattrIndex tells whether a snapshot is answered for from its index: see
-	// showIndex.
+	// XattrIndex holds the state of a snapshot's index: see showIndex.
 	XattrIndex = ownPrefix + "index"
 )
 
-// maxXattr is the longest value that the kernel takes.
+// maxXattr is the longest value accepted by the kernel, in bytes.
 const maxXattr = 64 << 10
 
-// locator is a volume that knows where files' bytes lie.
+// locator is a volume that can locate the bytes of its files.
 type locator interface {
 	Locate(ctx context.Context, ino meta.Ino, off uint64) (penstock.Location, error)
 }
@@ -47,9 +46,9 @@ type locator interface {
 //
 //	OFFSET LENGTH CHUNK CHUNKOFFSET SERVER,SERVER
 //
-// "inline" for a file whose bytes lie in its record, "zeros" in place of what
-// follows the length for preallocated space, and a last line "..." if there is
-// more than fits.
+// For preallocated space the line is OFFSET LENGTH and "zeros". A file with its bytes in its
+// record has the only line "inline". A last line "..." means that more extents exist than fit
+// into maxXattr.
 func showLocations(ctx context.Context, l locator, ino meta.Ino) ([]byte, error) {
 	const more = "...\n"
 	var b []byte
@@ -81,16 +80,16 @@ func showLocations(ctx context.Context, l locator, ino meta.Ino) ([]byte, error)
 	}
 }
 
-// clustered is a tree that knows the cluster whose files it has.
+// clustered is a tree that knows the id of its cluster.
 type clustered interface{ Cluster() string }
 
-// indexed is a volume that may be answered for from an index.
+// indexed is a volume whose reads may be answered from an index.
 type indexed interface {
 	Index() penstock.IndexStatus
 }
 
-// showIndex writes the state of an index (penstock.IndexStatus), then "inodes N
-// bytes N" if it is known what it holds, and why it is not used, quoted.
+// showIndex writes the state of an index (penstock.IndexStatus), then "inodes N bytes N" if
+// the index's contents are known, and the reason for not using the index, quoted.
 func showIndex(s penstock.IndexStatus) []byte {
 	b := []byte(s.State)
 	if s.Inodes > 0 {
@@ -102,11 +101,11 @@ func showIndex(s penstock.IndexStatus) []byte {
 	return b
 }
 
-// trustedPrefix begins the names that only root may see.
+// trustedPrefix begins the names visible only to root.
 const trustedPrefix = "trusted."
 
-// known tells whether a name may exist: OK, EINVAL for a prefix alone, ENOTSUP.
-// The kernel has checked who may do what with it.
+// known checks whether a name may exist: OK, EINVAL for a prefix alone, ENOTSUP. The kernel
+// has checked the caller's rights to the name.
 func known(name string) fuse.Status {
 	for _, prefix := range []string{"user.", "security.", trustedPrefix} {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
@@ -122,7 +121,7 @@ func known(name string) fuse.Status {
 	return fuse.ENOTSUP
 }
 
-// GetXAttr reads an attribute, or, with an empty dest, asks for its length.
+// GetXAttr reads an attribute or, with an empty dest, returns the attribute's length.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
 	if isText(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.ENODATA
@@ -188,7 +187,8 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 	return fit(value, dest)
 }
 
-// fit puts a value where it was asked for.
+// fit copies value into dest and returns the length of value; ERANGE if value is too long.
+// With an empty dest fit only returns the length.
 func fit(value, dest []byte) (uint32, fuse.Status) {
 	if len(dest) == 0 {
 		return uint32(len(value)), fuse.OK

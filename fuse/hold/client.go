@@ -11,21 +11,21 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// Client is a process's connection to the holder. As long as the connection is open the
-// holder takes this process for the server of the mounts that it put.
+// Client is a process's connection to the holder. While the connection is open, the holder
+// takes this process for the server of each mount put through the connection.
 type Client struct {
 	conn     *net.UnixConn
 	holder   process.Process
 	patience time.Duration
 	within   time.Duration // bounds the holder's answers; taking takes longer
 
-	turn   chan struct{} // one request at a time
+	turn   chan struct{} // holds a token during a request
 	answer chan answer
 	yield  chan string
 	gone   chan struct{} // closed when the connection is
 }
 
-// answer is a packet that came, with its descriptors.
+// answer is a received packet with its descriptors.
 type answer struct {
 	p   *packet
 	fds []*os.File
@@ -33,8 +33,8 @@ type answer struct {
 
 const answerIn = 10 * time.Second
 
-// Dial connects to the holder at a path, which must be of this user, or of root.
-// Errors: Unavailable, NotPermitted, Version.
+// Dial connects to the holder at a path. The holder must run as this process's user, or as
+// root. Errors: Unavailable, NotPermitted, Version.
 func Dial(path string) (*Client, error) {
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -47,7 +47,7 @@ func Dial(path string) (*Client, error) {
 	return greet(c, path, answerIn)
 }
 
-// greet begins a connection, which it takes over.
+// greet makes a Client from conn and exchanges hello. The Client owns conn.
 func greet(conn *net.UnixConn, path string, within time.Duration) (*Client, error) {
 	roomy(conn)
 	c := &Client{
@@ -67,7 +67,7 @@ func greet(conn *net.UnixConn, path string, within time.Duration) (*Client, erro
 	return c, nil
 }
 
-// read takes in what the holder says until the connection ends.
+// read passes on the holder's packets until the connection ends.
 func (c *Client) read() {
 	defer close(c.gone)
 	defer c.conn.Close()
@@ -79,7 +79,7 @@ func (c *Client) read() {
 		if p.Op == "yield" {
 			select {
 			case c.yield <- p.Name:
-			default: // it is being done
+			default: // an earlier yield is pending
 			}
 			continue
 		}
@@ -92,8 +92,8 @@ func (c *Client) read() {
 	}
 }
 
-// ask makes a request and gives its answer. If the answer doesn't come in time the
-// connection ends: else it would be taken for the answer to the next request.
+// ask sends a request and returns the answer. If the answer is late, ask closes the
+// connection, since the late answer would be taken for the answer to the next request.
 func (c *Client) ask(p *packet, within time.Duration, fds ...*os.File) (*packet, []*os.File, error) {
 	const op = "ask holder"
 	c.turn <- struct{}{}
@@ -128,25 +128,25 @@ func (c *Client) ask(p *packet, within time.Duration, fds ...*os.File) (*packet,
 	}
 }
 
-// Process is the holder's: a session that is to outlive the processes that serve is bound to
-// it.
+// Process returns the holder's process. A session bound to the holder's process outlives the
+// processes serving the mount.
 func (c *Client) Process() process.Process { return c.holder }
 
-// Patience is how long the holder keeps a mount that no process serves.
+// Patience returns how long the holder keeps a mount without a server.
 func (c *Client) Patience() time.Duration { return c.patience }
 
-// Put hands a mount's device and memory to the holder, with the kernel's number of its
-// connection (0: not known): this process serves it. Errors: Busy (another process does, or
-// is about to), Invalid (the command is too large), NotSupported (the holder can't see this
-// process), Unavailable.
+// Put hands a mount's device and memory to the holder, with the kernel's number of the mount's
+// connection (0: unknown). The holder takes this process for the mount's server. Errors: Busy
+// (another process serves the mount, or has taken it), Invalid (the command is too large),
+// NotSupported (the holder can't see this process), Unavailable.
 func (c *Client) Put(name string, command Command, number uint64, device, memory *os.File) error {
 	_, _, err := c.ask(&packet{Op: "put", Name: name, Command: &command, Connection: number}, c.within, device, memory)
 	return err
 }
 
-// Take gets a mount that no process serves; with replace also one that is served, whose
-// server is asked to go. ok is false if the holder doesn't have it.
-// Errors: Busy (its server does not go), NotSupported (the holder can't see this process),
+// Take gets a mount without a server. With replace, Take also gets a mount with a server,
+// after asking the server to go. ok is false if the holder doesn't have the mount. Errors:
+// Busy (the server does not go), NotSupported (the holder can't see this process),
 // Unavailable.
 func (c *Client) Take(name string, replace bool) (device, memory *os.File, ok bool, err error) {
 	p, fds, err := c.ask(&packet{Op: "take", Name: name, Replace: replace}, yieldFor+c.within)
@@ -161,21 +161,22 @@ func (c *Client) Take(name string, replace bool) (device, memory *os.File, ok bo
 	return fds[0], fds[1], true, nil
 }
 
-// Drop tells that a mount has ended.
+// Drop notifies the holder that a mount has ended.
 func (c *Client) Drop(name string) error {
 	_, _, err := c.ask(&packet{Op: "drop", Name: name}, c.within)
 	return err
 }
 
-// Leave tells that this process, which serves a mount, is about to end. Once that is answered
-// the holder keeps the mount for another process, even if the holder is to end itself.
-// Errors: Unavailable (the holder is gone).
+// Leave notifies the holder that this process, the server of a mount, is about to end. After
+// the answer the holder keeps the mount for another process, even while the holder itself is
+// ending. Errors: Unavailable (the holder is gone).
 func (c *Client) Leave(name string) error {
 	_, _, err := c.ask(&packet{Op: "leave", Name: name}, c.within)
 	return err
 }
 
-// Show gives the mount of a name with the command of its server; none if it is not held.
+// Show returns the named mount with the command of the mount's server; empty if the holder
+// doesn't have the mount.
 func (c *Client) Show(name string) ([]Mount, error) {
 	p, _, err := c.ask(&packet{Op: "show", Name: name}, c.within)
 	if err != nil {
@@ -184,7 +185,7 @@ func (c *Client) Show(name string) ([]Mount, error) {
 	return p.Mounts, nil
 }
 
-// List gives all mounts, by name, without the commands of their servers.
+// List returns all mounts, by name, without the commands of the servers.
 func (c *Client) List() (all []Mount, err error) {
 	for after := ""; ; {
 		p, _, err := c.ask(&packet{Op: "list", Name: after}, c.within)
@@ -199,7 +200,7 @@ func (c *Client) List() (all []Mount, err error) {
 	}
 }
 
-// Close ends the connection: the holder takes this process for gone.
+// Close ends the connection. The holder then takes this process for gone.
 func (c *Client) Close() {
 	c.conn.Close()
 	<-c.gone

@@ -21,44 +21,45 @@ import (
 
 // Config says how a holder behaves.
 type Config struct {
-	// Patience is how long a mount may be without a process that serves it and settles.
-	// Then it is given up, and its users get errors. 0: 30 s.
+	// Patience is how long a mount may be without a server that settles. Then the holder gives
+	// the mount up, and the mount's users get errors. 0: 30 s.
 	Patience time.Duration
-	// Settle is how long a process must serve until it counts as one that can. Those
-	// that end earlier are followed by others with growing pauses, while Patience
-	// runs. 0: 5 s.
+	// Settle is how long a process must serve to count as able to serve. After servers that
+	// end earlier, the holder starts others with growing pauses, until Patience has passed. 0:
+	// 5 s.
 	Settle time.Duration
-	// Respawn has the holder start a successor itself, as the predecessor was
-	// started; else a supervisor does that.
+	// Respawn makes the holder start a successor itself, with the predecessor's command.
+	// Without Respawn a supervisor starts the successor.
 	Respawn bool
-	// Once ends the holder when it has no mount, and no process is connected.
+	// Once ends the holder when the holder has no mount and no connection.
 	Once   bool
 	Logger *slog.Logger
-	// Outlast is for how long a holder that is to end goes on while no other process has
-	// one of its mounts: until a process serves it, or it has ended. 0: not at all.
+	// Outlast is how long an ending holder goes on while a mount has no server, or a leaving
+	// server. The holder ends as soon as each mount is served or has ended. 0: the holder ends
+	// at once.
 	Outlast time.Duration
 }
 
 const (
 	defaultPatience = 30 * time.Second
 	defaultSettle   = 5 * time.Second
-	yieldFor        = 30 * time.Second       // a process that was asked may take to go
+	yieldFor        = 30 * time.Second       // time for a process to go after a request to yield
 	respawnPause    = 200 * time.Millisecond // more before each successor
 	maxRespawnPause = 5 * time.Second
-	lastAnswers     = 2 * time.Second // a process may take to read them when the daemon ends
+	lastAnswers     = 2 * time.Second // time for a process to read last answers of an ending daemon
 	acceptAgain     = 100 * time.Millisecond
 	outlastLook     = 20 * time.Millisecond
-	inspectEvery    = 100 * time.Millisecond // between looks at a mount and its server
-	dyingLooks      = 5                      // half a second: a process with much memory takes its time
-	dyingMost       = 20 * time.Second       // then it is not asked any more whether its threads run
+	inspectEvery    = 100 * time.Millisecond // between two inspections of a mount and the mount's server
+	dyingLooks      = 5                      // half a second: a process with much memory ends slowly
+	dyingMost       = 20 * time.Second       // afterwards cantEnd no longer checks the threads
 )
 
-// Daemon is the holder: it serves one socket.
+// Daemon is the holder. A Daemon serves one socket.
 type Daemon struct {
 	cfg       Config
-	self      process.Process // as sessions know it
+	self      process.Process // the process to which sessions are bound
 	dyingMost time.Duration
-	openAbort func(connection uint64) (*os.File, error) // opens what aborts it
+	openAbort func(connection uint64) (*os.File, error) // opens the connection's abort file
 
 	mu          sync.Mutex
 	mounts      map[string]*record
@@ -70,7 +71,7 @@ type Daemon struct {
 	ctx         context.Context
 }
 
-// NewDaemon makes a holder that holds nothing yet.
+// NewDaemon makes a holder without mounts.
 func NewDaemon(cfg Config) (*Daemon, error) {
 	if cfg.Patience == 0 {
 		cfg.Patience = defaultPatience
@@ -84,8 +85,8 @@ func NewDaemon(cfg Config) (*Daemon, error) {
 	}
 	kernel.OutliveNamespace(cfg.Logger)
 	if !cfg.Once {
-		// Another process may hold after this one, what the mounts' processes give it: that
-		// this one ended says nothing of the sessions.
+		// After this holder another process may hold the mounts, received from the mounts'
+		// servers. So the end of this holder must not end the sessions.
 		self.PIDNS = ""
 	}
 	return &Daemon{
@@ -94,8 +95,9 @@ func NewDaemon(cfg Config) (*Daemon, error) {
 	}, nil
 }
 
-// Serve holds until ctx ends and then for Outlast, or with Once until nothing is
-// left. A mount ends with the daemon then, unless another process has it, too.
+// Serve holds mounts until ctx ends and then for Outlast at most; with Once it also returns
+// when no mount and no connection is left. A mount then ends with the daemon, unless another
+// process has the mount's device, too.
 func (d *Daemon) Serve(ctx context.Context, l *net.UnixListener) error {
 	stopping := ctx
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -136,7 +138,7 @@ func (d *Daemon) Serve(ctx context.Context, l *net.UnixListener) error {
 			cancel()
 			d.mu.Lock()
 			for conn := range d.connections {
-				_ = conn.socket.CloseRead() // the answers that are queued are still written
+				_ = conn.socket.CloseRead() // the queued answers are still written
 			}
 			d.mu.Unlock()
 			return err
@@ -151,8 +153,8 @@ func (d *Daemon) Serve(ctx context.Context, l *net.UnixListener) error {
 	}
 }
 
-// outlast waits until another process has each mount, too. A process that serves one has it,
-// and gives it to the next holder.
+// outlast waits until each mount has a server that stays, for Outlast at most. A server has
+// the mount's descriptors, too, and gives the descriptors to the next holder.
 func (d *Daemon) outlast(ctx context.Context) {
 	late := time.After(d.cfg.Outlast)
 	t := time.NewTicker(outlastLook)
@@ -185,18 +187,19 @@ func (d *Daemon) outlast(ctx context.Context) {
 	}
 }
 
-// temporary: accept(2) failed for want of something; mounts are not given up for that.
+// temporary reports whether accept(2) failed for lack of a resource, or for one aborted
+// connection. Such an error does not end Serve.
 func temporary(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// start starts what the daemon does by itself, until ctx ends.
+// start starts the inspection of mounts, until ctx ends.
 func (d *Daemon) start(ctx context.Context) {
 	d.ctx = ctx
 	d.wg.Go(func() { d.watch(ctx) })
 }
 
-// accept answers one process until it goes.
+// accept starts answering one process, until the process disconnects.
 func (d *Daemon) accept(c *net.UnixConn, pid int) {
 	roomy(c)
 	conn := &connection{socket: c, pid: pid, queue: make(chan message, maxQueued)}
@@ -219,23 +222,24 @@ func (d *Daemon) accept(c *net.UnixConn, pid int) {
 		close(conn.queue)
 		d.endIfOver()
 		d.mu.Unlock()
-		// A daemon that ends because a process serves now first writes its answer to that
-		// process: without the answer the process takes its put for failed and ends, and the
-		// mount ends with both. A process that reads nothing is not waited for.
+		// The daemon may end because a process has just put its mount. The daemon first writes
+		// the answer to that put: without the answer the process would take the put for failed
+		// and end, and the mount would end with both. lastAnswers bounds the wait for a
+		// process that does not read.
 		_ = c.SetWriteDeadline(time.Now().Add(lastAnswers))
 		<-written
 		c.Close()
 	})
 }
 
-// serveRequests answers the requests of one process until its connection ends.
+// serveRequests answers the requests of one process until the connection ends.
 func (d *Daemon) serveRequests(conn *connection) {
 	for {
 		p, fds, err := readPacket(conn.socket)
 		if err != nil {
 			return
 		}
-		if p.Op == "put" && p.Connection == 0 { // it does not know
+		if p.Op == "put" && p.Connection == 0 { // the sender does not know the number
 			p.Connection = kernel.ConnectionAt(p.Name)
 		}
 		d.mu.Lock()
@@ -312,7 +316,7 @@ func busyServed(m *record) error {
 	return meta.E("take over mount", meta.Busy, m.name, fmt.Errorf("process %d serves it; use --replace", m.server.pid))
 }
 
-// put notes that a process serves a mount. Caller holds mu.
+// put records conn as the server of a mount. The caller holds mu.
 func (d *Daemon) put(conn *connection, p *packet, fds []*os.File) {
 	m := d.mounts[p.Name]
 	if m == nil {
@@ -329,8 +333,9 @@ func (d *Daemon) put(conn *connection, p *packet, fds []*os.File) {
 	d.answerWaiters(m)
 }
 
-// answerWaiters tells the processes that wait for a mount that is served what becomes of it:
-// one that replaces the server has the server asked to go, others are refused. Caller holds mu.
+// answerWaiters handles the processes waiting for a mount that has a server. For a process
+// that replaces, the daemon asks the server to go; any other process is refused. The caller
+// holds mu.
 func (d *Daemon) answerWaiters(m *record) {
 	if m.server == nil {
 		return
@@ -372,20 +377,19 @@ func (d *Daemon) list(conn *connection, p *packet) {
 	conn.send(ok)
 }
 
-// refuse tells a waiting process that it can't have the mount. Caller holds mu.
+// refuse answers a waiting process with an error. The caller holds mu.
 func (d *Daemon) refuse(m *record, t *waiter, err error) {
 	m.waiting = slices.DeleteFunc(m.waiting, func(o *waiter) bool { return o == t })
 	t.conn.send(&packet{Op: "take", Name: m.name, Kind: meta.KindOf(err), Error: err.Error()})
 }
 
-// drop forgets a mount; the processes that wait for it may mount. Caller holds mu.
+// drop forgets a mount; the processes waiting for the mount may mount. The caller holds mu.
 func (d *Daemon) drop(m *record) {
 	closeAll(d.forget(m))
 	d.endIfOver()
 }
 
-// forget gives what is to be closed of a mount that is held no more. Caller
-// holds mu.
+// forget removes a mount and returns the mount's files for closing. The caller holds mu.
 func (d *Daemon) forget(m *record) []*os.File {
 	delete(d.mounts, m.name)
 	for _, t := range m.waiting {
@@ -395,7 +399,8 @@ func (d *Daemon) forget(m *record) []*os.File {
 	return []*os.File{m.device, m.memory}
 }
 
-// endIfOver ends a holder that holds once. Caller holds mu.
+// endIfOver ends a daemon with Once when no mount and no connection is left. The caller holds
+// mu.
 func (d *Daemon) endIfOver() {
 	if d.cfg.Once && len(d.mounts) == 0 && len(d.connections) == 0 {
 		select {
@@ -406,7 +411,7 @@ func (d *Daemon) endIfOver() {
 	}
 }
 
-// disconnected notes that a process is gone. Caller holds mu.
+// disconnected handles the end of a process's connection. The caller holds mu.
 func (d *Daemon) disconnected(conn *connection) {
 	for _, m := range d.mounts {
 		m.waiting = slices.DeleteFunc(m.waiting, func(t *waiter) bool { return t.conn == conn })

@@ -14,16 +14,16 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// Version is the version of the protocol between mounts and their holder.
+// Version is the version of the protocol between a process and the holder.
 const Version = 1
 
-// packet is a request or an answer; each sets the fields that its operation needs.
+// packet is a request or an answer; each operation sets the fields it needs.
 type packet struct {
 	Op         string           `json:"op"`
 	Version    int              `json:"version,omitempty"`
 	Name       string           `json:"name,omitempty"`
 	Replace    bool             `json:"replace,omitempty"`
-	Connection uint64           `json:"connection,omitempty"` // put: the kernel's number of it
+	Connection uint64           `json:"connection,omitempty"` // put: the kernel's connection number
 	Command    *Command         `json:"command,omitempty"`
 	Process    *process.Process `json:"process,omitempty"`
 	Patience   int64            `json:"patience,omitempty"` // hello: the holder's, milliseconds
@@ -31,14 +31,14 @@ type packet struct {
 	Kind       meta.Kind        `json:"kind,omitempty"`
 	Error      string           `json:"error,omitempty"`
 	Mounts     []Mount          `json:"mounts,omitempty"`
-	More       bool             `json:"more,omitempty"` // list: there are some behind the last
+	More       bool             `json:"more,omitempty"` // list: mounts follow after the last
 }
 
 const (
 	maxPacket = 256 << 10
-	// maxPut leaves room for what stands around a Command in the answer to show.
+	// maxPut leaves room for the other fields beside a Command in the answer to show.
 	maxPut = maxPacket - 32<<10
-	// maxList is how much of a list goes into one packet.
+	// maxList bounds the bytes of mounts in one packet of a list.
 	maxList = 64 << 10
 )
 
@@ -50,7 +50,7 @@ func (p *packet) encode() []byte {
 	return b
 }
 
-// writeIn bounds how long a packet may wait for its reader.
+// writeIn bounds the wait of a packet for the reader.
 const writeIn = 5 * time.Second
 
 func writePacket(c *net.UnixConn, b []byte, fds ...*os.File) error {
@@ -69,7 +69,7 @@ func writePacket(c *net.UnixConn, b []byte, fds ...*os.File) error {
 	return err
 }
 
-// readPacket reads one packet; the descriptors are the caller's.
+// readPacket reads one packet. The caller must close the descriptors.
 func readPacket(c *net.UnixConn) (*packet, []*os.File, error) {
 	b, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*8))
 	n, on, _, _, err := c.ReadMsgUnix(b, oob)
@@ -127,8 +127,8 @@ func closeAll(l []*os.File) {
 	}
 }
 
-// peerOf gives the process at the other end; pid is 0 if it is in a name space of
-// processes that this one can't look into.
+// peerOf returns the user and process id of the other end; pid is 0 if the process is in a
+// process namespace invisible to this process.
 func peerOf(c *net.UnixConn) (uid, pid int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -151,6 +151,6 @@ func trusted(c *net.UnixConn) (pid int, err error) {
 	return pid, err
 }
 
-// roomy lets a socket take the largest packet: it must fit into the send buffer
-// as a whole, and what is usual is less.
+// roomy sizes the send buffer for the largest packet. A packet must fit into the send buffer
+// as a whole, and the default size is smaller.
 func roomy(c *net.UnixConn) { _ = c.SetWriteBuffer(maxPacket) }

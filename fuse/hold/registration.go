@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Registration is this process's place as the server of one mount. It outlives the holder:
-// what was put is given to the next holder as well.
+// Registration is this process's role as the server of one mount. A Registration outlives the
+// holder: it puts the mount again to the next holder.
 type Registration struct {
 	cfg RegistrationConfig
 
@@ -23,19 +23,19 @@ type Registration struct {
 	fds    [2]*os.File
 	closed bool
 	number uint64        // the kernel's, of the mount's connection
-	yields chan struct{} // closed when this process is to go
+	yields chan struct{} // closed when this process must go
 	lost   chan struct{} // closed when another process serves already
 }
 
 // RegistrationConfig says how a process serves.
 type RegistrationConfig struct {
-	Command Command // starts its successor
-	// Redial reaches the holder again when it was replaced; nil: that is not tried.
+	Command Command // starts the successor
+	// Redial reconnects to a replaced holder; nil: no reconnection.
 	Redial func(context.Context) (*Client, error)
 	Logger *slog.Logger
 }
 
-// NewRegistration begins with a connection, which it takes over, and no mount.
+// NewRegistration makes a Registration without a mount. The Registration owns c.
 func NewRegistration(c *Client, cfg RegistrationConfig) *Registration {
 	return &Registration{cfg: cfg, client: c, yields: make(chan struct{}), lost: make(chan struct{})}
 }
@@ -47,9 +47,9 @@ func (r *Registration) Client() *Client {
 	return r.client
 }
 
-// Taking gives a context that ends when the holder does not wait any longer for this process
-// to serve the mount that it took: then another process may have it. stop is to be called
-// once this process serves.
+// Taking returns a context that ends when the holder no longer waits for this process to serve
+// the taken mount. Then another process may have the mount. The caller must call stop once
+// this process serves.
 func (r *Registration) Taking(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := r.Client()
@@ -63,8 +63,8 @@ func (r *Registration) Taking(ctx context.Context) (_ context.Context, stop func
 	return ctx, func() { cancel(nil) }
 }
 
-// Put hands a mount to the holder, and from then on to each holder that follows. The caller
-// keeps its descriptors. Errors: as of Client.Put.
+// Put hands a mount to the present holder, and to each later holder. The caller keeps its own
+// descriptors. Errors: see Client.Put.
 func (r *Registration) Put(name string, number uint64, device, memory int) (err error) {
 	r.name, r.number = name, number
 	for i, fd := range []int{device, memory} {
@@ -80,10 +80,11 @@ func (r *Registration) Put(name string, number uint64, device, memory int) (err 
 	return nil
 }
 
-// redialEvery is how often a holder is looked for when the last one is gone.
+// redialEvery is the pause between two attempts to reach the next holder.
 const redialEvery = 100 * time.Millisecond
 
-// watch waits until this process is to yield, and puts the mount again when the holder is gone.
+// watch waits until this process must yield, and puts the mount again after the end of a
+// holder.
 func (r *Registration) watch(c *Client) {
 	for {
 		select {
@@ -121,7 +122,7 @@ func (r *Registration) putAgain() *Client {
 		}
 		err = next.Put(r.name, r.cfg.Command, r.number, r.fds[0], r.fds[1])
 		if errors.Is(err, meta.Busy) {
-			// The holder had given this process up. To go on would be to serve beside another.
+			// The holder gave this process up. Going on would mean two servers of one mount.
 			log.Error("a new holder has given this mount to another process", "dir", r.name, "err", err)
 			next.Close()
 			close(r.lost)
@@ -150,14 +151,15 @@ func (r *Registration) isClosed() bool {
 	return r.closed
 }
 
-// Yields is closed when another process is to take the mount over: this one is to go.
+// Yields is closed when this process must go, since another process will take over the mount.
 func (r *Registration) Yields() <-chan struct{} { return r.yields }
 
-// Lost is closed when another process serves the mount: this one is to end at once.
+// Lost is closed when this process must end at once, since another process serves the mount.
 func (r *Registration) Lost() <-chan struct{} { return r.lost }
 
-// Leave returns true when a holder keeps the mount without this process. Without a holder it
-// waits for the next one: with this process the mount would end. ctx and ended end the waiting.
+// Leave returns true once a holder keeps the mount without this process, or another process
+// takes over. Without a holder Leave waits for the next holder, since the mount would end with
+// this process. Leave returns false if ctx or ended ends the wait.
 func (r *Registration) Leave(ctx context.Context, ended <-chan struct{}) bool {
 	for said := false; ; said = true {
 		err := r.Client().Leave(r.name)
@@ -181,16 +183,17 @@ func (r *Registration) Leave(ctx context.Context, ended <-chan struct{}) bool {
 	}
 }
 
-// Drop tells the holder that the mount has ended.
+// Drop notifies the holder that the mount has ended.
 func (r *Registration) Drop() error {
 	r.mu.Lock()
 	c := r.client
-	r.closed = true // a holder may end with its last mount
+	r.closed = true // no redial: the holder may end with its last mount
 	r.mu.Unlock()
 	return c.Drop(r.name)
 }
 
-// Close ends the connection and lets go of the mount: the holder takes this process for gone.
+// Close ends the connection and closes the mount's descriptors. The holder then takes this
+// process for gone.
 func (r *Registration) Close() {
 	r.mu.Lock()
 	r.closed = true

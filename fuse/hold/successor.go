@@ -13,8 +13,8 @@ import (
 // lostServer has another process serve a mount. Caller holds mu.
 func (d *Daemon) lostServer(m *record) {
 	d.cfg.Logger.Warn("nobody serves a mount", "mount", m.name, "pid", m.server.pid)
-	// A process that ends again and again soon after it began, for what it is asked
-	// perhaps, is as none.
+	// A server that repeatedly ends soon after its start counts as no server; a request may be
+	// the cause of the end.
 	if m.yielded || m.unservedSince.IsZero() || time.Since(m.servedSince) >= d.cfg.Settle {
 		m.unservedSince, m.respawned = time.Now(), 0
 	}
@@ -22,8 +22,8 @@ func (d *Daemon) lostServer(m *record) {
 	d.handOver(m)
 }
 
-// handOver gives a mount that is not served to the process that has waited longest, or starts
-// one. Caller holds mu.
+// handOver gives an unserved mount to the process that has waited longest, or starts a
+// successor. The caller holds mu.
 func (d *Daemon) handOver(m *record) {
 	if !m.unserved() {
 		return
@@ -53,7 +53,7 @@ func (d *Daemon) respawn(m *record, which int, pause time.Duration) {
 		}
 		d.mu.Lock()
 		needed := d.mounts[m.name] == m && m.unserved()
-		if !needed && m.starting == which { // the process that has it now may go: then another is started
+		if !needed && m.starting == which { // else no successor could start after the present server
 			m.starting = 0
 		}
 		start := m.command
@@ -71,12 +71,13 @@ func (d *Daemon) respawn(m *record, which int, pause time.Duration) {
 			d.tryAgain(m)
 			return
 		}
-		// Not as the holder, which is to be the last to go when memory is short. It sees
-		// to that itself, before all else; this holds until then.
+		// The child must not inherit the oom_score_adj of the holder, which the kernel should
+		// kill last. The child sets its own value before all else; this value holds until
+		// then.
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte(strconv.Itoa(start.OOM)), 0); err != nil {
 			d.cfg.Logger.Warn("a successor is killed for want of memory as this process is", "mount", m.name, "err", err)
 		}
-		go func() { // ends with the child, or with this process
+		go func() { // ends with the child, or with the holder
 			err := cmd.Wait()
 			d.successorCame(m, which)
 			d.cfg.Logger.Info("a process that served ended", "mount", m.name, "pid", cmd.Process.Pid, "status", err)
@@ -85,7 +86,7 @@ func (d *Daemon) respawn(m *record, which int, pause time.Duration) {
 	})
 }
 
-// successorCame notes that the process that was started serves, or has ended.
+// successorCame forgets the starting successor which, after a failed start or its end.
 func (d *Daemon) successorCame(m *record, which int) {
 	d.mu.Lock()
 	if m.starting == which {
@@ -94,7 +95,7 @@ func (d *Daemon) successorCame(m *record, which int) {
 	d.mu.Unlock()
 }
 
-// tryAgain starts another successor if there is none.
+// tryAgain hands the mount over again if the mount is still held and unserved.
 func (d *Daemon) tryAgain(m *record) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,9 +7,9 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// Unsynced tells of how many files, and how many bytes, the memory of a mount has that are
-// not durable. A memory that no process can take over, since its maker was killed before it
-// was whole, has none. Errors: Version (of another penstock, which may know), Corrupt.
+// Unsynced returns the number of files and bytes in a mount's memory that are not durable. A
+// memory that no process can take over, since its maker was killed before completing it,
+// counts as empty. Errors: Version (another version of penstock may read the memory), Corrupt.
 func Unsynced(memory *os.File) (files int, bytes int64, err error) {
 	left, err := keep.Left(int(memory.Fd()))
 	switch {

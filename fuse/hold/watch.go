@@ -34,15 +34,15 @@ func (d *Daemon) watch(ctx context.Context) {
 	}
 }
 
-// inspect gives up a mount that no process serves for too long, and lets go on what a
-// killed process can't leave: one of its threads may wait, in the kernel, for a
-// page that a READ has locked, and the READ for the process. Then its connection
-// to us stays; but the process runs no more, and its successor may begin.
+// inspect gives up a mount that has had no server for Patience, and replaces a killed server
+// that can't end. A thread of such a server may wait, in the kernel, for a page locked by a
+// READ, while the READ waits for the server. Then the server's connection to the holder stays
+// open; but the process does not run any more, and a successor may begin.
 //
-// A process of which a thread may run still is waited for: on a machine that is short of
-// processors a thread that was killed half a second ago may not have had its turn, may
-// read one more request and die with it. The kernel resends what was read before it is
-// asked to; so that request's caller would wait for ever.
+// inspect waits for a killed process while a thread may still run. On a machine short of
+// processors, a thread killed half a second ago may run once more, read one more request and
+// die with the request. The kernel resends only requests read before the successor asks for
+// the resending. So the caller of the later request would wait for ever.
 func (d *Daemon) inspect(m *record) {
 	d.mu.Lock()
 	conn := m.server
@@ -74,7 +74,7 @@ func (d *Daemon) inspect(m *record) {
 	case now.Sub(m.unservedSince) > d.cfg.Patience && !m.aborted:
 		d.cfg.Logger.Error("a mount is given up: nobody came to serve it for long", "mount", m.name)
 		if m.successor != nil {
-			m.successor.socket.Close() // it is to go, too
+			m.successor.socket.Close() // the successor must go, too
 		}
 		if files, bytes, err := Unsynced(m.memory); bytes > 0 || err != nil {
 			m.aborted = true
@@ -94,8 +94,8 @@ func (d *Daemon) inspect(m *record) {
 	d.mu.Unlock()
 }
 
-// endUsers ends a mount for its users, and keeps its memory. Caller holds mu, which
-// is released meanwhile.
+// endUsers ends a mount for its users, and keeps the mount's memory. The caller holds mu;
+// endUsers releases mu during the abort.
 func (d *Daemon) endUsers(m *record) {
 	device := m.device
 	d.mu.Unlock()
@@ -111,8 +111,8 @@ func (d *Daemon) endUsers(m *record) {
 	device.Close()
 }
 
-// overDevice is what stands for the device of a mount that has ended: poll(2) says the
-// same of it, and it keeps no connection to the kernel.
+// overDevice returns a replacement for the device of an ended mount. poll(2) reports the same
+// as for the device, but the replacement keeps no connection to the kernel.
 func overDevice() (*os.File, error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -122,8 +122,8 @@ func overDevice() (*os.File, error) {
 	return os.NewFile(uintptr(p[1]), "over"), nil
 }
 
-// cantEnd tells whether a process was killed and none of its threads runs any more,
-// or it has been dying for so long that it is taken for such. Only inspect calls it.
+// cantEnd reports whether a process was killed and no thread of the process can run, or the
+// process has been dying for longer than dyingMost. Only inspect calls cantEnd.
 func (d *Daemon) cantEnd(m *record, pid int, now time.Time) bool {
 	if !kernel.Dying(pid) {
 		m.dying = time.Time{}
@@ -135,9 +135,9 @@ func (d *Daemon) cantEnd(m *record, pid int, now time.Time) bool {
 	return kernel.StandsStill(pid) || now.Sub(m.dying) > d.dyingMost
 }
 
-// abortMount aborts the connection of a mount that can't be served. What is mounted at
-// its place now may be another, and its number another's: the number is the
-// mount's as long as its device is connected.
+// abortMount aborts the connection of a mount without a server. Another mount may now be at
+// the same path, and another connection may have the same number; so abortMount checks that
+// the mount's device is still connected after opening the abort file.
 func (d *Daemon) abortMount(m *record) error {
 	const op = "abort mount"
 	if m.number == 0 {
@@ -145,7 +145,7 @@ func (d *Daemon) abortMount(m *record) error {
 	}
 	f, err := d.openAbort(m.number)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // it was unmounted
+		return nil // the mount has ended
 	}
 	if err != nil { // in a pod, without a capability
 		return meta.E(op, meta.IO, m.name, fmt.Errorf("%w; it ends when nobody has its device open any more", err))

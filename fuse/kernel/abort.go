@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenAbort opens the file that aborts a connection. Where the control file
-// system is not mounted, or a container hides it, it is opened unmounted, which
-// needs CAP_SYS_ADMIN. Errors: os.ErrNotExist (no such connection any more).
+// OpenAbort opens the file that aborts a connection. If the control file system is not
+// mounted, or a container hides the mount, OpenAbort makes a detached mount, which needs
+// CAP_SYS_ADMIN. Errors: os.ErrNotExist (the connection is gone).
 func OpenAbort(connection uint64) (*os.File, error) {
 	name := strconv.FormatUint(connection, 10) + "/abort"
 	const dir, magic = "/sys/fs/fuse/connections/", 0x65735543 // of fusectl

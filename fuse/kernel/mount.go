@@ -1,6 +1,6 @@
-// Package kernel owns what Linux tells of mounts, of their connections and of processes
-// outside of the FUSE protocol: which mount is at a path, whether its connection has ended,
-// the file that aborts it, and whether a process that was killed can still run.
+// Package kernel owns Linux's information about mounts, connections and processes outside of
+// the FUSE protocol: the mount at a path, the end of a connection, the file that aborts a
+// connection, and whether a killed process can still run.
 package kernel
 
 import (
@@ -25,13 +25,13 @@ func MountAt(dir string) (*mountinfo.Info, error) {
 	return list[len(list)-1], nil
 }
 
-// Ours recognises our mounts by their type.
+// Ours reports whether a mount's type is penstock's.
 func Ours(info *mountinfo.Info) bool {
 	return info != nil && strings.HasPrefix(info.FSType, "fuse") && strings.HasSuffix(info.FSType, "."+Subtype)
 }
 
-// ConnectionAt is the kernel's number of the connection of our mount at dir; 0:
-// there is none.
+// ConnectionAt returns the kernel's number of the connection of the penstock mount at dir; 0:
+// none.
 func ConnectionAt(dir string) uint64 {
 	info, err := MountAt(dir)
 	if err != nil || !Ours(info) {

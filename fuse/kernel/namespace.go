@@ -7,28 +7,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel unmounts what is left in a mount name space when the last process in it ends.
-// For type fuseblk it asks the server then (DESTROY), and waits for the answer where no
-// signal reaches it. If the process that ends has the last descriptor of the device, too,
-// nobody answers: it never ends, and sync(2) and drop_caches hang behind the locked super
-// block on the whole machine. A container that keeps its mount to itself ends so when all
-// its processes are killed at once.
+// The kernel unmounts the remaining mounts of a mount namespace when the namespace's last
+// process ends. For type fuseblk the kernel then sends DESTROY to the server, and waits for
+// the answer in a place where no signal is received. If the ending process also has the last
+// descriptor of the device, no process answers. Then the process never ends, and sync(2) and
+// drop_caches hang on the whole machine behind the locked super block. A container with a
+// private mount ends like this when all its processes are killed at once.
 //
-// A process that ends leaves its name space before the files that it had open are let go
-// of: both are queued (task_work), the unmount last, and the queue is worked off from its
-// end. But what the work itself queues comes after all that was queued before. So a
-// process that has the device open has its own mount name space open as well: the
-// descriptor is the last user of the name space, its release queues the unmount, and by
-// the time that this begins the device is closed. The kernel asks nobody then.
+// An ending process leaves its namespace before its open files are released. The kernel queues
+// both as task_work, the unmount last, and runs the queue from its end. But work queued by
+// running work runs after all work queued before. So a process with the device open also keeps
+// its own mount namespace open. The namespace's descriptor is then the last user of the
+// namespace, and the descriptor's release queues the unmount. The unmount begins after the
+// device is closed, and the kernel sends no DESTROY.
 
-// OpenNamespace opens this process's mount name space, once; it stays open until the
-// process ends. A control of tests replaces it.
+// OpenNamespace opens this process's mount namespace, once; the descriptor stays open until
+// the process ends. A control test replaces OpenNamespace.
 var OpenNamespace = sync.OnceValue(func() error {
 	_, err := unix.Open("/proc/self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	return err
 })
 
-// OutliveNamespace is to be called before a process opens a device, or is given one.
+// OutliveNamespace opens this process's mount namespace; see above. A process must call
+// OutliveNamespace before opening or receiving a device.
 func OutliveNamespace(log *slog.Logger) {
 	if err := OpenNamespace(); err != nil {
 		log.Warn("this process's mount name space can't be opened: if all processes in it are killed at once and nobody else sees the mount, the last one may hang, and sync(2) with it (docs/operations.md, \"A mount that hangs\")", "err", err)

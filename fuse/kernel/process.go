@@ -10,15 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dying tells that a process was killed, or has Ended, and is not gone: a thread of it
-// may be in the kernel, waiting for a mount. It does nothing more.
+// Dying reports whether a process was killed or its first thread has ended, and the process
+// still exists. A thread may be in the kernel, waiting for a mount. The process runs no more
+// user code.
 func Dying(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	return err == nil && DyingStatus(status)
 }
 
-// StandsStill tells of a process that was killed that none of its threads runs, or is
-// about to: each has Ended, or waits in the kernel for what no signal interrupts.
+// StandsStill reports whether no thread of a killed process runs or is about to run: each
+// thread has ended, or waits uninterruptibly in the kernel.
 func StandsStill(pid int) bool {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {
@@ -27,9 +28,9 @@ func StandsStill(pid int) bool {
 	for _, name := range all {
 		b, err := os.ReadFile(name)
 		if err != nil {
-			continue // it has Ended meanwhile
+			continue // the thread has ended meanwhile
 		}
-		// TID (NAME) STATE: a name may have brackets in it.
+		// TID (NAME) STATE: NAME may contain brackets.
 		f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 		if len(f) == 0 || !bytes.Contains([]byte("DZX"), f[0]) {
 			return false
@@ -38,8 +39,8 @@ func StandsStill(pid int) bool {
 	return true
 }
 
-// DyingStatus tells from /proc/PID/status (proc_pid_status(5)) that a process was
-// killed: its first thread has Ended, or has SIGKILL pending.
+// DyingStatus reports from /proc/PID/status (proc_pid_status(5)) whether a process was killed:
+// the first thread has ended, or has SIGKILL pending.
 func DyingStatus(status []byte) bool {
 	for line := range bytes.Lines(status) {
 		name, value, _ := bytes.Cut(line, []byte(":"))

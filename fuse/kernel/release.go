@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HoldsMounts tells whether mounts can be left to a holder on this machine (Linux 6.9
-// and later), judged by the release of its kernel, which it gives. What one mount can is
-// known when it is there: fuse.Mount.Held.
+// HoldsMounts reports whether this machine's kernel allows mounts to be left to a holder
+// (Linux 6.9 and later), judged by the returned release. The ability of a single mount is
+// known only after mounting: fuse.Mount.Held.
 func HoldsMounts() (release string, holds bool) {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
