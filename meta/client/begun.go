@@ -5,19 +5,18 @@ import (
 	"time"
 )
 
-// A server lets go of a reply once it is acknowledged. That the reply came is
-// not enough if this process may be killed and a successor is asked again for
-// what the kernel was not answered: it must get the same reply. So requests
-// from above are counted, in two classes that take turns, and a sequence number
-// is acknowledged when every request that had begun by the time at which it
-// became durable is over. (A request that begins later asks for operations with
-// larger numbers.)
+// begun counts the kernel requests in progress. A server drops a stored reply once the session
+// acknowledges the reply. Receiving the reply is no sufficient reason to acknowledge: if this
+// process is killed before it answers the kernel, its successor sends the operation again and
+// must get the same reply. So the session counts kernel requests in two alternating classes,
+// and acknowledges a sequence number only when every request begun before the number became
+// durable has ended. (A later request sends operations with larger numbers.)
 type begun struct {
 	turn  atomic.Uint32
 	count [2]atomic.Int64
 }
 
-// Begin counts a request from above; End takes what it gives.
+// Begin counts a kernel request. The caller passes turn to End.
 func (s *Session) Begin() (turn uint32) {
 	for {
 		turn = s.begun.turn.Load()
@@ -29,12 +28,13 @@ func (s *Session) Begin() (turn uint32) {
 	}
 }
 
-// End tells that the request was answered.
+// End ends the count of a kernel request: the request was answered.
 func (s *Session) End(turn uint32) { s.begun.count[turn].Add(-1) }
 
-// resentWithin is how long after its beginning a successor acknowledges nothing:
-// by then it has read, and counts, what the kernel sends it again, and what that
-// asked for may be old. The kernel sends it at once, before anything new.
+// resentWithin is the time after its start during which a successor acknowledges nothing. By
+// the end of resentWithin the successor has read and counted the requests that the kernel
+// sends again; the operations of such requests may be old. The kernel sends old requests at
+// once, before new ones.
 const resentWithin = 5 * time.Second
 
 // settle begins the next turn if all of the turn before are over. Caller holds

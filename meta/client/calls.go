@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// BatchOp is one operation of a batch.
+// BatchOp is an operation of a batch.
 type BatchOp struct {
 	ID   meta.OpID
 	Op   meta.Op
@@ -25,7 +25,7 @@ type BatchOp struct {
 	Draw     bool
 }
 
-// NextOp makes an operation id for work that no kernel request asked for.
+// NextOp makes an operation id for work that no kernel request caused.
 func (s *Session) NextOp() meta.OpID {
 	return meta.OpID{Incarnation: s.incarnation, Unique: s.background.Add(1), Step: meta.BackgroundStep}
 }
@@ -34,9 +34,8 @@ func (s *Session) ack(v meta.VolumeID) meta.Seq {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	vs := s.volume(v)
-	// Replies come in wire order before the durable notice that covers them,
-	// so everything up to durable was received; but not those that went down
-	// with a connection.
+	// The server sends replies before the durable notice covering them, so the session has
+	// received every reply up to durable, except replies lost with a connection.
 	ack := vs.durable
 	if s.cfg.Succeeded {
 		ack = vs.settled
@@ -47,20 +46,20 @@ func (s *Session) ack(v meta.VolumeID) meta.Seq {
 	return ack
 }
 
-// Do runs one operation. Mutations need an id; a zero one is made. The reply
-// may be early: Sync waits for the journal. Want asks for a lease on the
-// inodes of the result.
+// Do runs an operation. A mutation needs an id; Do makes one if id is zero. The reply may be
+// early: Sync waits for the journal. want asks for a lease on the inodes of the result.
 func (s *Session) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
 	return s.do(ctx, v, AnyEpoch, id, op, want, canceled, nil)
 }
 
-// DoThrough is Do for an operation that is sent in one epoch only, as DoBatch says, and
-// for who must know what became of a change: if ctx ends first, the owner is asked to give
-// it up, and its answer is waited for all the same; without one DoThrough ends with the
-// session only. A read may be left. over, if not nil, is called once, when nothing of the
-// operation comes any more, no grant either: before DoThrough returns, or, of a read that
-// was left, later by a goroutine of the session's. It must not block. Errors: also
-// SessionExpired.
+// DoThrough is Do for an operation sent in one epoch only (see DoBatch), and for a caller that
+// must know the outcome of a change. If ctx ends before the reply to a mutation, DoThrough
+// asks the owner to cancel the mutation and still waits for the answer; without an answer
+// DoThrough returns only when the session ends. If ctx ends before the reply to a read,
+// DoThrough returns at once. over, if not nil, is called once, when no reply and no grant of
+// the operation can arrive any more: before DoThrough returns or, for a read that DoThrough
+// did not wait for, later by a goroutine of the session. over must not block. Errors: as Do,
+// and SessionExpired.
 func (s *Session) DoThrough(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
 	how := canceled
 	if op.Code().Mutates() {
@@ -94,9 +93,8 @@ func (s *Session) do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta
 	return &re.Result, re.Status.Error()
 }
 
-// DoAt runs one read at a snapshot; at zero is the live volume. Nothing is
-// leased by it. Errors: those of the operation; NoSuchSnapshot, ReadOnly (op is
-// no read).
+// DoAt runs a read at a snapshot; a zero at means the live volume. The read takes no lease.
+// Errors: as of the operation; NoSuchSnapshot, ReadOnly (op is no read).
 func (s *Session) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation, op meta.Op) (*meta.Result, error) {
 	if op.Code().Mutates() {
 		return nil, meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed"))
@@ -109,19 +107,20 @@ func (s *Session) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation,
 	return &r.Result, r.Status.Error()
 }
 
-// AnyEpoch stands for whatever epoch it is when a batch is sent.
+// AnyEpoch means the volume's current epoch when the request is sent.
 const AnyEpoch = 0
 
-// MaxBatch is the largest number of operations in one batch.
+// MaxBatch is the largest number of operations in a batch.
 const MaxBatch = 1024
 
-// DoBatch runs operations of one volume in order, each whether or not the one
-// before succeeded. The third value is set when there is no answer at all.
+// DoBatch runs operations of one volume in order. An operation runs also if the operation
+// before failed. The third result is an error if the server gave no answer at all.
 //
-// What the operations say was found out in an epoch of the session in the volume:
-// 1 at first, and 1 more with each Handler.Expired. Unless it is AnyEpoch, they
-// are not sent in another one, nor asked again there: what they would change was
-// given up by then, and others may have changed it. Errors: SessionExpired.
+// The caller built the operations from state of one epoch of the session in the volume. The
+// first epoch is 1; each Handler.Expired adds 1. Unless epoch is AnyEpoch, the session neither
+// sends nor repeats the operations in another epoch: the caller's cached state was dropped
+// when the epoch ended, and other sessions may have changed the same files. Errors:
+// SessionExpired.
 func (s *Session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops []BatchOp) ([]meta.Result, []error, error) {
 	results := make([]meta.Result, 0, len(ops))
 	errs := make([]error, 0, len(ops))
@@ -160,8 +159,7 @@ func (s *Session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, op
 	return results, errs, nil
 }
 
-// Sync returns when everything answered before on this volume is in the
-// journal.
+// Sync returns when every reply received before on this volume is in the journal.
 func (s *Session) Sync(ctx context.Context, v meta.VolumeID) error {
 	s.mu.Lock()
 	vs := s.volume(v)
@@ -175,7 +173,7 @@ func (s *Session) Sync(ctx context.Context, v meta.VolumeID) error {
 	}
 	ask := &wire.Sync{Volume: v}
 	m, err := s.roundTripAfter(ctx, v, ask, left, func(vs *volumeState) error {
-		// The owner may be another one by now.
+		// The volume may have another owner by now.
 		if ask.Seq = vs.seen; vs.replaying > 0 {
 			ask.Seq = wire.SyncAll
 		}
@@ -214,8 +212,8 @@ func (s *Session) AllocChunks(ctx context.Context, v meta.VolumeID, n int, own b
 	return g.Grants, g.Status.Error()
 }
 
-// AppendCap renews the right to append to a chunk of this session, and tells
-// how long it holds. Errors: Sealed, NoSuchChunk, NotPermitted.
+// AppendCap renews the capability to append to a chunk of this session, and returns the
+// capability and its lifetime. Errors: Sealed, NoSuchChunk, NotPermitted.
 func (s *Session) AppendCap(ctx context.Context, id meta.ChunkID) ([]byte, time.Duration, error) {
 	m, err := s.roundTrip(ctx, id.Volume, &wire.Caps{Volume: id.Volume, Chunk: id}, left)
 	if err != nil {
@@ -228,9 +226,9 @@ func (s *Session) AppendCap(ctx context.Context, id meta.ChunkID) ([]byte, time.
 	return r.Cap, time.Duration(r.TTL) * time.Millisecond, r.Status.Error()
 }
 
-// Trouble tells the owner which chunk servers could not be reached, and which
-// replicas did not verify. It does not wait; what is asked after it is answered
-// with this in mind.
+// Trouble reports to the owner the chunk servers that could not be reached and the replicas
+// that failed verification. Trouble does not wait. The owner takes the report into account
+// when it answers later requests.
 func (s *Session) Trouble(v meta.VolumeID, away []meta.ServerID, bad []wire.BadReplica) {
 	m := &wire.Trouble{Volume: v, Away: away, Bad: bad}
 	s.mu.Lock()
@@ -241,8 +239,9 @@ func (s *Session) Trouble(v meta.VolumeID, away []meta.ServerID, bad []wire.BadR
 	s.tell(v, m)
 }
 
-// GaveUp tells the owner what an operator gave up of that which was written and is not
-// durable. It does not wait: while the volume has no owner, it is told once there is one.
+// GaveUp reports to the owner how many files and bytes of non-durable writes an operator
+// discarded. GaveUp does not wait. If the volume has no owner, the session sends the sum of
+// such reports when it enters the volume at the next owner.
 func (s *Session) GaveUp(v meta.VolumeID, files, bytes uint64) {
 	m := &wire.GaveUp{Volume: v, Files: files, Bytes: bytes}
 	s.mu.Lock()
@@ -256,14 +255,14 @@ func (s *Session) GaveUp(v meta.VolumeID, files, bytes uint64) {
 	s.tell(v, m)
 }
 
-// tell sends what has no answer to a volume's owner. While the volume is not up
-// it is dropped: its next owner knows nothing that it would be about.
+// tell sends a message without an answer to a volume's owner. If the volume is not up, tell
+// drops the message: the next owner has no state for the message to act on.
 func (s *Session) tell(v meta.VolumeID, m wire.Message) {
 	s.mu.Lock()
 	var snd *wire.Sender
 	if vs := s.volumes[v]; vs != nil && vs.conn != nil {
 		snd = vs.conn.send
-		snd.Enqueue(0, m) // under mu: in order with what is asked and claimed
+		snd.Enqueue(0, m) // under mu: keeps the order with requests and claims
 	}
 	s.mu.Unlock()
 	if snd != nil {
@@ -271,14 +270,14 @@ func (s *Session) tell(v meta.VolumeID, m wire.Message) {
 	}
 }
 
-// SealChunk ends a chunk of this session wherever it can be; the answer is its
-// journaled record.
+// SealChunk seals a chunk of this session on every server where sealing is possible, and
+// returns the chunk's journaled record.
 func (s *Session) SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error) {
 	return s.sealChunk(ctx, v, wire.Seal{Chunk: id})
 }
 
-// EndChunk is SealChunk for a writer that has stopped: of what lies beyond
-// need nothing must be kept.
+// EndChunk is SealChunk for a writer that has stopped: the seal may drop any bytes beyond
+// need.
 func (s *Session) EndChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID, need uint64) (meta.ChunkRecord, error) {
 	return s.sealChunk(ctx, v, wire.Seal{Chunk: id, Asked: true, Need: need})
 }
@@ -295,8 +294,8 @@ func (s *Session) sealChunk(ctx context.Context, v meta.VolumeID, q wire.Seal) (
 	return r.Result.Chunks[0], nil
 }
 
-// SetLock sets or releases a lock; with wait it returns when the lock is
-// granted or ctx ends (Interrupted). Errors: WouldBlock, Deadlock.
+// SetLock sets or releases a lock. With wait it returns when the lock is granted or ctx ends
+// (Interrupted). Errors: WouldBlock, Deadlock.
 func (s *Session) SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error {
 	how := left
 	if wait {
@@ -318,7 +317,7 @@ func (s *Session) DropLocks(ctx context.Context, v meta.VolumeID, l meta.Lock) e
 	return m.(*wire.LockRe).Status.Error()
 }
 
-// GetLock tells which lock would conflict; its Type is LockUnlock when none.
+// GetLock returns a lock conflicting with l; Type is LockUnlock if no lock conflicts.
 func (s *Session) GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error) {
 	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, Test: true}, left)
 	if err != nil {
@@ -328,7 +327,7 @@ func (s *Session) GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (me
 	return r.Conflict, r.Status.Error()
 }
 
-// Drop gives leases back; the caller caches nothing of these inodes any more.
+// Drop gives leases back. The caller must have dropped its cache of these inodes.
 func (s *Session) Drop(v meta.VolumeID, inos []meta.Ino) {
 	if len(inos) > 0 {
 		s.tell(v, &wire.Drop{Volume: v, Inos: inos})
@@ -366,8 +365,8 @@ func (s *Session) RenewCap(v meta.VolumeID, old []byte) []byte {
 	return s.fetchCap(v)
 }
 
-// ReadCap gives a capability to read the volume's chunks, renewed at half its
-// life; nil when none could be had.
+// ReadCap returns a capability to read the volume's chunks, renewed at half its life; nil if
+// none could be obtained.
 func (s *Session) ReadCap(v meta.VolumeID) []byte {
 	s.mu.Lock()
 	vs := s.volume(v)
@@ -408,20 +407,20 @@ func (s *Session) fetchCap(v meta.VolumeID) []byte {
 	return vs.cap
 }
 
-// adminWait bounds the search for the server that must answer an administrative
-// request: the owner of its volume may be changing.
+// adminWait bounds the search for the server that must answer an administrative request: the
+// owner of the volume may be changing.
 const adminWait = 30 * time.Second
 
-// Admin runs an administrative request at any server, or at the owner of its
-// volume if that one must answer. It is sent again when its answer is lost: what is not
-// the same twice carries a wire.Once.
+// Admin runs an administrative request at any server, or at the owner of the volume if the
+// owner must answer. If the answer is lost, Admin sends the request again: a request that is
+// not idempotent carries a wire.Once.
 func (s *Session) Admin(ctx context.Context, a wire.Admin) (*wire.AdminRe, error) {
 	re, _, err := s.adminAgain(ctx, a)
 	return re, err
 }
 
-// adminAgain is Admin; it tells whether the request had to be sent again, so that what it
-// asks for may have been done before.
+// adminAgain is Admin. again reports that the request was sent more than once, so an earlier
+// copy may have been executed.
 func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminRe, again bool, err error) {
 	at := ""
 	ctx, over := s.within(ctx, &a, &at)
@@ -466,11 +465,11 @@ func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminR
 	}
 }
 
-// errNoAnswer ends a request whose answer took longer than Config.AnswerWait.
+// errNoAnswer is the cause when a request takes longer than Config.AnswerWait.
 var errNoAnswer = errors.New("no answer in time")
 
-// within bounds an administrative request by Config.AnswerWait, if it is a quick one. over
-// says of its error, if that is the end of the time, which server at asked last.
+// within bounds a quick administrative request by Config.AnswerWait. over wraps the request's
+// error: if the bound expired, the error names the server that was asked last (*at).
 func (s *Session) within(ctx context.Context, a *wire.Admin, at *string) (_ context.Context, over func(error) error) {
 	wait := s.cfg.AnswerWait
 	if wait == 0 || !quick(a) {
@@ -487,7 +486,7 @@ func (s *Session) within(ctx context.Context, a *wire.Admin, at *string) (_ cont
 	}
 }
 
-// reach bounds the search for a server by Config.AnswerWait, whatever is asked of it.
+// reach bounds the search for a server by Config.AnswerWait, for every kind of request.
 func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, error)) (*conn, error) {
 	if wait := s.cfg.AnswerWait; wait > 0 {
 		var cancel context.CancelFunc
@@ -497,8 +496,8 @@ func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, 
 	return look(ctx)
 }
 
-// quick tells which requests a server that is well answers at once: they change nothing,
-// and neither read much nor wait for something to come.
+// quick reports that a healthy server answers the request at once: the request changes
+// nothing, reads little and waits for no event.
 func quick(a *wire.Admin) bool {
 	switch a.Op {
 	case wire.AdminVolumes, wire.AdminVolumeByName, wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminGroups, wire.AdminViews:
@@ -507,15 +506,15 @@ func quick(a *wire.Admin) bool {
 	return false
 }
 
-// MetaServers lists the meta servers that live, as far as this session was told.
+// MetaServers lists the live metadata servers of the last list that this session received.
 func (s *Session) MetaServers() []wire.MetaServer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.metas)
 }
 
-// AdminAt runs an administrative request at one server, for what each tells of
-// itself.
+// AdminAt runs an administrative request at the server at addr, for reports that each server
+// makes about itself.
 func (s *Session) AdminAt(ctx context.Context, addr string, a wire.Admin) (re *wire.AdminRe, err error) {
 	ctx, over := s.within(ctx, &a, &addr)
 	defer func() { err = over(err) }()
@@ -534,8 +533,8 @@ func (s *Session) AdminAt(ctx context.Context, addr string, a wire.Admin) (re *w
 	return r, r.Status.Error()
 }
 
-// adminConn gives a connection to the server that was named, to the owner of
-// the volume, or to any.
+// adminConn returns a connection to the server at addr or, without addr, to the owner of the
+// volume. If neither has a connection, adminConn returns a connection to any server.
 func (s *Session) adminConn(ctx context.Context, v meta.VolumeID, addr string) (*conn, error) {
 	if addr != "" {
 		step, cancel := context.WithTimeout(ctx, connWait)

@@ -15,11 +15,11 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// handshakeWait bounds dialling and the handshake: a server that was stopped
-// still accepts.
+// handshakeWait bounds dialling and the handshake: a stopped server process still accepts
+// connections.
 const handshakeWait = 3 * time.Second
 
-// hello is what a dialler says of itself.
+// hello returns the dialler's description of itself.
 func (c *Config) hello(id meta.SessionID, cluster string) wire.Hello {
 	return wire.Hello{
 		Min: wire.Version, Max: wire.Version, Role: c.Role, Session: id, Name: c.Name,
@@ -76,7 +76,7 @@ func (c *Config) greet(ctx context.Context, addr string, hello wire.Hello) (net.
 	return nc, rd, v, ans, nil
 }
 
-// refused: a server that answers so would do it again.
+// refused reports that a server answering with err would give the same answer again.
 func refused(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.Version, meta.BadCapability, meta.AccessDenied, meta.Invalid:
@@ -85,11 +85,11 @@ func refused(err error) bool {
 	return false
 }
 
-// conn is one connection to one server, with the lease that this server grants.
-// When it breaks it is gone for good: the next one is another conn.
+// conn is one connection to one server, with the lease granted by this server. A broken conn
+// is never reused: the session dials a new conn.
 type conn struct {
 	s    *Session
-	addr string // as the server tells it
+	addr string // as announced by the server, else as dialled
 	nc   net.Conn
 	send *wire.Sender
 	ttl  time.Duration
@@ -98,15 +98,15 @@ type conn struct {
 	until atomic.Int64 // end of the lease, on the clock of now
 	heard atomic.Int64 // when the last frame came
 
-	used time.Duration // when a volume was last served over it; Session.mu
+	used time.Duration // last time a volume was served over the conn; Session.mu
 
-	recalls int // whose answers may be waiting to be sent; of the reader
+	recalls int // recalls with answers possibly unsent; used by the reader only
 }
 
-// answersAtOnce bounds the answers to recalls that wait while more recalls are read.
+// answersAtOnce bounds the answers to recalls that wait while the reader reads more recalls.
 const answersAtOnce = 256
 
-// now is the clock that leases are counted on.
+// now is the clock for leases.
 func now() time.Duration { return process.Uptime() }
 
 // renewed: the server granted a lease of ttl, counted from when we asked.
@@ -130,8 +130,8 @@ type attempt struct {
 	err  error
 }
 
-// connTo gives a connection to a server, a new one if there is none. It waits
-// for an attempt at most as long as ctx allows; the attempt goes on.
+// connTo returns a connection to a server, dialling if necessary. connTo stops waiting when
+// ctx ends; the dialling attempt continues.
 func (s *Session) connTo(ctx context.Context, addr string) (*conn, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -174,7 +174,7 @@ func (s *Session) connTo(ctx context.Context, addr string) (*conn, error) {
 	}
 }
 
-// dial makes a connection and starts what reads from it and keeps its lease.
+// dial makes a connection and starts its reader and its keepAlive goroutine.
 func (s *Session) dial(addr string) (*conn, error) {
 	s.mu.Lock()
 	cluster := s.cluster
@@ -215,7 +215,7 @@ func (s *Session) dial(addr string) (*conn, error) {
 	s.wg.Go(c.keepAlive)
 	s.mu.Unlock()
 	if old != nil {
-		old.nc.Close() // the server did the same: it knows one connection of a session
+		old.nc.Close() // the server closed old as well: a session has one connection per server
 	}
 	s.log.Debug("connected to a metadata server", "address", c.addr)
 	return c, nil
@@ -229,7 +229,7 @@ func (c *conn) run(rd *wire.Reader) {
 	c.s.lost(c, err)
 }
 
-// errSilent and errOver end a connection whose server can't be relied on.
+// errSilent and errOver end a connection to a server that can't be relied on.
 var (
 	errSilent = errors.New("the server is silent")
 	errOver   = errors.New("the lease ran out")
@@ -239,15 +239,15 @@ var (
 // silence is how long a server may say nothing.
 func (c *conn) silence() time.Duration { return max(c.ttl/2, 400*time.Millisecond) }
 
-// quiet adds up for how long a server has said nothing, of the time in which this
-// process ran: what came while it stood still waits to be read.
+// quiet adds up how long a server has been silent. Time in which this process stood still does
+// not count: frames that arrived meanwhile wait to be read.
 type quiet struct {
-	heard int64 // when it was heard last
+	heard int64 // time of the last frame
 	sum   time.Duration
 }
 
-// passed books a turn that should have taken every, and took longer if this process stood
-// still, and gives the sum.
+// passed adds a turn to the sum and returns the sum. The turn should have taken every; took is
+// longer if this process stood still.
 func (q *quiet) passed(took, every time.Duration, heard int64) time.Duration {
 	q.sum += min(took, every)
 	if heard != q.heard {
@@ -256,8 +256,8 @@ func (q *quiet) passed(took, every time.Duration, heard int64) time.Duration {
 	return q.sum
 }
 
-// keepAlive renews the lease, and gives the connection up when the server has
-// not answered for too long: another may own its volumes by now.
+// keepAlive renews the lease. It closes the connection when the server has not answered for
+// too long: another server may own the volumes by now.
 func (c *conn) keepAlive() {
 	every := max(c.ttl/8, 20*time.Millisecond)
 	t := time.NewTicker(every)
@@ -265,9 +265,9 @@ func (c *conn) keepAlive() {
 	var q quiet
 	for {
 		sent := now()
-		// The count is the time of sending: an echo renews from there.
+		// The count is the sending time: the echo renews the lease from that time.
 		c.send.Enqueue(0, &wire.KeepAlive{Count: uint64(sent)})
-		go c.send.Flush() // a peer that does not read must not stop us here
+		go c.send.Flush() // a peer that does not read must not block keepAlive
 		select {
 		case <-c.gone:
 			return
@@ -294,8 +294,8 @@ func (c *conn) keepAlive() {
 // idleFor is how long a connection without a volume is kept.
 const idleFor = time.Minute
 
-// idle reports that nothing is served over a connection, and that another one
-// is there for what concerns no volume.
+// idle reports that no volume has been served over c for idleFor, and that the session has
+// another connection for requests without a volume.
 func (s *Session) idle(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +308,7 @@ func (s *Session) idle(c *conn) bool {
 	return len(s.conns) > 1 && now()-c.used > idleFor
 }
 
-// answer makes the empty message that a frame type carries.
+// answer returns an empty message for a frame type, or nil if the type is no answer.
 func answer(t wire.Type) wire.Message {
 	switch t {
 	case wire.TReply:
@@ -369,8 +369,8 @@ func (c *conn) read(rd *wire.Reader) error {
 		}
 		c.heard.Store(int64(now()))
 		if t != wire.TKeepAlive && c.left() <= 0 {
-			// Whoever owns the volumes now waited for our lease: what an owner of
-			// before answers may be old (rule 2).
+			// The volumes' present owner waited for the end of our lease: an answer from the
+			// previous owner may be stale (rule 2).
 			return errOver
 		}
 		switch t {
@@ -404,7 +404,7 @@ func (c *conn) read(rd *wire.Reader) error {
 				return err
 			}
 			s.mu.Lock()
-			delete(s.failed, m.Addr) // it lives, says who knows
+			delete(s.failed, m.Addr) // the server that announced the move knows that m.Addr is alive
 			s.leave(m.Volume, c, m.Addr)
 			s.mu.Unlock()
 		case wire.TKeepAlive:
@@ -430,8 +430,8 @@ func (c *conn) read(rd *wire.Reader) error {
 				return err
 			}
 			s.mu.Lock()
-			// One that is not in the list is not forgotten: a metadata server that has
-			// just started does not know those that have not reported yet.
+			// A chunk server missing from the list is not forgotten: a metadata server that
+			// has just started does not know the servers that have not reported yet.
 			for _, i := range m.Servers {
 				s.servers[i.ID] = i
 			}
@@ -454,8 +454,8 @@ func (c *conn) read(rd *wire.Reader) error {
 	}
 }
 
-// lost takes a broken connection off the list. Its volumes look for their owner
-// again; their requests wait for that.
+// lost removes a broken connection. The session looks for the owners of the connection's
+// volumes again; the requests of these volumes wait for the search.
 func (s *Session) lost(c *conn, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -484,7 +484,7 @@ func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {
 	here := vs != nil && vs.conn == c
 	s.mu.Unlock()
 	if !here {
-		return // a former owner asks; the present one asks again
+		return // c leads to a former owner; the present owner sends its own recall
 	}
 	h := s.cfg.Handler
 	if m.Orphan {
@@ -494,9 +494,9 @@ func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {
 		return
 	}
 	var once sync.Once
-	// The answer goes where the question came from, or nowhere: another owner
-	// numbers its rounds anew.
-	// What is answered at once is sent with the answers to the recalls that came along.
+	// The answer is sent on the connection of the recall or not at all: another owner numbers
+	// its rounds anew. An answer given at once is sent together with the answers to other
+	// recalls that arrived in the same read.
 	var reading atomic.Bool
 	done := func(held bool) {
 		once.Do(func() {

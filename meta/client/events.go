@@ -11,16 +11,16 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// eventsWait is how long one request waits for events.
+// eventsWait is how long a request waits for events.
 const eventsWait = 15 * time.Second
 
-// Event is one of a volume's, with where it lies now as far as that can be told.
+// Event is an event of a volume, with the present path of its file if known.
 type Event struct {
 	meta.Event
-	// Path and FromPath are Name and From with the paths of their directories,
-	// from the volume's root, without a slash in front. They are for people: the
-	// directories may have been moved since the event, and when one is gone the
-	// path is empty. Parent and Name are what was.
+	// Path and FromPath are Name and From with the paths of their directories, from the
+	// volume's root, without a leading slash. The paths are for people: a directory may have
+	// been moved since the event, and the path is empty if the directory is gone. Parent and
+	// Name describe the time of the event.
 	Path     string
 	FromPath string
 }
@@ -42,18 +42,16 @@ func (s *Session) events(ctx context.Context, v meta.VolumeID, q wire.EventsRequ
 	return a, err
 }
 
-// Events calls fn with the events after number since, in their order, each once.
-// With follow it then waits for more until ctx ends; without, it ends with the
-// last that there is. It goes on through changes of the volume's owner. Errors:
-// *meta.RescanError (some of those after since are not there any more), also
-// while following if fn is so slow; NotSupported (events are switched off);
-// and fn's.
+// Events calls fn with the events after number since, in order, each once. With follow, Events
+// then waits for more events until ctx ends; without follow, Events returns after the last
+// event. Events continues when the volume's owner changes. Errors: *meta.RescanError (the
+// volume no longer keeps some events after since; while following, this also happens if fn is
+// too slow); NotSupported (events are switched off); and the errors of fn.
 func (s *Session) Events(ctx context.Context, v meta.VolumeID, since uint64, follow bool, fn func(Event) error) error {
 	return s.eventsFrom(ctx, v, wire.EventsRequest{Since: since}, follow, fn)
 }
 
-// KeptEvents is Events from the oldest that the volume keeps, whichever that is by
-// the time that its owner answers.
+// KeptEvents is Events from the oldest event that the volume keeps when its owner answers.
 func (s *Session) KeptEvents(ctx context.Context, v meta.VolumeID, follow bool, fn func(Event) error) error {
 	return s.eventsFrom(ctx, v, wire.EventsRequest{Oldest: true}, follow, fn)
 }

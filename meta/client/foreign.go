@@ -9,12 +9,12 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Files of a clone lie in chunks of the volume that it was cloned from. Who may
-// read the clone need not have any right there: the clone's owner gives the
-// right to read each chunk that a file was seen to lie in.
+// Files of a clone lie in chunks of the volume from which the clone was made. A session that
+// may read the clone may have no right to read the source volume: the clone's owner gives a
+// capability for each source chunk in which the session saw a file of the clone.
 
-// foreignCap is the right to read one such chunk, and the clone through which it
-// was met last.
+// foreignCap is the capability to read a source chunk, and the clone in which the session saw
+// the chunk last.
 type foreignCap struct {
 	via      meta.VolumeID
 	cap      []byte
@@ -23,11 +23,11 @@ type foreignCap struct {
 	fetching bool
 }
 
-// maxForeignCaps bounds those that are kept: the rest is met again when it is
-// needed.
+// maxForeignCaps bounds the capabilities kept. When the map is full the session drops all
+// entries; Via notes a chunk again when a file is opened.
 const maxForeignCaps = 100_000
 
-// Via notes that files of a volume lie in a chunk of another.
+// Via notes that files of volume v lie in a chunk of another volume.
 func (s *Session) Via(id meta.ChunkID, v meta.VolumeID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,8 +41,8 @@ func (s *Session) Via(id meta.ChunkID, v meta.VolumeID) {
 	s.foreign[id] = &foreignCap{via: v}
 }
 
-// ReadChunkCap gives a capability to read a chunk, renewed at half its life; nil
-// when none could be had.
+// ReadChunkCap returns a capability to read a chunk, renewed at half its life; nil if none
+// could be obtained.
 func (s *Session) ReadChunkCap(id meta.ChunkID) []byte {
 	s.mu.Lock()
 	f := s.foreign[id]
@@ -81,10 +81,10 @@ func (s *Session) RenewChunkCap(id meta.ChunkID, old []byte) []byte {
 	return s.fetchForeignCap(id, f, old)
 }
 
-// fetchForeignCap asks the clone; refused is what a server did not accept. When the
-// clone gives none, it may be gone, and the reader may be one of the chunk's own
-// volume, where the chunk was never foreign: that is asked then. Who reads through
-// another clone opens the file again, and notes that one (Via).
+// fetchForeignCap asks the clone's owner for a capability; refused is a capability that a
+// server did not accept. If the clone gives none, the clone may be gone, and the reader may be
+// a reader of the chunk's own volume, where the chunk is not foreign: fetchForeignCap then
+// asks that volume. A reader of another clone opens the file again, and Via notes that clone.
 func (s *Session) fetchForeignCap(id meta.ChunkID, f *foreignCap, refused []byte) []byte {
 	if c, ok := s.askForeignCap(id, f, refused); ok {
 		return c
@@ -109,7 +109,8 @@ func (s *Session) askForeignCap(id meta.ChunkID, f *foreignCap, refused []byte) 
 		f.until = asked.Add(f.life)
 		return f.cap, true
 	}
-	// Its owner is another one, or forgot: opening the file again reminds it.
+	// The clone has a new owner, or its owner forgot the chunk: opening the file again makes
+	// the owner note the chunk.
 	s.log.Debug("no capability to read", "chunk", id, "clone", via, "error", err)
 	if f.cap != nil && time.Until(f.until) > 0 && !bytes.Equal(f.cap, refused) {
 		return f.cap, true

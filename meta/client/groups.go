@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// groupTries is how often a group is tried that could not be taken at one moment,
-	// and groupTry how long one try may take.
+	// groupTries bounds the attempts at a group whose volumes could not be held at one moment.
+	// groupTry bounds one attempt.
 	groupTries = 4
 	groupTry   = 20 * time.Second
-	// groupTidy bounds how long is tried to take away what a try that failed has left.
+	// groupTidy bounds the removal of the snapshots left by a failed attempt.
 	groupTidy = 10 * time.Second
 )
 
@@ -42,14 +42,15 @@ func (s *Session) Group(ctx context.Context, name string) (meta.Group, error) {
 	return l[0], nil
 }
 
-// TakeGroup takes a snapshot of each volume, of one name and one moment: whatever was
-// acknowledged in one of them before something in another was begun is in the group if
-// that is. There are all of them, or none. With strict none is taken that would have
-// files only as they were synced last; else members tell of those. Errors: Exists (a
-// group of that name, or a snapshot in one of the volumes), Busy (a group of that name is
+// TakeGroup takes a snapshot of each volume, all with one name and of one moment: if an
+// operation of one volume was acknowledged before an operation of another volume began, and
+// the group holds the later operation, the group holds the earlier one, too. Either every
+// snapshot is taken or none. With strict, TakeGroup fails if a snapshot would hold a file only
+// as of its last sync; without strict, the group's members count such files. Errors: Exists (a
+// group has the name, or a snapshot in one of the volumes), Busy (a group of this name is
 // being taken), Invalid (the name, or not 1 to meta.MaxGroup volumes), NoSuchVolume,
-// Unavailable (they could not be held at one moment; strict: what was written is not all
-// in yet), AccessDenied, ResourceExceeded.
+// Unavailable (the volumes could not be held at one moment; with strict: some written data is
+// not committed yet), AccessDenied, ResourceExceeded.
 func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error) {
 	volumes = slices.Clone(volumes)
 	slices.Sort(volumes)
@@ -59,14 +60,14 @@ func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.Vol
 		switch meta.KindOf(err) {
 		case meta.KindOK:
 		case meta.Again:
-			continue // another came first: what it is says the next request
-		case meta.Interrupted, meta.Unavailable, meta.Canceled: // it may have been made
+			continue // another session wrote the record first: the next request returns its state
+		case meta.Interrupted, meta.Unavailable, meta.Canceled: // the group may have been made
 			_, aerr := s.undoGroup(ctx, name, id, volumes)
 			return g, errors.Join(err, aerr)
 		default:
 			return g, err
 		}
-		if g.State == meta.GroupAborted { // what another has left
+		if g.State == meta.GroupAborted { // remains of another session's attempt
 			if err := s.forgetGroup(ctx, g); err != nil {
 				return g, err
 			}
@@ -92,8 +93,8 @@ func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.Vol
 	}
 }
 
-// undoGroup aborts a group that is undecided, and takes away what there is of it. It gives
-// the group: of another id, or none, if it is gone.
+// undoGroup aborts an undecided group and deletes its snapshots. It returns the group as
+// recorded: a group of another id, or an empty group, means that the group is gone.
 func (s *Session) undoGroup(ctx context.Context, name string, id uint64, volumes []meta.VolumeID) (meta.Group, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTidy)
 	defer cancel()
@@ -101,7 +102,7 @@ func (s *Session) undoGroup(ctx context.Context, name string, id uint64, volumes
 		g, err := s.putGroup(ctx, name, &wire.GroupRequest{Do: wire.GroupAbort, ID: id, Volumes: volumes})
 		switch {
 		case errors.Is(err, meta.Again):
-			continue // it was decided this moment, perhaps by a request whose answer was lost
+			continue // the group was decided concurrently, perhaps by our request with a lost answer
 		case errors.Is(err, meta.NotFound):
 			return meta.Group{}, nil
 		case err == nil && g.ID == id && g.State == meta.GroupAborted:
@@ -128,7 +129,7 @@ func (s *Session) atEach(g *meta.Group, do func(i int, v meta.VolumeID) error) e
 		wg.Go(func() { errs[i] = do(i, m.Volume) })
 	}
 	wg.Wait()
-	for _, err := range errs { // one that is final says more
+	for _, err := range errs { // a final error says more
 		if err != nil && !errors.Is(err, meta.Again) && !errors.Is(err, meta.NotOwner) {
 			return err
 		}
@@ -136,13 +137,13 @@ func (s *Session) atEach(g *meta.Group, do func(i int, v meta.VolumeID) error) e
 	return errors.Join(errs...)
 }
 
-// tryGroup takes the snapshots of a group that is undecided. Without an error there was
-// a moment, after the last was taken and before the first was released, at which no
-// volume answered changes.
+// tryGroup takes the snapshots of an undecided group. If tryGroup returns no error, no volume
+// answered changes at some moment after the last snapshot was taken and before the first
+// volume was released.
 func (s *Session) tryGroup(ctx context.Context, g meta.Group, strict bool) ([]meta.GroupMember, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, groupTry, meta.E("take group", meta.Again, g.Name, errors.New("it took too long")))
 	defer cancel()
-	// In their order: two groups that share volumes don't wait for each other.
+	// Hold the volumes in their order: two groups that share volumes must not deadlock.
 	for _, m := range g.Members {
 		if err := s.groupStep(ctx, &g, m.Volume, wire.GroupHold, strict, nil); err != nil {
 			return nil, fmt.Errorf("volume %d: %w", m.Volume, err)
@@ -171,11 +172,11 @@ func (s *Session) tryGroup(ctx context.Context, g meta.Group, strict bool) ([]me
 	return members, step(wire.GroupRelease)
 }
 
-// DeleteGroup deletes the snapshots of a group, and the group: those that clones need go
-// with the last of them, as of DropSnapshot. One that was deleted by itself is no error,
-// nor is a volume that is gone; one in the trash is not gone. A group that nobody takes any
-// more is given up first. Errors: NotFound, Busy (somebody pinned a snapshot: others may be
-// deleted by then; or it is being taken), AccessDenied.
+// DeleteGroup deletes a group and its snapshots. A snapshot needed by clones is deleted with
+// the last clone, as in DropSnapshot. A snapshot already deleted is no error, nor is a volume
+// that is gone; a volume in the trash is not gone. If no session is taking an undecided group
+// any more, DeleteGroup aborts the group first. Errors: NotFound, Busy (a snapshot is pinned:
+// other snapshots may be deleted by then; or the group is being taken), AccessDenied.
 func (s *Session) DeleteGroup(ctx context.Context, name string) error {
 	g, err := s.Group(ctx, name)
 	if err != nil {
@@ -184,7 +185,7 @@ func (s *Session) DeleteGroup(ctx context.Context, name string) error {
 	return s.forgetGroup(ctx, g)
 }
 
-// forgetGroup deletes the snapshots of a group that is not undecided, and its record.
+// forgetGroup deletes the snapshots of a decided or aborted group, and the group's record.
 func (s *Session) forgetGroup(ctx context.Context, g meta.Group) error {
 	err := s.atEach(&g, func(_ int, v meta.VolumeID) error {
 		err := s.groupStep(ctx, &g, v, wire.GroupDelete, false, nil)
@@ -198,7 +199,7 @@ func (s *Session) forgetGroup(ctx context.Context, g meta.Group) error {
 	}
 	_, err = s.putGroup(ctx, g.Name, &wire.GroupRequest{Do: wire.GroupForget, ID: g.ID, Volumes: g.Volumes()})
 	if errors.Is(err, meta.Again) {
-		return nil // it went by another's hand
+		return nil // another session deleted the record
 	}
 	return err
 }

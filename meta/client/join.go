@@ -13,12 +13,12 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Join gets the first credentials for a token and puts them into dir. It
-// believes only servers of the authority that the token names. Called again with the
-// same dir after Unavailable, or by who follows one that was killed, it goes on, also
-// with another token: it shows the same key, by which servers know who has the name.
-// Errors: AccessDenied (the token is not valid, or the server is not the cluster's),
-// Exists (the name is taken, or dir holds credentials), Unavailable.
+// Join exchanges a token for the first credentials and stores them in dir. Join accepts only
+// servers of the authority named by the token. After Unavailable, or after the joining process
+// was killed, a call with the same dir continues, also with another token: Join shows the same
+// key, by which servers recognize the holder of the name. Errors: AccessDenied (the token is
+// not valid, or the server is not of the cluster), Exists (the name is taken, or dir holds
+// credentials), Unavailable.
 func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Identity, error) {
 	const op = "join"
 	token, err := peer.ParseToken(text)
@@ -37,15 +37,15 @@ func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Ide
 	for _, addr := range addrs {
 		a, ca, err := joinAt(ctx, addr, token, text, name, request)
 		kind := meta.KindOf(err)
-		if kind == meta.Unavailable || kind == meta.Canceled && ctx.Err() == nil { // there the server ends
+		if kind == meta.Unavailable || kind == meta.Canceled && ctx.Err() == nil { // Canceled: the server is shutting down
 			errs = append(errs, fmt.Errorf("%s: %w", addr, err))
 			continue
 		}
 		refused := false // and nothing was noted
 		switch kind {
 		case meta.AccessDenied, meta.Invalid, meta.NotSupported:
-			// This server noted nothing. One that was asked before may have, and the name
-			// is then this key's.
+			// This server noted nothing. A server asked before may have noted the name for
+			// this key.
 			refused = made && len(errs) == 0
 		case meta.Exists: // the name is another key's
 			refused = true
@@ -53,7 +53,7 @@ func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Ide
 		if refused {
 			err = errors.Join(err, peer.ForgetJoiningKey(dir))
 			if absent != nil {
-				os.Remove(dir) // it was made for the key; with anything else in it, it stays
+				os.Remove(dir) // JoiningKey made dir; Remove fails if dir holds anything else
 			}
 		}
 		if err != nil {
@@ -109,7 +109,7 @@ func joinAt(ctx context.Context, addr string, token peer.Token, text, name strin
 	return a, ca, nil
 }
 
-// Renew gets a new certificate for credentials that are still good.
+// Renew gets a new certificate for valid credentials.
 func Renew(ctx context.Context, addrs []string, creds *peer.Credentials) error {
 	return RenewBy(creds, func(request []byte) ([]byte, error) {
 		s, err := Dial(ctx, Config{Addrs: addrs, Name: "renewal", Role: wire.RoleEnrol, Creds: creds})
@@ -133,7 +133,7 @@ func Renew(ctx context.Context, addrs []string, creds *peer.Credentials) error {
 	})
 }
 
-// RenewBy is Renew where who asks can have a request signed itself.
+// RenewBy is Renew for a caller with its own way to have a request signed.
 func RenewBy(creds *peer.Credentials, sign func(request []byte) ([]byte, error)) error {
 	key, request, err := peer.NewKey()
 	if err != nil {
@@ -146,8 +146,8 @@ func RenewBy(creds *peer.Credentials, sign func(request []byte) ([]byte, error))
 	return creds.Replace(key, chain)
 }
 
-// KeepRenewed renews credentials after half of their life, and tries again
-// until it succeeds or ctx ends. It returns at once if there is nothing to renew.
+// KeepRenewed renews credentials after half of their life, and repeats a failed renewal until
+// it succeeds. It runs until ctx ends, and returns at once if creds are nil or insecure.
 func KeepRenewed(ctx context.Context, creds *peer.Credentials, failed func(error), renew func(context.Context) error) {
 	if creds == nil || creds.IsInsecure() {
 		return

@@ -21,31 +21,33 @@ type LinkConfig struct {
 	Name   string
 	Logger *slog.Logger
 	Creds  *peer.Credentials  // as in Config
-	Report func() wire.Report // who the server is, how full, its Generation, its clock
-	// Events gives the events of the current Generation after one that was
-	// acknowledged, at most max, oldest first; nil: there never are any.
+	Report func() wire.Report // identity, fill level, Generation and clock of the server
+	// Events returns at most max events of the current Generation after the acknowledged event
+	// number, oldest first. nil: the server never has events.
 	Events func(after uint64, max int) []meta.ReplicaEvent
-	// More is closed at the next event; nil: they wait for the next report.
+	// More returns a channel that closes at the next event; nil: events wait for the next
+	// report.
 	More  func() <-chan struct{}
 	Order func(context.Context, meta.Order) meta.OrderResult // carries out an order
-	// Clock, if not nil, is told the time on a metadata server's clock, and when it was
-	// asked for it, on process.Uptime.
+	// Clock, if not nil, receives a metadata server's clock time, and the time of the request
+	// on process.Uptime.
 	Clock func(server string, asked time.Duration, theirs meta.Time)
-	// Connected, if not nil, is told when the stream stands and when it broke.
+	// Connected, if not nil, is called with true when a stream is up and with false when the
+	// stream broke.
 	Connected func(bool)
 	Interval  time.Duration // between reports; default 2 s
 }
 
-// maxOrders bounds the orders carried out at once, maxLong those of them that
-// take long, and maxWaiting the long ones that wait for a turn.
+// maxOrders bounds the short orders carried out at once, maxLong the long orders carried out
+// at once, and maxWaiting all long orders, waiting or running.
 const (
 	maxOrders  = 16
 	maxLong    = 4
 	maxWaiting = 1024
 )
 
-// takesLong tells which orders copy, read or list so much that others must not
-// wait behind them: a seal above all.
+// takesLong reports that an order copies, reads or lists so much that other orders, above all
+// seals, must not wait behind it.
 func takesLong(k meta.OrderKind) bool {
 	switch k {
 	case meta.OrderPull, meta.OrderVerify, meta.OrderCopy, meta.OrderList, meta.OrderDisk, meta.OrderGather:
@@ -54,37 +56,38 @@ func takesLong(k meta.OrderKind) bool {
 	return false
 }
 
-// links are the streams of one chunk server: one to each metadata server.
+// links are the streams of a chunk server: one to each metadata server.
 type links struct {
 	cfg LinkConfig
 	wg  sync.WaitGroup
 
 	slots, long chan struct{} // orders being carried out
-	waiting     atomic.Int32  // long ones
+	waiting     atomic.Int32  // long orders, waiting or running
 	forget      time.Duration // forgetMeta
 
 	mu    sync.Mutex
 	tried map[string]bool     // addresses with a goroutine
 	up    map[string]net.Conn // by the server's own address
-	// metas are the addresses that were learnt, and since when the latest list names
-	// one no more; zero: it does. Lists come when something changed, and only then.
+	// metas maps each learnt address to the time since which the latest list omits the
+	// address; zero: the list names the address. A server sends a list only when the list
+	// changed.
 	metas map[string]time.Time
 	err   error // a server refuses us for good
 	stop  context.CancelFunc
 }
 
 const (
-	// forgetMeta is how long the address of a server that nobody names any more is
-	// tried.
+	// forgetMeta is how long the chunk server tries an address that no list names any more.
 	forgetMeta = time.Minute
-	// servedLook is how often it is looked anew where an address leads that led to a
-	// server whose stream stands.
+	// servedLook is how often the chunk server dials an address again if the address led to a
+	// metadata server with a stream under another address: the address may lead elsewhere by
+	// then.
 	servedLook = time.Minute
 )
 
-// RunLink keeps a stream to every metadata server until ctx ends, connecting
-// again when one breaks. It returns an error only when a server refuses us for
-// good.
+// RunLink keeps a stream to every metadata server until ctx ends, connecting again when a
+// stream breaks. RunLink returns an error only when a server at one of cfg.Addrs refuses this
+// chunk server for good.
 func RunLink(ctx context.Context, cfg LinkConfig) error {
 	if cfg.Interval == 0 {
 		cfg.Interval = 2 * time.Second
@@ -125,8 +128,9 @@ func (l *links) startLocked(ctx context.Context, addr string, always bool) {
 	l.wg.Go(func() { l.keep(ctx, addr, always) })
 }
 
-// learn takes the list of meta servers. Each is kept under its own address, though its
-// stream may stand under another: when that breaks, the other may lead elsewhere.
+// learn takes in a list of metadata servers. learn keeps every server under the server's own
+// address even if a stream to the server stands under another address: after that stream
+// breaks, the other address may lead elsewhere.
 func (l *links) learn(ctx context.Context, m *wire.Metas) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,8 +145,8 @@ func (l *links) learn(ctx context.Context, m *wire.Metas) {
 	}
 }
 
-// forgotten tells whether an address that was learnt is to be tried no more: the lists
-// name it no more. One that names it again begins anew.
+// forgotten reports that no list has named a learnt address for l.forget, and forgets the
+// address. A later list naming the address starts a new goroutine.
 func (l *links) forgotten(addr string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,8 +159,8 @@ func (l *links) forgotten(addr string) bool {
 	return true
 }
 
-// keep connects to one address again and again; one that was learnt, as long as
-// some server names it.
+// keep connects to an address again and again: a configured address (always) until ctx ends, a
+// learnt address until the address is forgotten.
 func (l *links) keep(ctx context.Context, addr string, always bool) {
 	cfg := &l.cfg
 	wait := 50 * time.Millisecond
@@ -167,7 +171,7 @@ func (l *links) keep(ctx context.Context, addr string, always bool) {
 			return
 		}
 		if refused(err) && meta.KindOf(err) != meta.AccessDenied { // a certificate may be renewed
-			// An address that somebody told us may be wrong; our own may not.
+			// An address learnt from a server may be wrong; a configured address may not.
 			if always {
 				l.mu.Lock()
 				l.err = err
@@ -194,8 +198,8 @@ func (l *links) keep(ctx context.Context, addr string, always bool) {
 	}
 }
 
-// take notes the one stream to a server; false: there is another one already,
-// under another address.
+// take notes nc as the only stream to a server. false: a stream under another address exists
+// already.
 func (l *links) take(addr string, nc net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -206,7 +210,7 @@ func (l *links) take(addr string, nc net.Conn) bool {
 	return true
 }
 
-// stands: there is a stream to the server of that address.
+// stands reports that a stream to the server with this address is up.
 func (l *links) stands(addr string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,7 +252,7 @@ func (l *links) run(ctx context.Context, addr string) error {
 		cfg.Connected(true)
 		defer cfg.Connected(false)
 	}
-	// Streams to others that this one names outlive it.
+	// Streams to servers learnt on this stream outlive this stream.
 	others := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -319,7 +323,8 @@ func (l *links) run(ctx context.Context, addr string) error {
 				return err
 			}
 			if m.Order.Kind == meta.OrderKeys {
-				// Keys first: what follows may depend on them.
+				// Carry out a keys order before reading on: later orders may depend on the
+				// keys.
 				answerOrder(send, id, cfg.Order(ctx, m.Order))
 				continue
 			}
@@ -350,8 +355,8 @@ func (l *links) run(ctx context.Context, addr string) error {
 	}
 }
 
-// answerOrder tells how an order went; what does not fit into a frame is an order
-// that failed.
+// answerOrder sends the result of an order. If the result does not fit into a frame,
+// answerOrder reports that the order failed.
 func answerOrder(send *wire.Sender, id uint64, r meta.OrderResult) {
 	if err := send.Send(id, &wire.OrderRe{Result: r}); errors.Is(err, meta.ResourceExceeded) {
 		send.Send(id, &wire.OrderRe{Result: meta.OrderResult{Err: meta.ResourceExceeded, Detail: err.Error()}})

@@ -8,30 +8,32 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Locks that nobody waits for any more.
+// Locks with no waiting caller.
 //
-// Who asks for a lock may be killed, or give up at a signal, before there is an
-// answer: its owner stands still, or another one is looked for. It has closed its
-// files by the time at which the lock is granted, so nobody would ever give it up.
-// So a request that was given up is not asked again of another owner; and what one
-// grants all the same is given back, but for what is held by earlier requests of the
-// same kind and owner:
+// A caller waiting for a lock may be killed or interrupted by a signal before the answer: the
+// owner may stand still, or the session may be looking for a new owner. The caller has closed
+// its files by the time the lock is granted, so no caller would ever release the lock. So the
+// session does not repeat an abandoned request at another owner. If an owner grants the lock
+// nevertheless, the session gives the lock back, except for ranges held by earlier requests of
+// the same kind and lock owner:
 //
 //	given up, not sent                  forgotten
 //	given up, then granted              given back, once no other request of that lock
-//	                                    owner is under way: it may have been granted the
-//	                                    same bytes already
-//	given up, then the connection ends  not asked again; given back before what is asked
-//	                                    again, if the server is the same: it may have
-//	                                    granted it. Another one knows what was claimed
+//	                                    owner is in progress: such a request may have
+//	                                    been granted the same bytes already
+//	given up, then the connection ends  not repeated. If the session reaches the same
+//	                                    server again, the lock is given back before
+//	                                    other requests are repeated: the server may have
+//	                                    granted the lock. Another server knows only the
+//	                                    claimed locks
 
-// LockBook is a LockHandler that tells what it has of one lock owner on one inode, in
-// order of Start. The session holds its own lock meanwhile.
+// LockBook is a LockHandler that returns its locks of one lock owner on one inode, in order of
+// Start. The session holds its own mutex during the call.
 type LockBook interface {
 	Holds(v meta.VolumeID, ino meta.Ino, owner uint64, flock bool) []meta.Lock
 }
 
-// taking gives the lock that a request asks for, if it is one that takes a lock.
+// taking returns the lock that a request asks for, if the request takes a lock.
 func taking(m wire.Message) (*meta.Lock, bool) {
 	l, ok := m.(*wire.Lock)
 	if !ok || l.Test || l.DropOwner || l.Lock.Type == meta.LockUnlock {
@@ -44,9 +46,9 @@ func sameOwner(a, b *meta.Lock) bool {
 	return a.Ino == b.Ino && a.Owner == b.Owner && a.Flock == b.Flock
 }
 
-// giveBack gives back what was granted in a volume that is up and nobody wants,
-// except where its lock owner asks for something else: then it is called again.
-// Caller holds mu, and flushes.
+// giveBack releases a volume's unwanted locks. An unwanted lock stays while its lock owner has
+// another lock request pending: the answer to that request calls giveBack again. The volume is
+// up. The caller holds mu and flushes.
 func (s *Session) giveBack(v meta.VolumeID) {
 	vs := s.volume(v)
 	vs.unwanted = slices.DeleteFunc(vs.unwanted, func(l meta.Lock) bool {
@@ -60,8 +62,9 @@ func (s *Session) giveBack(v meta.VolumeID) {
 	})
 }
 
-// giveBackAll is giveBack on a connection where the volume comes up, before anything
-// is asked again there. same: the server knew the session before. Caller holds mu.
+// giveBackAll is giveBack on a connection where the volume comes up, before the session
+// repeats other requests on the connection. same: the server knew the session before. The
+// caller holds mu.
 func (s *Session) giveBackAll(v meta.VolumeID, c *conn, same bool) {
 	vs := s.volume(v)
 	for id, r := range s.pending {
@@ -79,7 +82,8 @@ func (s *Session) giveBackAll(v meta.VolumeID, c *conn, same bool) {
 	vs.unwanted = nil
 }
 
-// unlock gives up what a lock has beyond what its owner holds. Caller holds mu.
+// unlock releases the part of l that its lock owner does not hold by earlier requests. The
+// caller holds mu.
 func (s *Session) unlock(v meta.VolumeID, c *conn, l meta.Lock) {
 	var held []meta.Lock
 	if h, ok := s.cfg.Handler.(LockBook); ok {
@@ -92,8 +96,8 @@ func (s *Session) unlock(v meta.VolumeID, c *conn, l meta.Lock) {
 	}
 }
 
-// beyond lists what makes of l, which was granted, what was held before it: in order,
-// without overlap.
+// beyond lists the changes that restore the locks held before l was granted: in order, without
+// overlap.
 func beyond(l meta.Lock, held []meta.Lock) (back []meta.Lock) {
 	add := func(t meta.LockType, from, to uint64) {
 		p := l

@@ -5,22 +5,22 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// PolicyHandler is a Handler that keeps the policies of volumes.
+// PolicyHandler is a Handler that applies the policies of volumes.
 type PolicyHandler interface {
-	// PolicySet: from the return of this call on the client follows this policy. The owner
-	// says so when the session enters the volume, and whenever a policy was set. It must
-	// not block, and not call into the session.
+	// PolicySet: the client follows policy p from the return of this call on. The owner sends
+	// the policy when the session enters the volume, and after each change. PolicySet must not
+	// block and must not call the session.
 	PolicySet(v meta.VolumeID, p meta.Policy)
 }
 
-// policy takes in the policy of a volume and tells the owner that it is followed.
+// policy applies a volume's policy and acknowledges the policy to the owner.
 func (s *Session) policy(c *conn, id uint64, m *wire.Policy) {
 	s.mu.Lock()
 	vs := s.volumes[m.Volume]
 	here := vs != nil && vs.conn == c
 	s.mu.Unlock()
 	if !here {
-		return // an owner of before; the present one says so when the session enters
+		return // c leads to a former owner; Entered of the present owner carries the policy
 	}
 	if h, ok := s.cfg.Handler.(PolicyHandler); ok {
 		h.PolicySet(m.Volume, m.Policy)

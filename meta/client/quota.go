@@ -8,49 +8,49 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// QuotaHandler is a Handler that reserves what it writes in volumes with a
-// quota.
+// QuotaHandler is a Handler that reserves quota for its writes.
 type QuotaHandler interface {
-	// Metered: the volume has a quota of bytes, or none; with overwrites what is
-	// overwritten is to be reserved as well. When that comes with settle not nil, what was written unmetered is to be committed first, and
-	// settle called. It must not block, and not call into the session: it is
-	// called in the owner's order, before anything that was answered later.
+	// Metered: on reports that the volume has a quota of bytes; with overwrites the handler
+	// must reserve overwritten bytes as well. If settle is not nil, the handler must first
+	// commit the bytes that it wrote unmetered, and then call settle. Metered must not block
+	// and must not call the session: the session calls Metered in the order of the owner's
+	// messages, before it delivers later answers.
 	Metered(v meta.VolumeID, on, overwrites bool, settle func())
-	// Reclaim asks for what lies idle of the promises: it is given back with a
-	// Reserve of that round. It must not block.
+	// Reclaim asks the handler to give back the idle part of its promises with a Reserve of
+	// the same round. Reclaim must not block.
 	Reclaim(v meta.VolumeID, round uint64)
 }
 
 // Promise is the answer to Reserve.
 type Promise struct {
-	Granted uint64 // with a place it may be less than was asked for, and is all that it takes
+	Granted uint64 // bytes; with a place possibly fewer than asked, yet enough for the write
 	Idle    uint64 // at most so much may lie unused
 	Metered bool   // false: the volume has no quota any more
 }
 
-// Reserve gives back give bytes of what the session was promised of a volume's
-// quota and asks for want more. round is that of the Reclaim that it answers,
-// or zero. Only one call for a volume may be under way. It should not be
-// canceled: what is granted then is lost until the session ends.
-// With a place, where there is no room for want it may do with less: what is stored
-// there and in no snapshot takes none.
-// It is sent in one epoch only, as DoBatch says: what another session is promised, the
-// caller would not believe in.
-// Errors: QuotaExceeded, SessionExpired.
+// Reserve gives back give bytes of the session's promise of a volume's quota and asks for want
+// more bytes. round is the round of the Reclaim that this call answers, or zero. Only one call
+// per volume may be in progress. The caller should not cancel ctx: bytes granted after a
+// cancel are lost until the session ends.
+//
+// With a place, the owner may grant fewer bytes if the quota has no room for want: bytes that
+// are stored at the place and in no snapshot need no promise.
+//
+// The session sends the request in one epoch only (see DoBatch): the caller would not count a
+// promise made to the session's next epoch. Errors: QuotaExceeded, SessionExpired.
 func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, epoch, give, want, round uint64, at Place) (Promise, error) {
 	return s.reserve(ctx, epoch, &wire.Reserve{Volume: v, Give: give, Want: want, Round: round, Ino: at.Ino, Off: at.Off, Len: at.Len})
 }
 
-// Place is where bytes will be written, under an exclusive lease; without a length it
-// is not said.
+// Place is the range of a coming write, under an exclusive lease. A zero Len means no place.
 type Place struct {
 	Ino      meta.Ino
 	Off, Len uint64
 }
 
-// Inherit gives what a predecessor (Config.Session) was promised of a volume's quota
-// and had not used; Granted is this process's from then on. It comes before
-// anything else about the volume.
+// Inherit takes over the unused part of the promise that a predecessor (Config.Session) got of
+// a volume's quota. Granted belongs to this process from then on. Call Inherit before any
+// other request of the volume.
 func (s *Session) Inherit(ctx context.Context, v meta.VolumeID) (Promise, error) {
 	return s.reserve(ctx, AnyEpoch, &wire.Reserve{Volume: v, Inherit: true})
 }
@@ -76,15 +76,15 @@ func (s *Session) reserve(ctx context.Context, epoch uint64, m *wire.Reserve) (P
 	return Promise{r.Granted, r.Idle, r.Metered}, r.Status.Error()
 }
 
-// spent ends what was promised for operations that succeeded; more, for one that
-// fails, is kept. Caller holds mu.
+// spent subtracts the promise that a successful operation used up. The promise of a failed
+// operation is kept. The caller holds mu.
 func (vs *volumeState) spent(c *wire.Call, a *wire.Reply) {
 	if !c.Draw && !c.Replay && a.Status.Err == meta.KindOK {
 		vs.held -= min(vs.held, c.Reserved)
 	}
 }
 
-// quota passes on what an owner says of a quota.
+// quota passes an owner's message about a quota to the handler.
 func (s *Session) quota(c *conn, m *wire.Quota) {
 	s.mu.Lock()
 	vs := s.volumes[m.Volume]
@@ -94,7 +94,7 @@ func (s *Session) quota(c *conn, m *wire.Quota) {
 	}
 	s.mu.Unlock()
 	if !here {
-		return // who owns the volume now says so itself
+		return // c leads to a former owner; the present owner sends its own message
 	}
 	answer := func() {
 		s.wg.Go(func() {

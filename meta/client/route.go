@@ -19,9 +19,9 @@ const (
 	lookMin   = 10 * time.Millisecond
 	lookMax   = 250 * time.Millisecond
 	lookHops  = 4               // redirections followed at once
-	lookWarns = 2 * time.Second // between words about an owner that is not found
-	// lookDenied is how long a session that a server refuses for who it is goes
-	// on asking the others, which don't answer.
+	lookWarns = 2 * time.Second // between warnings about an owner that is not found
+	// lookDenied is how long a session continues to ask unreachable servers after a server
+	// refused the session's identity.
 	lookDenied = 3 * time.Second
 )
 
@@ -35,9 +35,9 @@ func (s *Session) look(v meta.VolumeID) {
 	s.wg.Go(func() { s.route(v) })
 }
 
-// leave notes that a volume is not served over a connection any more. It is
-// called by the goroutine that reads from the connection, so that everything
-// the owner said before was heard. Caller holds mu.
+// leave notes that a volume is no longer served over c. The goroutine reading from c calls
+// leave, so that the session has handled every earlier message of the owner. The caller holds
+// mu.
 func (s *Session) leave(v meta.VolumeID, c *conn, hint string) {
 	vs := s.volumes[v]
 	if vs == nil {
@@ -51,8 +51,8 @@ func (s *Session) leave(v meta.VolumeID, c *conn, hint string) {
 	if vs.conn != c {
 		return
 	}
-	// What is leased holds as long as this server granted: its successor waits
-	// for that, or for our claims.
+	// Leases hold as long as c's server granted: the next owner waits for that time or for our
+	// claims.
 	vs.lease.frozen.Store(c.until.Load())
 	vs.lease.conn.Store(nil)
 	vs.conn, vs.hint = nil, hint
@@ -60,7 +60,7 @@ func (s *Session) leave(v meta.VolumeID, c *conn, hint string) {
 	s.look(v)
 }
 
-// route looks for a volume's owner and enters the volume there.
+// route looks for a volume's owner and enters the volume at the owner.
 func (s *Session) route(v meta.VolumeID) {
 	wait := lookMin
 	var warned time.Duration
@@ -90,16 +90,16 @@ func (s *Session) route(v meta.VolumeID) {
 			}
 			s.mu.Lock()
 			vs := s.volume(v)
-			// Perhaps it expired just before it was refused; once is enough.
+			// The volume may have expired just before the refusal; expire it only once.
 			was := errors.Is(err, meta.AccessDenied) && (vs.joined || vs.epoch > vs.refusedAt)
 			if was {
 				vs.refusedAt = vs.epoch + 1
 			}
 			s.mu.Unlock()
 			if was {
-				// The owner ended the session there before it refused it. What was
-				// cached under its leases is not ours to show any more, nor what
-				// needs none.
+				// The owner ended the session in this volume before it refused the session.
+				// The mount must no longer show data cached under leases of the volume, nor
+				// cached data that needs no lease.
 				s.expire(v, err)
 			}
 			s.refuse(v, err)
@@ -126,9 +126,9 @@ func final(err error) bool {
 	return false
 }
 
-// denied: some servers say that this session's identity has no business here (it
-// was evicted), and for a while nobody has said otherwise. That others can't be
-// reached is no reason to hope on: they would say the same.
+// denied reports that servers have refused this session's identity (the identity was evicted)
+// for more than lookDenied, and that no server has accepted the identity since. Unreachable
+// servers do not prolong the search: they would give the same answer.
 func (s *Session) denied(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +141,7 @@ func (s *Session) denied(err error) bool {
 	return now()-s.deniedAt > lookDenied
 }
 
-// enterSomewhere asks one server after the other.
+// enterSomewhere asks the servers in turn until one lets the session enter the volume.
 func (s *Session) enterSomewhere(v meta.VolumeID) error {
 	s.mu.Lock()
 	all := s.addrs(s.volume(v).hint)
@@ -182,8 +182,8 @@ func (s *Session) enterSomewhere(v meta.VolumeID) error {
 	return meta.E("find the owner", meta.Unavailable, fmt.Sprintf("volume %d", v), errors.Join(errs...))
 }
 
-// enterAt enters a volume at one server. told: the error is that server's
-// answer; next is where it sends us.
+// enterAt enters a volume at one server. told: err is the server's answer. next is the
+// server's hint at the owner.
 func (s *Session) enterAt(v meta.VolumeID, addr string) (next string, told bool, err error) {
 	ctx, cancel := context.WithTimeout(s.ctx, connWait)
 	c, err := s.connTo(ctx, addr)
@@ -195,8 +195,8 @@ func (s *Session) enterAt(v meta.VolumeID, addr string) (next string, told bool,
 		s.mu.Lock()
 		joined := s.volume(v).joined
 		s.mu.Unlock()
-		// A server that opens the volume may need its time; if it is silent, the
-		// connection breaks.
+		// No timeout: a server may need time to open the volume, and a silent server breaks
+		// the connection.
 		m, err := s.ask(s.ctx, c, &wire.Enter{Volume: v, Known: joined})
 		if err != nil {
 			return "", false, err
@@ -222,8 +222,7 @@ func (s *Session) enterAt(v meta.VolumeID, addr string) (next string, told bool,
 	}
 }
 
-// expire gives up everything that the session had in a volume, for the reason err,
-// which is what requests under way get.
+// expire drops everything that the session had in a volume. Pending requests fail with err.
 func (s *Session) expire(v meta.VolumeID, err error) {
 	s.mu.Lock()
 	vs := s.volume(v)
@@ -235,7 +234,7 @@ func (s *Session) expire(v meta.VolumeID, err error) {
 	vs.joined, vs.seen, vs.durable, vs.retained, vs.replaying, vs.resent, vs.ackHold = false, 0, 0, nil, 0, 0, 0
 	vs.settling, vs.settled = 0, 0
 	vs.held, vs.unwanted = 0, nil
-	vs.epoch++ // under the same mu: what was made before is either answered here or refused
+	vs.epoch++ // under the same mu: every older request is answered here or refused later
 	for id, r := range s.pending {
 		if r.ofVolume && r.volume == v {
 			delete(s.pending, id)
@@ -256,7 +255,7 @@ func (s *Session) expire(v meta.VolumeID, err error) {
 	}
 }
 
-// appendChanged adds the inodes of which op says itself that it changes them.
+// appendChanged appends the inodes that op names and changes.
 func appendChanged(inos []meta.Ino, op meta.Op) []meta.Ino {
 	switch op := op.(type) {
 	case *meta.Create:
@@ -289,7 +288,7 @@ func appendChanged(inos []meta.Ino, op meta.Op) []meta.Ino {
 	return inos
 }
 
-// refuse answers everything that waits for a volume which can't be had.
+// refuse fails every request that waits for a volume which can't be entered.
 func (s *Session) refuse(v meta.VolumeID, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,10 +305,9 @@ func (s *Session) refuse(v meta.VolumeID, err error) {
 	}
 }
 
-// up queues, on a connection where the volume was entered, what its owner may
-// not have: claims if it wants them, then early-replied mutations in the order
-// of their replies, then requests without an answer in the order in which they
-// were asked.
+// up queues, on the connection where the session entered the volume, every message that the
+// owner may lack: claims if the owner wants claims, then mutations with an early reply in the
+// order of their replies, then unanswered requests in the order in which they were made.
 func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 	s.mu.Lock()
 	defer c.send.Flush()
@@ -341,8 +339,8 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 	if h, ok := s.cfg.Handler.(PolicyHandler); ok {
 		h.PolicySet(v, e.Policy)
 	}
-	// Replays first: what was answered, in the order of the answers, then what
-	// an earlier connection was asked again and did not answer.
+	// Replays first: mutations already answered, in the order of their answers, then replays
+	// that an earlier connection carried and did not answer.
 	var replays []*wire.Call
 	if vs.resent == 0 {
 		vs.ackHold = vs.durable
@@ -351,7 +349,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 	for i := range vs.retained {
 		replays = append(replays, &vs.retained[i].call)
 	}
-	vs.retained = nil // their replies put them on the list again
+	vs.retained = nil // the replies put the calls on the list again
 	var asked []uint64
 	for _, id := range slices.Sorted(maps.Keys(s.pending)) {
 		switch r := s.pending[id]; {
@@ -382,9 +380,10 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		vs.gaveUp = nil
 	}
 	s.giveBackAll(v, c, !e.Claim)
-	// What was never answered is no replay: it was given nothing, and before
-	// every session is back it could take what others were given (rule 3). If
-	// it was executed after all, its operation id tells.
+	// An operation that was never answered is no replay: no values were assigned to it in a
+	// reply, and before every session is back the operation could take values assigned to
+	// other sessions (rule 3). If the operation was executed nevertheless, the server
+	// recognizes its operation id.
 	for _, id := range asked {
 		r := s.pending[id]
 		delete(s.pending, id)
@@ -394,7 +393,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		}
 		if m, ok := r.msg.(*wire.Reserve); ok && e.Claim {
 			n := *m
-			n.Give = 0 // it is not claimed any more
+			n.Give = 0 // the bytes were not claimed
 			r.msg = &n
 		}
 		if r.sent && r.isOp() {

@@ -1,19 +1,17 @@
-// Package client owns a program's session with the metadata servers of a
-// cluster: connections that are found again when they break, which server owns
-// which volume, operations with exactly-once retries, the order of replies,
-// grants and recalls, and the leases' clocks.
+// Package client implements a program's session with the metadata servers of a cluster:
+// connections made again after they break, the owner of each volume, operations with
+// exactly-once retries, the order of replies, grants and recalls, and the leases' clocks.
 //
-// What a reply answered may not be in the journal yet (an early reply). The
-// session keeps every mutation, with the values that its reply assigned, until
-// the server says that it is durable, and sends it again to an owner that
-// lost it.
+// A reply may arrive before its mutation is in the journal (an early reply). The session keeps
+// every mutation, with the values assigned in the reply, until the server reports the mutation
+// durable. If an owner lost the mutation, the session sends the mutation again.
 //
-// A session has one number in the whole cluster and a connection to each server
-// that owns a volume it uses. Everything else is the volume's: it is entered at
-// its owner, and when the owner changes it is entered again, alone:
+// A session has one number in the whole cluster and a connection to each owner of a used
+// volume. All other state is kept per volume: the session enters the volume at its owner. When
+// the owner changes, the session enters only this volume again:
 //
 //	          Enter            Entered: known            claims, replays,
-//	          at whom          claims wanted             Back, the rest
+//	          at a server      claims wanted             Back, the rest
 //	looking ----------> asked ------------------> known ----------------> up
 //	   ^  ^               | NotOwner, silence       ^                      |
 //	   |  '---------------'                         | Entered: not known   |
@@ -39,59 +37,58 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Handler hears what owners decide about leases. What it is told of one volume
-// comes in the order in which its owner said it; its methods must not block.
+// Handler receives the owners' decisions about leases. Calls for one volume come in the order
+// of the owner's messages. The methods must not block.
 type Handler interface {
-	// Granted: the session holds this lease from now on, until a Recall. It is
-	// called before the reply that carries the grant is delivered.
+	// Granted: the session holds lease g until a Recall. The session calls Granted before it
+	// delivers the reply carrying the grant.
 	Granted(v meta.VolumeID, g meta.Grant)
 	// Recall asks to lower a lease; done is called once, from any goroutine,
 	// when nothing cached beyond r.Keep can be seen any more.
 	Recall(r meta.Recall, done func())
-	// Expired: in these volumes the session is over and all its leases are void;
-	// what was not durable is lost. It has begun anew there, and each such call
-	// begins the volume's next epoch (Session.DoBatch). Nothing is granted before
-	// Expired returns.
+	// Expired: the session ended in these volumes. All its leases there are void, and changes
+	// not yet durable are lost. The session has begun anew in the volumes; each such call
+	// begins a volume's next epoch (Session.DoBatch). No lease is granted before Expired
+	// returns.
 	Expired(volumes []meta.VolumeID, err error)
 }
 
-// Claimer is a Handler that can tell which leases and locks it holds in a
-// volume, for an owner that does not know. The session holds its own lock
-// meanwhile.
+// Claimer is a Handler that lists its leases and locks in a volume, for an owner without that
+// knowledge. The session holds its own mutex during the call.
 type Claimer interface {
 	Claims(v meta.VolumeID) ([]meta.Grant, []meta.Lock)
 }
 
-// OrphanHandler is a Handler that wants to know when an inode of which the
-// session may hold a descriptor lost its last name.
+// OrphanHandler is a Handler notified when an inode loses its last name while the session may
+// hold a descriptor of the inode.
 type OrphanHandler interface {
 	Orphaned(v meta.VolumeID, ino meta.Ino)
 }
 
-// HoldHandler is a Handler that may hold on to a lease that it is asked for for a
-// while only, rather than give up bytes that it can't commit.
+// HoldHandler is a Handler that may keep a recalled lease for a limited time, rather than
+// discard bytes that it can't commit.
 type HoldHandler interface {
-	// RecallWithin is Recall for one with Within: done tells whether the lease is
-	// held still.
+	// RecallWithin is Recall for a recall with Within. held tells the owner that the handler
+	// still holds the lease.
 	RecallWithin(r meta.Recall, done func(held bool))
 }
 
-// LossHandler is a Handler that can tell whoever syncs an inode that changes of
-// it are lost.
+// LossHandler is a Handler that reports lost changes of an inode to the callers that sync the
+// inode.
 type LossHandler interface {
-	// Lost: of these inodes changes were answered of which it is not known that
-	// they are in the journal, and the session is over. Expired follows.
+	// Lost: the session ended, and answered changes of these inodes may not be in the journal.
+	// Expired follows.
 	Lost(v meta.VolumeID, inos []meta.Ino, err error)
 }
 
-// LockHandler is a Handler that keeps the locks it will claim.
+// LockHandler is a Handler that records locks, to claim them at another owner.
 type LockHandler interface {
-	// Locked: the owner set l, or released its range when its type says so. It
-	// is called before the reply is delivered.
+	// Locked: the owner set l or, if l.Type is LockUnlock, released the range of l. The
+	// session calls Locked before it delivers the reply.
 	Locked(v meta.VolumeID, l meta.Lock)
 }
 
-// Config says where the servers are and who calls.
+// Config describes the servers and the caller.
 type Config struct {
 	Addrs   []string // of some meta servers: "unix:/path" or "host:port"; the others are learnt
 	Name    string   // for people, in lists of sessions
@@ -100,49 +97,50 @@ type Config struct {
 	Logger  *slog.Logger
 	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
 	Creds *peer.Credentials
-	// Identity of this process, so that a server on the same machine sees at
-	// once that it died; filled in by Dial when empty.
+	// Host, PID and Start identify this process, so that a server on the same machine notices
+	// the death of the process at once. Dial sets all three if PID is zero.
 	Host  string
 	PID   uint32
 	Start uint64
-	// Session, unless zero, is a session to go on with in the place of a process
-	// that ended: it had entered the volumes in Joined. Generation is above that
-	// of every process that had the session before.
+	// Session, unless zero, is the session of an ended process, continued by this process. The
+	// ended process had entered the volumes in Joined. Generation is larger than the
+	// Generation of every process that had the session before.
 	Session    meta.SessionID
 	Joined     []meta.VolumeID
 	Generation uint32
-	// Succeeded: another process may come after this one, so that replies are
-	// acknowledged only when what asked for them is over, too; see Begin.
+	// Succeeded: another process may continue the session after this process. The session then
+	// acknowledges a reply only when the kernel request behind the operation has ended, too;
+	// see Begin.
 	Succeeded bool
-	// AnswerWait bounds how long a server is looked for that takes an administrative
-	// request, and how long the answer is waited for to one that a server answers at once
-	// (see quick); 0: as long as the caller's context. For people, who would not know
-	// what hangs.
+	// AnswerWait bounds the search for a server for an administrative request, and the wait
+	// for the answer to a quick request (see quick). 0: only the caller's context bounds both.
+	// AnswerWait is for commands run by people: the error names the server that does not
+	// answer.
 	AnswerWait time.Duration
-	// Linger asks servers to keep the session for so long after its last renewal,
-	// unless others wait for what it holds: another process may go on with it.
-	// Shorter than a lease, or 0: it ends with its lease.
+	// Linger asks servers to keep the session for so long after its last renewal, unless other
+	// sessions wait for its leases or locks: another process may continue the session. If
+	// Linger is shorter than a lease, or 0, the session ends with its lease.
 	Linger time.Duration
 }
 
-// retained is a mutation that was answered early: it is sent again if the
-// journal never got it.
+// retained is a mutation with an early reply, sent again if the journal never got the
+// mutation.
 type retained struct {
 	call wire.Call
 	seq  meta.Seq
 }
 
-// request is a frame that waits for its answer.
+// request is a frame waiting for its answer.
 type request struct {
-	id       uint64 // of its frame: a new one each time it is sent, so that an old answer is none
+	id       uint64 // id of the frame, new at each sending: a late answer to an older id is ignored
 	msg      wire.Message
 	volume   meta.VolumeID
-	ofVolume bool  // else it concerns no volume, and is bound to its connection
-	conn     *conn // where it was sent; nil: its volume is not up
-	replay   bool  // sent again after its early reply; nobody waits
-	resent   bool  // counted in its volume's resent
+	ofVolume bool  // false: the request concerns no volume and is bound to its connection
+	conn     *conn // carries the request; nil: the volume is not up
+	replay   bool  // sent again after its early reply; no caller waits
+	resent   bool  // counted in volumeState.resent
 	sent     bool  // to some server, at least once
-	over     bool  // it takes a lock, and was given up
+	over     bool  // a lock request abandoned by its caller
 	done     chan response
 }
 
@@ -152,18 +150,18 @@ type response struct {
 	err  error
 }
 
-// volumeState is what the session knows of a volume's journal and owner.
+// volumeState is the session's knowledge of a volume's journal and owner.
 type volumeState struct {
-	conn    *conn // where the volume is up; nil: its owner is looked for
+	conn    *conn // to the owner if the volume is up; nil: the session looks for the owner
 	routing bool
-	hint    string // who may own it
+	hint    string // address of the probable owner
 	joined  bool   // an owner knows the session
-	epoch   uint64 // 1 more than it has expired
-	// refusedAt is the epoch that began when the session was refused last; 1: it never was.
+	epoch   uint64 // 1 + number of expiries
+	// refusedAt is the epoch that began at the last refusal; 1: no refusal yet.
 	refusedAt uint64
-	route     string // why it is not up, for people
+	route     string // why the volume is not up, for people
 
-	trouble *wire.Trouble // to be told when it is up
+	trouble *wire.Trouble // to be sent when the volume is up
 	gaveUp  *wire.GaveUp  // likewise
 
 	seen     meta.Seq // largest Seq in a reply
@@ -172,12 +170,12 @@ type volumeState struct {
 	// replaying counts replays without an answer: entries of an owner before
 	// may have other numbers now.
 	replaying int
-	// settling and settled follow durable once what had begun before is over.
+	// settling and settled follow durable once every request begun before has ended.
 	settling meta.Seq
 	settled  meta.Seq
-	// resent counts requests without an answer that an earlier connection was
-	// asked, too: their answers may lie before what newer notices cover, so
-	// that meanwhile no more than ackHold is acknowledged.
+	// resent counts unanswered requests that an earlier connection carried, too. Newer durable
+	// notices may cover the answers to such requests, so the session acknowledges no more than
+	// ackHold meanwhile.
 	resent   int
 	ackHold  meta.Seq
 	cap      []byte
@@ -185,7 +183,7 @@ type volumeState struct {
 	capLife  time.Duration
 	capFetch bool
 
-	// unwanted are locks that were granted when nobody waited for them any more.
+	// unwanted are locks granted after their callers gave up.
 	unwanted []meta.Lock
 
 	held   uint64 // promised of the volume's quota, and not spent
@@ -194,8 +192,9 @@ type volumeState struct {
 	lease *volumeLease
 }
 
-// volumeLease is a volume's lease clock: that of the connection where it is up,
-// else what the last one had left. It is read without the session's lock.
+// volumeLease is a volume's lease clock: the clock of the connection where the volume is up,
+// else the end of the lease on the last connection. LeaseLeft reads it without the session's
+// mutex.
 type volumeLease struct {
 	conn   atomic.Pointer[conn]
 	frozen atomic.Int64
@@ -214,9 +213,9 @@ type Session struct {
 	alias    map[string]string
 	attempts map[string]*attempt
 	failed   map[string]time.Duration // when an address did not answer
-	deniedAt time.Duration            // since when servers refuse this identity; 0: they don't
+	deniedAt time.Duration            // since when servers refuse this identity; 0: no refusal
 	metas    []wire.MetaServer
-	foreign  map[meta.ChunkID]*foreignCap // chunks that clones were seen to lie in
+	foreign  map[meta.ChunkID]*foreignCap // chunks holding files of clones
 	pending  map[uint64]*request
 	nextReq  uint64
 	volumes  map[meta.VolumeID]*volumeState
@@ -236,8 +235,8 @@ type Session struct {
 	wg     sync.WaitGroup
 }
 
-// Dial opens a session. It tries the addresses until one answers or ctx ends.
-// Errors: Unavailable, Version, BadCapability, AccessDenied, Invalid.
+// Dial opens a session. Dial tries the addresses until a server answers or ctx ends. Errors:
+// Unavailable, Version, BadCapability, AccessDenied, Invalid.
 func Dial(ctx context.Context, cfg Config) (*Session, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -268,7 +267,8 @@ func Dial(ctx context.Context, cfg Config) (*Session, error) {
 			s.volume(v).joined = true
 		}
 	}
-	// An answer to the predecessor may still come: it must not pass for one to us.
+	// A server may still answer the predecessor: such an answer must not match a request of
+	// this process.
 	s.nextReq = uint64(cfg.Generation) << 40
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if _, err := s.anyConn(ctx); err != nil {
@@ -279,7 +279,7 @@ func Dial(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// identify fills in who this process is.
+// identify fills in the identity of this process.
 func (c *Config) identify() {
 	if c.PID != 0 {
 		return
@@ -292,17 +292,16 @@ func (c *Config) identify() {
 // ID is the session's number in the whole cluster.
 func (s *Session) ID() meta.SessionID { return s.id }
 
-// Cluster is the id of the cluster that answered.
+// Cluster is the id of the answering cluster.
 func (s *Session) Cluster() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cluster
 }
 
-// LeaseLeft is how long the session's leases in a volume surely hold, on this
-// process's monotonic clock, counted from when the last renewal was sent to the
-// volume's owner, less a margin of an eighth. Zero or less: nothing cached may
-// be believed.
+// LeaseLeft is how long the session's leases in a volume surely hold, on this process's
+// monotonic clock, counted from the sending of the last renewal to the volume's owner, less a
+// margin of an eighth. If LeaseLeft is zero or less, cached data may be stale.
 func (s *Session) LeaseLeft(v meta.VolumeID) time.Duration {
 	x, ok := s.leases.Load(v)
 	if !ok {
@@ -315,7 +314,8 @@ func (s *Session) LeaseLeft(v meta.VolumeID) time.Duration {
 	return time.Duration(l.frozen.Load()) - process.Recent()
 }
 
-// addrs lists where to ask, those that failed lately at the end. Caller holds mu.
+// addrs lists the addresses to ask; addresses that failed within the last second come last.
+// The caller holds mu.
 func (s *Session) addrs(first ...string) (l []string) {
 	seen := map[string]bool{"": true}
 	var late []string
@@ -346,12 +346,11 @@ func (s *Session) addrs(first ...string) (l []string) {
 	return append(l, late...)
 }
 
-// connWait is how long one address may take before another is tried; the
-// attempt goes on.
+// connWait is how long the session waits for one address before it tries another; the attempt
+// continues.
 const connWait = 500 * time.Millisecond
 
-// anyConn gives a connection to whichever server answers, rather one that is
-// there.
+// anyConn returns a connection to any server, an existing connection if possible.
 func (s *Session) anyConn(ctx context.Context) (*conn, error) {
 	wait := 10 * time.Millisecond
 	for {
@@ -445,8 +444,8 @@ func (s *Session) durable(c *conn, m *wire.Durable) {
 	}
 }
 
-// answered books a reply: what may have to be sent again is kept, grants are
-// told, then whoever waits gets it.
+// answered books an answer: it retains mutations that may have to be sent again, passes grants
+// to the handler, then delivers the answer to the waiting caller.
 func (s *Session) answered(c *conn, t wire.Type, id uint64, m wire.Message) {
 	s.mu.Lock()
 	r := s.pending[id]
@@ -455,7 +454,7 @@ func (s *Session) answered(c *conn, t wire.Type, id uint64, m wire.Message) {
 		return
 	}
 	if st := statusOf(m); r.ofVolume && st != nil && st.Err == meta.NotOwner {
-		// No answer: whoever owns the volume is asked again.
+		// NotOwner is no answer: the session repeats the request at the present owner.
 		r.conn = nil
 		s.leave(r.volume, c, st.Subject)
 		s.mu.Unlock()
@@ -517,7 +516,7 @@ func (s *Session) answered(c *conn, t wire.Type, id uint64, m wire.Message) {
 			l.Locked(v, lock.Lock)
 		}
 	}
-	if unwanted { // what was granted to others of that lock owner is booked
+	if unwanted { // locks granted to other requests of the lock owner are booked by now
 		s.mu.Lock()
 		if s.volume(v).conn == c {
 			s.giveBack(v)
@@ -528,8 +527,8 @@ func (s *Session) answered(c *conn, t wire.Type, id uint64, m wire.Message) {
 	r.done <- response{t: t, body: m}
 }
 
-// retain keeps a successful mutation until it is durable, with the values that
-// its early reply assigned (rule 3). Caller holds mu.
+// retain keeps a successful mutation until it is durable, with the values assigned in its
+// early reply (rule 3). The caller holds mu.
 func (s *Session) retain(c *wire.Call, a *wire.Reply) {
 	if a.Seq == 0 || a.Status.Err != meta.KindOK {
 		return
@@ -558,23 +557,23 @@ func (s *Session) retain(c *wire.Call, a *wire.Reply) {
 
 var requests = sync.Pool{New: func() any { return &request{done: make(chan response, 1)} }}
 
-// patience says what becomes of a request whose ctx ends before it is answered.
+// patience selects the handling of a request whose ctx ends before the answer.
 type patience uint8
 
 const (
 	left     patience = iota // nobody waits for the answer any more
-	canceled                 // the server is asked to give it up, which it answers at once if it can
-	settled                  // so it is, and the answer is waited for: it may be done already
+	canceled                 // the server is asked to cancel, and answers at once if it can
+	settled                  // as canceled, yet the caller waits for the answer: the request may be executed already
 )
 
-// roundTrip sends a request to a volume's owner and waits for its answer.
+// roundTrip sends a request to a volume's owner and waits for the answer.
 func (s *Session) roundTrip(ctx context.Context, v meta.VolumeID, m wire.Message, how patience) (wire.Message, error) {
 	return s.roundTripAfter(ctx, v, m, how, func(*volumeState) error { return nil })
 }
 
-// roundTripAfter is roundTrip for a request to which last, under mu, puts what
-// must agree with what is sent before and after it, unless it refuses the
-// request.
+// roundTripAfter is roundTrip with a function last, called under mu just before the request is
+// queued. last completes the fields that must agree with the requests sent before and after,
+// or refuses the request.
 func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Message, how patience, last func(*volumeState) error) (wire.Message, error) {
 	r, err := s.post(v, m, last)
 	if err != nil {
@@ -583,7 +582,8 @@ func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Me
 	return s.await(ctx, r, how, nil)
 }
 
-// post sends a request to a volume's owner, or has it wait for one; see roundTripAfter.
+// post sends a request to a volume's owner, or queues the request until the owner is found;
+// see roundTripAfter.
 func (s *Session) post(v meta.VolumeID, m wire.Message, last func(*volumeState) error) (*request, error) {
 	r := requests.Get().(*request)
 	*r = request{msg: m, volume: v, ofVolume: true, done: r.done}
@@ -615,8 +615,8 @@ func (s *Session) post(v meta.VolumeID, m wire.Message, last func(*volumeState) 
 	return r, nil
 }
 
-// ask sends a request that concerns no volume to one server. Errors:
-// Unavailable (the connection broke), Interrupted.
+// ask sends a request without a volume to one server. Errors: Unavailable (the connection
+// broke), Interrupted.
 func (s *Session) ask(ctx context.Context, c *conn, m wire.Message) (wire.Message, error) {
 	r := requests.Get().(*request)
 	*r = request{msg: m, conn: c, sent: true, done: r.done}
@@ -635,15 +635,15 @@ func (s *Session) ask(ctx context.Context, c *conn, m wire.Message) (wire.Messag
 	return s.await(ctx, r, left, nil)
 }
 
-// book gives a request its number. Caller holds mu.
+// book numbers a request and adds it to pending. The caller holds mu.
 func (s *Session) book(r *request) {
 	s.nextReq++
 	r.id = s.nextReq
 	s.pending[r.id] = r
 }
 
-// put sends a request on its connection; what the server there is too old for
-// ends at once. Caller holds mu.
+// put queues a request on its connection. A request that the sender rejects (the server's
+// protocol version is too old) fails at once. The caller holds mu.
 func (s *Session) put(r *request) {
 	if err := r.conn.send.Enqueue(r.id, r.msg); err != nil {
 		delete(s.pending, r.id)
@@ -657,7 +657,7 @@ func (s *Session) put(r *request) {
 	}
 }
 
-// killedWait is how long an answer is waited for that the server gives at once.
+// killedWait is how long a caller waits for the server's immediate answer to a cancel.
 const killedWait = time.Second
 
 // await waits for the answer to a request, as patiently as how says. over, unless nil, is
@@ -694,7 +694,7 @@ func (s *Session) await(ctx context.Context, r *request, how patience, over func
 			c.send.Flush()
 		}
 		if how == settled {
-			res = <-r.done // that the session ends is an answer, too
+			res = <-r.done // the end of the session is an answer, too
 			break
 		}
 		select {
@@ -712,7 +712,7 @@ func (s *Session) await(ctx context.Context, r *request, how patience, over func
 	return res.body, res.err
 }
 
-// whyNot says for people why a request has no answer, if its volume is not up.
+// whyNot explains for people why a request has no answer, if its volume is not up.
 func (s *Session) whyNot(r *request) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -722,8 +722,9 @@ func (s *Session) whyNot(r *request) string {
 	return ""
 }
 
-// abandon stops waiting for an answer; its grants must still be told, so the entry
-// stays, with nobody listening but then. For locks see locks.go.
+// abandon stops waiting for an answer. The session must still pass the answer's grants to the
+// handler, so a pending entry stays; only then is called at the answer. For locks see
+// locks.go.
 func (s *Session) abandon(r *request, then func()) {
 	s.mu.Lock()
 	waits := s.pending[r.id] == r
@@ -737,7 +738,7 @@ func (s *Session) abandon(r *request, then func()) {
 		n.done, n.over = make(chan response, 1), lock
 		s.pending[r.id] = &n
 		if then != nil {
-			s.wg.Go(func() { // there is an answer at the latest when the session ends
+			s.wg.Go(func() { // an answer comes at the latest when the session ends
 				<-n.done
 				then()
 			})
@@ -745,13 +746,13 @@ func (s *Session) abandon(r *request, then func()) {
 	}
 	s.mu.Unlock()
 	if !waits && then != nil {
-		<-r.done // it is being answered
+		<-r.done // the answer is being delivered
 		then()
 	}
 }
 
-// Leave lets go of the session without ending it: another process goes on with
-// it, or it expires.
+// Leave stops using the session without ending it: another process continues the session, or
+// the session expires.
 func (s *Session) Leave() {
 	s.fail(meta.E("session", meta.Canceled, "left", nil))
 	s.wg.Wait()

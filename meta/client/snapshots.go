@@ -8,7 +8,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// askJSON runs a request of the owner of a volume whose report is JSON.
+// askJSON runs a request at the owner of a volume and decodes the JSON report.
 func (s *Session) askJSON(ctx context.Context, a wire.Admin, body, to any) error {
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -34,16 +34,18 @@ func (s *Session) ListViews(ctx context.Context, v meta.VolumeID) ([]meta.Snapsh
 	return a.Snapshots, err
 }
 
-// TakeTarget takes a snapshot of a mirror's target, which this session has the right to fill;
-// once, however often the request had to be sent. Errors: Exists, Invalid, NameTooLong,
-// ResourceExceeded, Unavailable, ReadOnly (it has not that right).
+// TakeTarget takes a snapshot of a mirror's target. The session must have the right to fill
+// the target. The snapshot is taken once even if the request was sent several times. Errors:
+// Exists, Invalid, NameTooLong, ResourceExceeded, Unavailable, ReadOnly (the session does not
+// have the right).
 func (s *Session) TakeTarget(ctx context.Context, v meta.VolumeID, name string) error {
 	return s.askJSON(ctx, wire.Admin{Op: wire.AdminTakeTarget, Volume: v, Entry: name}, once(), nil)
 }
 
-// RollBackTarget makes a mirror's target what a snapshot is, while the volume is one and this
-// session has the right to fill it, which ends with it; once, however often the request had
-// to be sent. Errors: NoSuchSnapshot, Busy, Unavailable, ReadOnly.
+// RollBackTarget resets a mirror's target to a snapshot. The volume must be a mirror's target,
+// and the session must have the right to fill it; the right ends with the rollback. The
+// rollback happens once even if the request was sent several times. Errors: NoSuchSnapshot,
+// Busy, Unavailable, ReadOnly.
 func (s *Session) RollBackTarget(ctx context.Context, v meta.VolumeID, name string) error {
 	return s.askJSON(ctx, wire.Admin{Op: wire.AdminRollBackTarget, Volume: v, Entry: name}, once(), nil)
 }

@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Volume is what one is told of a volume.
+// Volume describes a volume.
 type Volume struct {
 	wire.VolumeInfo
 	Detail wire.VolumeDetail
@@ -39,7 +39,7 @@ func volumes(re *wire.AdminRe) ([]Volume, error) {
 	return all, nil
 }
 
-// askVolume runs a request whose answer is one volume.
+// askVolume runs a request answered with exactly one volume.
 func (s *Session) askVolume(ctx context.Context, a wire.Admin, body any) (Volume, error) {
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -62,11 +62,11 @@ func (s *Session) askVolume(ctx context.Context, a wire.Admin, body any) (Volume
 	return all[0], nil
 }
 
-// volumesPage is the most volumes of one answer.
+// volumesPage is the largest number of volumes in an answer.
 const volumesPage = 1000
 
-// Volumes lists the volumes of the cluster by number, those in the trash and
-// those being deleted, too. It asks for a page at a time.
+// Volumes lists the volumes of the cluster by number, including volumes in the trash and
+// volumes being deleted. Volumes asks for one page at a time.
 func (s *Session) Volumes(ctx context.Context) iter.Seq2[Volume, error] {
 	return func(yield func(Volume, error) bool) {
 		for after := meta.VolumeID(0); ; {
@@ -97,26 +97,26 @@ func (s *Session) FindVolume(ctx context.Context, name string) (Volume, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name}, nil)
 }
 
-// VolumeByID finds a volume by number, one that is being deleted or in the trash,
-// too. Errors: NoSuchVolume.
+// VolumeByID finds a volume by number, also a volume in the trash or being deleted. Errors:
+// NoSuchVolume.
 func (s *Session) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id}, nil)
 }
 
-// CreateVolume makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
+// CreateVolume makes a volume that is not attached. Errors: VolumeExists, Invalid,
 // ResourceExceeded (volumes, labels).
 func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (Volume, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, wire.VolumeCreation{Once: once(), VolumeWords: words})
 }
 
-// SetVolume changes what is kept of a volume: the words of its policy that
-// words.Only names, or with nil all of them, and the words that are said. Errors:
-// NoSuchVolume, Invalid, ResourceExceeded (labels).
+// SetVolume changes a volume's stored settings: the policy words named in words.Only (nil: all
+// policy words), and the further words that are set. Errors: NoSuchVolume, Invalid,
+// ResourceExceeded (labels).
 func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (Volume, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
 }
 
-// once names a request, which is made in the same words each time that it is sent.
+// once makes the token of a request; the request carries the same token each time it is sent.
 func once() wire.Once { return wire.Once{Token: rand.Uint64() | 1} }
 
 func body(w wire.VolumeWords) any {
@@ -126,9 +126,9 @@ func body(w wire.VolumeWords) any {
 	return w
 }
 
-// AttachVolume hangs a volume into the tree; parents makes the directories above
-// that are missing. That it hangs there already is no error. Errors: Exists (the
-// name is taken, or the volume hangs elsewhere), NotFound, NotDir, Invalid.
+// AttachVolume attaches a volume at a path of the tree; with parents it makes missing
+// directories above the path. A volume already attached at the path is no error. Errors:
+// Exists (the name is taken, or the volume is attached elsewhere), NotFound, NotDir, Invalid.
 func (s *Session) AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (Volume, error) {
 	at = path.Clean("/" + at)
 	if at == "/" {
@@ -152,9 +152,9 @@ func (s *Session) RenameVolume(ctx context.Context, id meta.VolumeID, name strin
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminRenameVolume, Volume: id, Entry: name}, once())
 }
 
-// DeleteVolume puts a volume that hangs nowhere into the trash, for as long as
-// its trash time; with now, or without a trash time, it is gone at once. Errors:
-// Busy (it is attached), NotEmpty (another is attached in it), NotPermitted.
+// DeleteVolume puts an unattached volume into the trash for the volume's trash time. With now,
+// or without a trash time, the volume is deleted at once. Errors: Busy (the volume is
+// attached), NotEmpty (another volume is attached in it), NotPermitted.
 func (s *Session) DeleteVolume(ctx context.Context, id meta.VolumeID, now bool) error {
 	return s.deleteVolume(ctx, id, wire.VolumeDeletion{Now: now})
 }
@@ -167,27 +167,27 @@ func (s *Session) deleteVolume(ctx context.Context, id meta.VolumeID, q wire.Vol
 	}
 	_, again, err := s.adminAgain(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Volume: id, Body: b})
 	if again && errors.Is(err, meta.NoSuchVolume) {
-		return nil // numbers are not given out again: it is gone, and with it who remembers by whom
+		return nil // numbers are never reused: the volume is gone, together with the record of our request
 	}
 	return err
 }
 
-// DiscardVolume deletes a volume that hangs nowhere, past the trash, if it still has
-// the name at that moment. Errors: as DeleteVolume, and Busy (it has another name).
+// DiscardVolume deletes an unattached volume without the trash, if the volume still has the
+// name at that moment. Errors: as DeleteVolume, and Busy (the volume has another name).
 func (s *Session) DiscardVolume(ctx context.Context, id meta.VolumeID, name string) error {
 	return s.deleteVolume(ctx, id, wire.VolumeDeletion{Now: true, Name: name})
 }
 
-// UndeleteVolume takes a volume out of the trash: by number, or with id 0 the one
-// of the name that was deleted last. as is its new name, empty for the old one.
-// Errors: NoSuchVolume (it is not in the trash), VolumeExists.
+// UndeleteVolume takes a volume out of the trash: by number or, if id is 0, the volume of the
+// name that was deleted last. as is the new name; empty keeps the old name. Errors:
+// NoSuchVolume (the volume is not in the trash), VolumeExists.
 func (s *Session) UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (Volume, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminUndeleteVolume, Volume: id, Name: name, Entry: as}, once())
 }
 
-// Walk follows a path of the tree from the root volume, through junctions, to a
-// directory; with mkdir, it makes what is missing, of mode 0755. Symbolic links
-// are not followed. Errors: NotFound, NotDir, AccessDenied.
+// Walk follows a path from the root volume, through junctions, to a directory; with mkdir it
+// makes missing directories with mode 0755. Walk does not follow symbolic links. Errors:
+// NotFound, NotDir, AccessDenied.
 func (s *Session) Walk(ctx context.Context, at string, mkdir bool) (meta.VolumeID, meta.Ino, error) {
 	v, ino := meta.RootVolume, meta.RootIno
 	for name := range strings.FieldsFuncSeq(at, func(r rune) bool { return r == '/' }) {
