@@ -642,8 +642,8 @@ func (s *Session) book(r *request) {
 	s.pending[r.id] = r
 }
 
-// put queues a request on its connection. A request that the sender rejects (the server's
-// protocol version is too old) fails at once. The caller holds mu.
+// put queues a request on its connection. A request whose frame would be longer than
+// wire.MaxFrame fails at once. The caller holds mu.
 func (s *Session) put(r *request) {
 	if err := r.conn.send.Enqueue(r.id, r.msg); err != nil {
 		delete(s.pending, r.id)

@@ -10,23 +10,23 @@ import (
 
 // CloneRequest is AdminClone's body.
 type CloneRequest struct {
-	Snapshot string `json:"snapshot,omitempty"` // empty: one is taken for the clone
-	// Token names the request, so that it may be sent again.
+	Snapshot string `json:"snapshot,omitempty"` // empty: the owner takes a snapshot for the clone
+	// Token identifies the request, so that the client may send the request again.
 	Token uint64 `json:"token,omitempty"`
 }
 
-// CloneInfo is what one is told of a clone.
+// CloneInfo describes a clone.
 type CloneInfo struct {
 	ID       meta.VolumeID `json:"id" yaml:"id"`
 	Name     string        `json:"name" yaml:"name"`
-	Origin   string        `json:"origin" yaml:"origin"` // the volume that it was cloned from
+	Origin   string        `json:"origin" yaml:"origin"` // source volume of the clone
 	Snapshot string        `json:"snapshot" yaml:"snapshot"`
-	// Implied: the snapshot was taken for the clone, and goes with it.
+	// Implied: the snapshot was taken for the clone, and is deleted with the clone.
 	Implied bool      `json:"implied,omitempty" yaml:"implied,omitempty"`
 	Created time.Time `json:"created" yaml:"created"`
 }
 
-// ChunkWhere is where a chunk lies. Of one that has no record Servers is empty.
+// ChunkWhere is the place of a chunk. Servers is empty if the chunk has no record.
 type ChunkWhere struct {
 	Chunk   string          `json:"chunk"` // 32 hex digits
 	Servers []meta.ServerID `json:"servers,omitempty"`
@@ -34,10 +34,10 @@ type ChunkWhere struct {
 	Length  uint64          `json:"length,omitempty"`
 }
 
-// PromoteRequest is AdminPromote's body; without one the rate stays as it is.
+// PromoteRequest is the body of AdminPromote; an empty body keeps the rate.
 type PromoteRequest struct {
-	// Rate bounds the bytes that are copied in a second; 0: as fast as it goes,
-	// else at least MinPromoteRate.
+	// Rate bounds the bytes copied per second: 0 is unlimited, any other value is at least
+	// MinPromoteRate.
 	Rate *uint64 `json:"rate,omitempty"`
 }
 
@@ -48,8 +48,8 @@ const MinPromoteRate = 64 << 10
 type PromoteStatus struct {
 	// Done: the volume needs no other.
 	Done   bool   `json:"done" yaml:"done"`
-	Copied uint64 `json:"copied_bytes" yaml:"copied_bytes"` // since its owner began
+	Copied uint64 `json:"copied_bytes" yaml:"copied_bytes"` // since the present owner began
 	Left   uint64 `json:"left_bytes" yaml:"left_bytes"`     // as far as is known
-	// Rate is the bound that holds, in bytes a second; 0: none.
+	// Rate is the present bound in bytes per second; 0: none.
 	Rate uint64 `json:"rate,omitempty" yaml:"rate,omitempty"`
 }

@@ -7,11 +7,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// coder walks a message's fields in order, either appending them or reading
-// them, so that one function describes a message and the two directions can't
-// drift apart.
+// coder walks a message's fields in order, and either appends or reads the fields. One
+// function describes a message, so the two directions can't drift apart.
 type coder struct {
-	buf []byte // encode: what was written; decode: what is left
+	buf []byte // encode: bytes written; decode: bytes left
 	dec bool
 	err error
 }
@@ -39,7 +38,7 @@ func (c *coder) u64(v *uint64) {
 	*v, c.buf = x, c.buf[n:]
 }
 
-// Encoding reads a message and writes nothing of it: several may encode what they share.
+// Encoding only reads a message: several goroutines may encode messages that share data.
 
 func (c *coder) u32(v *uint32) {
 	x := uint64(*v)
@@ -102,8 +101,8 @@ func (c *coder) time(v *meta.Time) {
 	}
 }
 
-// count codes the length of a list and refuses one that the rest of the body
-// can't hold, so that nothing large is allocated for a short frame.
+// count codes the length of a list. Decoding rejects a length larger than the rest of the
+// body, so that a short frame causes no large allocation.
 func (c *coder) count(n int) int {
 	x := uint64(n)
 	c.u64(&x)
@@ -138,7 +137,7 @@ func (c *coder) bytes(v *[]byte) {
 	c.buf = c.buf[n:]
 }
 
-// list codes a slice: its length, then each element.
+// list codes a slice: the length, then each element.
 func list[T any](c *coder, v *[]T, elem func(*coder, *T)) {
 	n := c.count(len(*v))
 	if c.dec {

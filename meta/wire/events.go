@@ -8,34 +8,33 @@ import (
 
 // EventsRequest is AdminEvents' body.
 type EventsRequest struct {
-	Since uint64 `json:"since,omitempty"` // the events after it are wanted
-	// Oldest: all that are kept are wanted, whatever Since says; Newest: none that
-	// there are, just the number of the last.
+	Since uint64 `json:"since,omitempty"` // asks for the events after number Since
+	// Oldest asks for all events that the volume keeps, and Since is ignored. Newest asks for
+	// no event, only for the number of the last event.
 	Oldest bool `json:"oldest,omitempty"`
 	Newest bool `json:"newest,omitempty"`
-	// Wait is how long the owner may wait for one, if there is none. It may answer
-	// sooner.
+	// Wait is how long the owner may wait for an event if the volume has none after Since. The
+	// owner may answer sooner.
 	Wait time.Duration `json:"wait,omitempty"`
 }
 
-// EventsAnswer answers it. Without events, when nobody waited or none came, it
-// is an answer, too.
+// EventsAnswer answers EventsRequest. An answer without events is valid: the request set no
+// Wait, or no event happened in time.
 type EventsAnswer struct {
 	Keep  uint64 `json:"keep"` // 0: events are switched off
 	First uint64 `json:"first"`
 	Last  uint64 `json:"last"`
-	// Rescan: what came after Since is not all there any more. Who looks at the
-	// tree from now on, and then goes on after Last, misses nothing.
+	// Rescan: the volume no longer keeps all events after Since. A client misses nothing if it
+	// reads the tree after this answer and then continues after Last.
 	Rescan bool `json:"rescan,omitempty"`
-	// Events are fewer than there are if they would take too many bytes.
+	// Events omits the later events if all would take too many bytes.
 	Events []EventInfo `json:"events,omitempty"`
-	// Dirs are the paths of directories that events name, as far as they are
-	// there and shorter than meta.MaxPath, as they are when this is answered:
-	// without slashes at the ends.
+	// Dirs are the present paths of the directories named by the events, without slashes at
+	// the ends. Dirs omits directories that are gone, and paths of meta.MaxPath bytes or more.
 	Dirs map[meta.Ino][]byte `json:"dirs,omitempty"`
 }
 
-// EventInfo is a meta.Event whose names may be any bytes.
+// EventInfo is a meta.Event with names of arbitrary bytes.
 type EventInfo struct {
 	Seq        uint64         `json:"seq"`
 	Kind       meta.EventKind `json:"kind"`

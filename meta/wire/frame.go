@@ -1,5 +1,5 @@
-// Package wire owns the frames of the metadata protocol: their layout, their
-// bounds, and the encoding of every operation and message in them.
+// Package wire owns the frames of the metadata protocol: their layout, their bounds, and the
+// encoding of every operation and message.
 //
 // A frame, all integers little-endian:
 //
@@ -9,17 +9,16 @@
 //	| u32    | u8     | u8    | u16    | u64            | u32     |       |
 //	+--------+--------+-------+--------+----------------+---------+- - - -+
 //
-// length counts the bytes after itself, 16 to MaxFrame. crc32c (Castagnoli)
-// covers bytes 4 to 16 and the body. The request id joins a reply to its
-// request; messages that expect no reply carry zero. Unsigned integers in
-// bodies are varints as in encoding/binary, times are 8 bytes, strings and
-// byte slices are a varint length and the bytes, lists a varint count and the
-// elements, optional values a byte 0 or 1 before them. A body that is not
-// consumed to its last byte is a protocol error.
+// length counts the bytes after the length field, 16 to MaxFrame. crc32c (Castagnoli) covers
+// bytes 4 to 16 and the body. The request id joins a reply to the request; messages without a
+// reply carry zero. In bodies, unsigned integers are varints as in encoding/binary, times are
+// 8 bytes, strings and byte slices are a varint length and the bytes, lists a varint count and
+// the elements; a byte 0 or 1 precedes an optional value. A body with bytes left after
+// decoding is a protocol error.
 //
-// The first frame on a connection is Hello, in both directions, with the range of
-// protocol versions that each side speaks. Until a side has checked the other's Hello,
-// it takes no frame that is longer than MaxHello.
+// The first frame on a connection is Hello, in both directions, with the range of protocol
+// versions of the sender. Until a side has checked the other side's Hello, it rejects frames
+// longer than MaxHello.
 package wire
 
 import (
@@ -32,13 +31,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the protocol version that this program speaks. Before the first release
-// a change of the protocol leaves it as it is: programs of two commits don't work
-// together.
+// Version is the protocol version of this program. Before the first release a change of the
+// protocol does not change Version: programs of two commits don't work together.
 const Version = 1
 
-// Negotiate gives the version that both sides speak, or false if there is none. h is
-// the Hello of the other side.
+// Negotiate returns the protocol version common to both sides, or false if no version is
+// common. h is the Hello of the other side.
 func Negotiate(h *Hello) (uint8, bool) {
 	return Version, h.Min <= Version && Version <= h.Max
 }
@@ -56,16 +54,16 @@ type Type uint8
 // Frame types. The table in docs/formats.md says which answers which.
 const (
 	THello       Type = 1 + iota // both directions, first
-	TCall                        // client: one operation
-	TReply                       // server: its answer
-	TBatch                       // client: several operations of one volume
-	TBatchRe                     // server: their answers
+	TCall                        // client: an operation
+	TReply                       // server: answers TCall
+	TBatch                       // client: operations of one volume
+	TBatchRe                     // server: answers TBatch
 	TSync                        // client: tell me when Seq is in the journal
 	TDurable                     // server: everything up to Seq is in the journal
 	TRecall                      // server: lower a lease
 	TRecalled                    // client: done
 	TDrop                        // client: leases given back
-	TKeepAlive                   // client; the server echoes it
+	TKeepAlive                   // client; the server echoes the frame
 	TAlloc                       // client: chunks to write; answered by TGrants
 	TGrants                      //
 	TSeal                        // client: seal a chunk; answered by TReply
@@ -74,27 +72,27 @@ const (
 	TCancel                      // client: stop waiting for request id
 	TAdmin                       // client: volumes, cluster; answered by TAdminRe
 	TAdminRe                     //
-	TReport                      // chunk server: who I am, how full
+	TReport                      // chunk server: identity and fill level
 	TOrder                       // server: seal, delete, ...
 	TOrderRe                     // chunk server: done
 	TClaim                       // client after a change of owner: leases and locks I held
-	TBye                         // client: the session ends in order; the server echoes it
+	TBye                         // client: ends the session in order; the server echoes the frame
 	TCaps                        // client: renew read capabilities; answered by TCapsRe
 	TCapsRe                      //
-	TServers                     // server: the chunk servers, whenever they change
+	TServers                     // server: the chunk servers, after each change
 	TEnter                       // client: I want to use a volume; answered by TEntered
 	TEntered                     //
 	TBack                        // client: claims and replays of a volume are complete
 	TMoved                       // server: a volume is served here no more
-	TMetas                       // server: the meta servers, whenever they change
+	TMetas                       // server: the meta servers, after each change
 	TReported                    // server: events of a chunk server's reports taken in
-	TTrouble                     // client: chunk servers that failed it; no answer
-	TReserve                     // client: bytes of a quota, before they are written; answered by TReserved
+	TTrouble                     // client: chunk servers that failed the client; no answer
+	TReserve                     // client: reserve bytes of a quota before writing; answered by TReserved
 	TReserved                    //
-	TQuota                       // server: a quota came or went, or what lies idle of it is wanted back
-	TGaveUp                      // client: bytes that an operator gave up; no answer
+	TQuota                       // server: a volume got or lost its quota, or the server reclaims idle promises
+	TGaveUp                      // client: bytes discarded by an operator; no answer
 	TPolicy                      // server: the policy of a volume, which was set
-	TPolicyTaken                 // client: it follows that policy
+	TPolicyTaken                 // client: follows the policy of TPolicy
 	lastType
 )
 
@@ -103,8 +101,8 @@ const Types = int(lastType)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Begin starts a frame of protocol version v at the end of dst and returns the
-// slice to append the body to; End finishes the frame that began at start.
+// Begin starts a frame of protocol version v at the end of dst. The caller appends the body to
+// frame; End finishes the frame that began at start.
 func Begin(dst []byte, v uint8, t Type, id uint64) (frame []byte, start int) {
 	start = len(dst)
 	var h [HeaderSize]byte
@@ -114,9 +112,9 @@ func Begin(dst []byte, v uint8, t Type, id uint64) (frame []byte, start int) {
 	return append(dst, h[:]...), start
 }
 
-// End fills in length and checksum of the frame that Begin started. Errors:
-// ResourceExceeded (it is longer than MaxFrame). Callers bound what they send; what
-// gets here all the same must not stop a server that others are served by.
+// End fills in length and checksum of the frame started by Begin. Errors: ResourceExceeded
+// (the frame is longer than MaxFrame). Callers bound their messages; End returns an error
+// instead of a panic because a server must continue to serve other clients.
 func End(frame []byte, start int) ([]byte, error) {
 	n := len(frame) - start - 4
 	if n > MaxFrame {
@@ -129,7 +127,7 @@ func End(frame []byte, start int) ([]byte, error) {
 	return frame, nil
 }
 
-// Reader reads frames from a connection into one buffer.
+// Reader reads frames from a connection into a single buffer.
 type Reader struct {
 	r   *bufio.Reader
 	max uint32
@@ -144,26 +142,25 @@ func NewReader(r io.Reader) *Reader {
 // Trust raises the bound to MaxFrame, once the peer is known.
 func (r *Reader) Trust() { r.max = MaxFrame }
 
-// Peek gives the first n bytes that are to be read, and leaves them there. Errors: those of
-// the connection.
+// Peek returns the next n bytes without consuming them. Errors: as of the connection.
 func (r *Reader) Peek(n int) ([]byte, error) { return r.r.Peek(n) }
 
-// Rest is what is left to read, for a connection on which something else than frames is
-// spoken. Next must not be called any more.
+// Rest returns the unread rest of the stream, for a connection with another protocol than
+// frames. The caller must not call Next any more.
 func (r *Reader) Rest() io.Reader { return r.r }
 
-// Buffered tells how many bytes already read wait in the buffer: zero means
-// that the next Next will ask the network.
+// Buffered returns the number of buffered bytes. Zero means that the next call of Next reads
+// from the network.
 func (r *Reader) Buffered() int { return r.r.Buffered() }
 
-// Body is what a frame says, in the protocol version that its header names.
+// Body is the body of a frame, with the protocol version in the frame's header.
 type Body struct {
 	Version uint8
 	Bytes   []byte
 }
 
-// Next reads one frame. The body is valid until the next call.
-// Errors: io.EOF at a clean end, Protocol for a malformed frame, Version.
+// Next reads a frame. The body is valid until the next call. Errors: io.EOF at a clean end,
+// Protocol for a malformed frame, Version.
 func (r *Reader) Next() (t Type, id uint64, body Body, err error) {
 	var h [HeaderSize]byte
 	if _, err := io.ReadFull(r.r, h[:]); err != nil {

@@ -4,31 +4,31 @@ import "penstock.io/penstock/meta"
 
 // Bodies and reports of the requests about group snapshots, as JSON.
 
-// What is to become of a group's record, in GroupRequest.
+// Changes of a group's record, in GroupRequest.
 const (
-	GroupBegin  = "begin"  // it is made, undecided
-	GroupDecide = "decide" // it is ready
-	GroupAbort  = "abort"  // it is aborted, unless it is ready
-	GroupForget = "forget" // the record goes, of one that is not being taken
+	GroupBegin  = "begin"  // make the record, undecided
+	GroupDecide = "decide" // set the group ready
+	GroupAbort  = "abort"  // abort the group unless ready
+	GroupForget = "forget" // delete the record unless the group is being taken
 )
 
-// GroupRequest is the body of AdminGroupPut. Volumes are needed always, and are the
-// group's, ascending: who asks must be allowed to administer each.
+// GroupRequest is the body of AdminGroupPut. Volumes is always required, and lists the group's
+// volumes in ascending order: the caller must have the right to administer each volume.
 type GroupRequest struct {
 	Do      string          `json:"do"`
 	ID      uint64          `json:"id"`
 	Volumes []meta.VolumeID `json:"volumes"`
-	// Members, of GroupDecide: one for each volume, in this order.
+	// Members, of GroupDecide: a member for each volume, in the order of Volumes.
 	Members []meta.GroupMember `json:"members,omitempty"`
 }
 
-// Steps of a group at one of its volumes, in GroupStep, in their order.
+// Steps of a group at a volume, in GroupStep, in order.
 const (
 	GroupHold    = "hold"    // put the barrier up, and begin to take leases back
 	GroupReady   = "ready"   // wait until the volume could be snapshot
 	GroupTake    = "take"    // answer no changes from now on, and take the snapshot
-	GroupRelease = "release" // go on; it fails if changes were answered since
-	GroupDelete  = "delete"  // of a group that is ready or aborted: end the hold, delete the snapshot
+	GroupRelease = "release" // answer changes again; fails if the volume answered changes since GroupTake
+	GroupDelete  = "delete"  // of a ready or aborted group: end the hold, delete the snapshot
 )
 
 // GroupStep is the body of AdminGroupStep.

@@ -1,7 +1,7 @@
 package wire
 
-// Bodies of administrative requests that have more to say than fields, and the
-// reports that answer them, as JSON.
+// JSON bodies of administrative requests whose content does not fit the fields of Admin, and
+// the JSON reports of the answers.
 
 // JoinRequest is AdminJoin's body, and AdminRenew's, which needs no token and
 // no name.
@@ -18,5 +18,5 @@ type JoinAnswer struct {
 	Name      string `json:"name"`
 	Chain     []byte `json:"chain"`                 // PEM
 	Authority []byte `json:"authority"`             // PEM
-	Key       []byte `json:"cluster_key,omitempty"` // for meta servers that join
+	Key       []byte `json:"cluster_key,omitempty"` // for joining meta servers
 }

@@ -8,18 +8,18 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Role says who dials.
+// Role is the role of the dialer.
 type Role uint8
 
 const (
 	RoleClient Role = 1 + iota
 	RoleChunkServer
 	RoleAdmin
-	// RoleEnrol: a chunk server that wants its number; it may not wait for
-	// volumes that may wait for it.
+	// RoleEnrol: a chunk server asking for its number. Such a session does not wait for
+	// volumes, since volumes may wait for the chunk server.
 	RoleEnrol
-	// RolePeer: another meta server; it sends administrative requests only and
-	// has no session.
+	// RolePeer: another meta server. A peer sends only administrative requests and has no
+	// session.
 	RolePeer
 )
 
@@ -29,8 +29,8 @@ type Message interface {
 	fields(*coder)
 }
 
-// Encode adds m as one frame of protocol version v to dst. Errors: ResourceExceeded,
-// where the frame would be longer than MaxFrame. dst is then as it was.
+// Encode appends m to dst as a frame of protocol version v. Errors: ResourceExceeded (the
+// frame would be longer than MaxFrame); Encode then returns dst unchanged.
 func Encode(dst []byte, v uint8, id uint64, m Message) ([]byte, error) {
 	b, start := Begin(dst, v, m.frameType(), id)
 	c := coder{buf: b}
@@ -67,25 +67,26 @@ func Decode(body Body, m Message) error {
 	return nil
 }
 
-// Hello opens a connection. The dialer sends it first; the server answers
-// with its own: Session, TTL, and whether the session was known (Resumed).
+// Hello opens a connection. The dialer sends Hello first; the server answers with its own
+// Hello: Session, TTL, and whether the server knew the session (Resumed).
 type Hello struct {
 	Min, Max uint32 // protocol versions
 	Role     Role
-	Session  meta.SessionID // zero: a new one, please
+	Session  meta.SessionID // zero asks for a new session
 	Name     string         // for people
-	Host     string         // boot id; in the answer the address that the server tells others
+	Host     string         // boot id; in the answer, the address that the server announces to others
 	PID      uint32
 	Start    uint64 // process start, clock ticks since boot
-	Cluster  string // the server's answer; a dialer that knows it sends it, too
-	// TTL is the lease, milliseconds (answer). A dialer's is for how long after its
-	// last renewal the session may be gone on with by another process: until then
-	// it ends only when others wait for what it holds. Zero, and for servers that
-	// don't look at it: it ends with its lease.
+	Cluster  string // in the answer; a dialer that knows the cluster sends the id, too
+	// TTL is, in the answer, the lease in milliseconds. In the dialer's Hello, TTL is the time
+	// in milliseconds after the last renewal during which another process may continue the
+	// session: until then the server ends the session only when other sessions wait for its
+	// leases or locks. With zero, or with a server that ignores the dialer's TTL, the session
+	// ends with its lease.
 	TTL uint64
-	// Resumed: another process goes on with the session, which doesn't know what is
-	// leased to it and is to be told again with each reply; in the answer, that it
-	// will be (a server that can't does not say so).
+	// Resumed, from the dialer: another process continues the session. The process does not
+	// know the session's leases, so the server must repeat the grants with each reply. In the
+	// answer: the server will do so (a server that can't does not set Resumed).
 	Resumed bool
 	Err     meta.Kind
 	Detail  string
@@ -108,22 +109,22 @@ func (m *Hello) fields(c *coder) {
 	c.str(&m.Detail)
 }
 
-// Call asks for one operation.
+// Call asks for an operation.
 type Call struct {
 	Volume meta.VolumeID
 	ID     meta.OpID // zero for reads
 	Want   meta.LeaseMode
-	// Ack: every reply up to this journal entry was received and is known to
-	// be durable; the owner may forget them.
+	// Ack: the session received every reply up to this journal entry and knows the entries to
+	// be durable; the owner may drop the stored replies.
 	Ack    meta.Seq
 	Replay bool // sent before, on an earlier connection
-	// At is the snapshot that a read is about; zero is the live volume. Such a
-	// read gets no lease: what a snapshot shows does not change.
+	// At is the snapshot to read; zero is the live volume. The read of a snapshot gets no
+	// lease: a snapshot does not change.
 	At meta.Generation
-	// Reserved of the bytes that were promised to the session (Reserve) are for
-	// this operation; when it succeeds the promise of them is over, whether it
-	// took them or not. Draw: it takes what it needs, and a later operation on
-	// the same inode ends the promise.
+	// Reserved is the number of promised bytes (Reserve) set aside for this operation. When
+	// the operation succeeds, the session no longer holds the promise of these bytes, used or
+	// not. Draw: the operation takes the bytes that it needs, and a later operation on the
+	// same inode ends the promise.
 	Reserved uint64
 	Draw     bool
 	Op       meta.Op
@@ -193,7 +194,7 @@ func StatusOf(err error) Status {
 	if err == nil {
 		return Status{}
 	}
-	for { // a list of one says what its only error says
+	for { // a list with one error becomes that error
 		l, ok := err.(interface{ Unwrap() []error })
 		if !ok || len(l.Unwrap()) != 1 {
 			break
@@ -231,7 +232,7 @@ func (e remoteError) Error() string { return string(e) }
 // Reply answers a Call or a Seal.
 type Reply struct {
 	Status Status
-	Seq    meta.Seq // the journal entry that will hold the operation; zero for reads
+	Seq    meta.Seq // journal entry of the operation; zero for reads
 	Grants []meta.Grant
 	Result meta.Result
 }
@@ -244,8 +245,8 @@ func (m *Reply) fields(c *coder) {
 	c.result(&m.Result)
 }
 
-// Batch asks for several operations of one volume, executed in order, each
-// whether or not the one before succeeded.
+// Batch asks for several operations of one volume, executed in order. An operation runs also
+// if the operation before failed.
 type Batch struct{ Calls []Call }
 
 func (*Batch) frameType() Type { return TBatch }
@@ -261,12 +262,12 @@ func (m *BatchRe) fields(c *coder) {
 	list(c, &m.Replies, func(c *coder, x *Reply) { x.fields(c) })
 }
 
-// SyncAll as Sync.Seq stands for everything that was answered on the session:
-// a change of owner gave what was sent again other numbers.
+// SyncAll as Sync.Seq means every operation answered on the session. A session uses SyncAll
+// after a change of owner: the replayed operations have other numbers at the new owner.
 const SyncAll = meta.Seq(1<<64 - 1)
 
-// Sync asks that the journal reach Seq soon; the answer is TReply, sent after
-// the TDurable that covers it.
+// Sync asks the owner to bring the journal to Seq soon. The owner answers with TReply, sent
+// after the TDurable covering Seq.
 type Sync struct {
 	Volume meta.VolumeID
 	Seq    meta.Seq
@@ -275,7 +276,7 @@ type Sync struct {
 func (*Sync) frameType() Type   { return TSync }
 func (m *Sync) fields(c *coder) { c.volume(&m.Volume); c.seq(&m.Seq) }
 
-// Durable tells a session that its operations up to Seq are in the journal.
+// Durable notifies a session that its operations up to Seq are in the journal.
 type Durable struct {
 	Volume meta.VolumeID
 	Seq    meta.Seq
@@ -284,9 +285,9 @@ type Durable struct {
 func (*Durable) frameType() Type   { return TDurable }
 func (m *Durable) fields(c *coder) { c.volume(&m.Volume); c.seq(&m.Seq) }
 
-// Recall asks a session to lower a lease; Recalled answers with the same id.
-// Orphan: the inode has lost its last name; the session is one of its holders
-// until it sends ReleaseOrphans.
+// Recall asks a session to lower a lease; Recalled answers with the same id. Orphan: the inode
+// has lost its last name; the session is one of the inode's holders until the session sends
+// ReleaseOrphans.
 type Recall struct {
 	Recall meta.Recall
 	Orphan bool
@@ -305,8 +306,8 @@ func (m *Recall) fields(c *coder) {
 	}
 }
 
-// Recalled answers a Recall: what was cached beyond Keep is gone; or, Held, nothing
-// is, since what is buffered could not be committed within the time.
+// Recalled answers a Recall: the session dropped its cache beyond Keep. Held: the session
+// dropped nothing, since it could not commit its buffered bytes within the time.
 type Recalled struct {
 	Volume meta.VolumeID
 	Ino    meta.Ino
@@ -329,9 +330,9 @@ type Drop struct {
 func (*Drop) frameType() Type   { return TDrop }
 func (m *Drop) fields(c *coder) { c.volume(&m.Volume); list(c, &m.Inos, ino) }
 
-// KeepAlive renews the session's lease with this server; the server echoes it
-// and says for how long, counted from when the client sent it. A server that
-// may not answer for a volume that the session entered does not echo.
+// KeepAlive renews the session's lease with this server. The server echoes the frame with the
+// lease duration, counted from the client's sending time. A server that may not answer for a
+// volume entered by the session does not echo.
 type KeepAlive struct {
 	Count uint64
 	TTL   uint64 // milliseconds (echo)
@@ -343,29 +344,30 @@ func (m *KeepAlive) fields(c *coder) {
 	c.u64(&m.TTL)
 }
 
-// Enter begins, or goes on with, a session's dealings with a volume. It comes
-// before anything else about the volume on a connection.
+// Enter begins or continues a session's use of a volume. On each connection the session sends
+// Enter before any other message of the volume.
 type Enter struct {
 	Volume meta.VolumeID
-	Known  bool // an owner before this one, or this one, let us enter already
+	Known  bool // the session entered before, at this owner or an earlier owner
 }
 
 func (*Enter) frameType() Type   { return TEnter }
 func (m *Enter) fields(c *coder) { c.volume(&m.Volume); c.bool(&m.Known) }
 
-// Entered answers Enter. With the kind NotOwner the status names in its subject
-// the address to ask, if that is known.
+// Entered answers Enter. With the kind NotOwner the status has the owner's address, if known,
+// in its subject.
 type Entered struct {
 	Status Status
-	// Known: what the session had in the volume stands. If it is false and the
-	// client said true, everything is void and the session begins anew there.
+	// Known: the session's state in the volume is still valid. If Known is false and the
+	// client sent true, the state is void and the session begins anew in the volume.
 	Known bool
-	// Claim: leases and locks are not known here; the client says which it holds.
+	// Claim: the owner does not know the session's leases and locks; the client sends its
+	// claims.
 	Claim bool
-	// Metered: the volume has a quota of bytes, so the session reserves what it
-	// writes.
+	// Metered: the volume has a quota of bytes, so the session must reserve bytes before
+	// writing.
 	Metered bool
-	// Overwrites: also what it overwrites, since snapshots count.
+	// Overwrites: the session must also reserve overwritten bytes, since snapshots count.
 	Overwrites bool
 	// Policy is the volume's.
 	Policy meta.Policy
@@ -381,16 +383,16 @@ func (m *Entered) fields(c *coder) {
 	c.policy(&m.Policy)
 }
 
-// Back tells that the claims and replays of a volume were sent: the owner need
-// not wait for this session any longer.
+// Back notifies the owner that the session has sent its claims and replays of a volume: the
+// owner need not wait for this session any longer.
 type Back struct{ Volume meta.VolumeID }
 
 func (*Back) frameType() Type   { return TBack }
 func (m *Back) fields(c *coder) { c.volume(&m.Volume) }
 
-// Moved tells a session that a volume is served here no more. Requests without
-// an answer are to be sent to its next owner; Addr is where that is likely to
-// be, or empty.
+// Moved notifies a session that this server no longer serves a volume. The session sends
+// unanswered requests to the next owner. Addr is the probable address of the next owner, or
+// empty.
 type Moved struct {
 	Volume meta.VolumeID
 	Addr   string
@@ -399,7 +401,7 @@ type Moved struct {
 func (*Moved) frameType() Type   { return TMoved }
 func (m *Moved) fields(c *coder) { c.volume(&m.Volume); c.str(&m.Addr) }
 
-// MetaServer is a meta server that lives.
+// MetaServer is a live meta server.
 type MetaServer struct {
 	Name string
 	Addr string
@@ -433,8 +435,9 @@ type Grants struct {
 func (*Grants) frameType() Type   { return TGrants }
 func (m *Grants) fields(c *coder) { m.Status.fields(c); list(c, &m.Grants, chunkGrant) }
 
-// Seal asks to end a chunk; Reply.Result.Chunks has its record. Asked: by its
-// writer, which has stopped and sends again elsewhere what lies beyond Need.
+// Seal asks the owner to seal a chunk; Reply.Result.Chunks has the chunk's record. Asked: the
+// request comes from the chunk's writer, which has stopped and writes the bytes beyond Need
+// again elsewhere.
 type Seal struct {
 	Chunk meta.ChunkID
 	Asked bool
@@ -444,16 +447,17 @@ type Seal struct {
 func (*Seal) frameType() Type   { return TSeal }
 func (m *Seal) fields(c *coder) { c.chunkID(&m.Chunk); c.bool(&m.Asked); c.u64(&m.Need) }
 
-// Trouble tells of chunk servers that failed a client: those it could not
-// reach get no chunk of it for a while (what it says before an Alloc counts for
-// that one); replicas that did not verify are looked at.
+// Trouble reports chunk servers and replicas that failed a client. For a while the owner
+// allocates no chunks of this client on servers that the client could not reach (a Trouble
+// sent before an Alloc applies to that Alloc). The owner checks replicas that failed
+// verification.
 type Trouble struct {
 	Volume meta.VolumeID
 	Away   []meta.ServerID
 	Bad    []BadReplica
 }
 
-// BadReplica is a replica whose bytes did not verify at a reader.
+// BadReplica is a replica that failed verification at a reader.
 type BadReplica struct {
 	Chunk  meta.ChunkID
 	Server meta.ServerID
@@ -466,8 +470,8 @@ func (m *Trouble) fields(c *coder) {
 	list(c, &m.Bad, func(c *coder, b *BadReplica) { c.chunkID(&b.Chunk); server(c, &b.Server) })
 }
 
-// GaveUp tells the owner what an operator gave up of that which a client was given to write
-// and had not made durable.
+// GaveUp reports to the owner the files and bytes that a client had accepted for writing, not
+// made durable, and discarded at an operator's request.
 type GaveUp struct {
 	Volume meta.VolumeID
 	Files  uint64
@@ -481,8 +485,8 @@ func (m *GaveUp) fields(c *coder) {
 	c.u64(&m.Bytes)
 }
 
-// Lock sets a lock (Wait: until it is granted), or with Test asks who holds a
-// conflicting one.
+// Lock sets a lock; with Wait the answer comes when the lock is granted. With Test, Lock asks
+// for a conflicting lock instead.
 type Lock struct {
 	Volume meta.VolumeID
 	Lock   meta.Lock
@@ -501,7 +505,7 @@ func (m *Lock) fields(c *coder) {
 	c.bool(&m.DropOwner)
 }
 
-// LockRe answers Lock. With Test, Conflict.Type is LockUnlock when there is none.
+// LockRe answers Lock. With Test, Conflict.Type is LockUnlock if no lock conflicts.
 type LockRe struct {
 	Status   Status
 	Conflict meta.Lock
@@ -510,7 +514,7 @@ type LockRe struct {
 func (*LockRe) frameType() Type   { return TLockRe }
 func (m *LockRe) fields(c *coder) { m.Status.fields(c); lock(c, &m.Conflict) }
 
-// Cancel stops a waiting request; it is answered Canceled or Interrupted.
+// Cancel stops a waiting request; the owner answers the request with Canceled or Interrupted.
 type Cancel struct{ Request uint64 }
 
 func (*Cancel) frameType() Type   { return TCancel }
@@ -520,58 +524,60 @@ func (m *Cancel) fields(c *coder) { c.u64(&m.Request) }
 type AdminOp uint8
 
 const (
-	// AdminVolumes lists those after Parent, by number, Ino at most, or all that
-	// there are. Report: a list of VolumeDetail, here and at what follows.
+	// AdminVolumes lists the volumes after Parent, by number: at most Ino volumes, or all if
+	// Ino is 0. Report of AdminVolumes and of the requests below that answer with volumes: a
+	// list of VolumeDetail.
 	AdminVolumes      AdminOp = 1 + iota
-	AdminCreateVolume         // Body: VolumeWords, or empty
+	AdminCreateVolume         // Body: VolumeCreation, or empty
 	AdminDeleteVolume         // Body: VolumeDeletion, or empty
 	AdminSetPolicy            // Body: VolumeWords, or empty
 	AdminAttach
 	AdminDetach
 	AdminVolumeByName
-	// AdminEnrol gives a chunk server its number: Ino is the one it has, or
-	// zero. Report is JSON: cluster, server.
+	// AdminEnrol assigns a chunk server its number: Ino is the present number, or zero. Report
+	// is JSON: cluster, server.
 	AdminEnrol
-	// AdminHandOver asks the owner of Volume to give it to the server at Entry.
+	// AdminHandOver asks the owner of Volume to hand the volume over to the server at Entry.
 	AdminHandOver
-	AdminJoin  // by who has a token and no certificate; Body, Report: JoinRequest, JoinAnswer
+	AdminJoin  // from a process with a token, without a certificate; Body, Report: JoinRequest, JoinAnswer
 	AdminRenew // Body, Report: JoinRequest, JoinAnswer
 	// AdminPathOf gives the names from Volume's root to the directory Ino. Report
 	// is a JSON list.
 	AdminPathOf
-	// AdminTake has the server that is asked take Volume from its owner Name at
-	// Entry, which stops: it makes ready, and asks the owner to hand over.
+	// AdminTake asks the receiving server to take Volume from the owner at Entry: the server
+	// prepares, then asks the owner to hand the volume over. Name is the owner's name if the
+	// owner is stopping.
 	AdminTake
 	AdminViews          // the snapshots of Volume that can be shown; Report: ViewsAnswer
-	AdminTakeTarget     // as the session that fills the mirror's target Volume; Entry: the snapshot; Body: Once
+	AdminTakeTarget     // from the session filling the mirror's target Volume; Entry: the snapshot; Body: Once
 	AdminRollBackTarget // as AdminTakeTarget, back to the snapshot Entry
-	AdminRenameVolume   // Entry: its new name
-	// AdminUndeleteVolume takes Volume, or the one of the name Name that was
-	// deleted last, out of the trash; Entry: its new name, "" for the old one.
+	AdminRenameVolume   // Entry: the new name
+	// AdminUndeleteVolume takes a volume out of the trash: Volume or, without a number, the
+	// volume Name that was deleted last. Entry: the new name; "" keeps the old name.
 	AdminUndeleteVolume
 	AdminClone  // of Volume; Entry: the new name; Body: CloneRequest; Volumes: the clone
 	AdminClones // of Volume, or all; Report: a list of CloneInfo
-	// AdminCloneSettle has the owner of Volume compare the notes of its clones
-	// with the table of volumes.
+	// AdminCloneSettle asks the owner of Volume to compare its notes of clones with the table
+	// of volumes.
 	AdminCloneSettle
 	// AdminPromote begins to make the clone Volume independent, or goes on. Body:
 	// PromoteRequest, or empty. Report: PromoteStatus.
 	AdminPromote
-	// AdminChunkPlaces asks Volume's owner where chunks lie: Body is a list of
-	// ids in hex, Report a list of ChunkWhere; Entry "seal": open ones are sealed.
+	// AdminChunkPlaces asks Volume's owner for the places of chunks. Body: a list of ids in
+	// hex. Report: a list of ChunkWhere. With Entry "seal" the owner seals open chunks.
 	AdminChunkPlaces
 	AdminEvents    // of Volume; Body, Report: EventsRequest, EventsAnswer
 	AdminSetEvents // of Volume; Body: SetEventsRequest
-	// AdminMirrors lists the records of mirrors, or that of the target Volume.
-	// Report: a list of meta.Mirror.
+	// AdminMirrors lists the records of mirrors or, with Volume, the record of the target
+	// Volume. Report: a list of meta.Mirror.
 	AdminMirrors
-	AdminMirrorPut  // Body, Report: meta.Mirror; it is as it was read (Revision), or new
+	AdminMirrorPut  // Body, Report: meta.Mirror; the record is new, or unchanged since it was read (Revision)
 	AdminMirrorDrop // of the target Volume
-	// AdminMirrorShow shows the readers of Volume, a mirror's target from now on,
-	// the snapshot Entry; with "" it is a volume like others again.
+	// AdminMirrorShow makes Volume a mirror's target and shows its readers the snapshot Entry.
+	// With "" Volume becomes an ordinary volume again.
 	AdminMirrorShow
-	// AdminGroups lists the records of group snapshots: of Volume, or all; with Entry,
-	// the one of that name. Report: a list of meta.Group.
+	// AdminGroups lists the records of group snapshots: of Volume, or all; with Entry, the
+	// record of that name. Report: a list of meta.Group.
 	AdminGroups
 	AdminGroupPut  // Entry: the group's name; Body: GroupRequest; Report: meta.Group
 	AdminGroupStep // at Volume; Entry: the group's name; Body: GroupStep; Report, of GroupTake: meta.GroupMember
@@ -586,14 +592,14 @@ type Admin struct {
 	Op     AdminOp
 	Name   string
 	Volume meta.VolumeID
-	Parent meta.VolumeID // attach: the volume and directory to hang it in
+	Parent meta.VolumeID // attach: volume and directory (Ino) of the junction
 	Ino    meta.Ino
-	Entry  string // attach: the name there; rename: the new name
+	Entry  string // attach: name in the directory; rename: the new name
 	Mode   uint32 // create: of the root directory
 	UID    uint32
 	GID    uint32
 	Policy meta.Policy
-	Body   []byte // what else the request says, by its Op
+	Body   []byte // further content, by Op
 }
 
 func (*Admin) frameType() Type { return TAdmin }
@@ -611,11 +617,11 @@ func (m *Admin) fields(c *coder) {
 	c.bytes(&m.Body)
 }
 
-// VolumeInfo is what administrators see of a volume.
+// VolumeInfo describes a volume to administrators.
 type VolumeInfo struct {
 	ID       meta.VolumeID
 	Name     string
-	Path     string // where it is attached, "" when it stands alone
+	Path     string // path of the junction; "" if the volume is not attached
 	Policy   meta.Policy
 	Deleting bool
 	Usage    meta.StatFS
@@ -645,21 +651,20 @@ func (m *AdminRe) fields(c *coder) {
 	c.bytes(&m.Report)
 }
 
-// Report is a chunk server's word of itself, every few seconds.
+// Report is a chunk server's report, sent every few seconds.
 type Report struct {
 	Info meta.ServerInfo
-	// Generation is drawn anew whenever what was listed before (OrderList) may
-	// be wrong in ways that no event tells: at each start of the server.
+	// Generation is a new random number whenever an earlier listing (OrderList) may be wrong
+	// without an event about the difference: at each start of the server.
 	Generation uint64
-	// Events that this stream has not acknowledged, oldest first, at most
-	// MaxEvents.
+	// Events not yet acknowledged on this stream, oldest first, at most MaxEvents.
 	Events []meta.ReplicaEvent
-	// Now is the chunk server's clock; Stamp is what Reported brings back.
+	// Now is the chunk server's clock. Reported returns Stamp.
 	Now   meta.Time
 	Stamp uint64
 }
 
-// MaxEvents bounds the events of one report.
+// MaxEvents bounds the events of a report.
 const MaxEvents = 1024
 
 func (*Report) frameType() Type { return TReport }
@@ -739,8 +744,8 @@ func (m *OrderRe) fields(c *coder) {
 	c.bool(&r.More)
 }
 
-// Claim is sent after Entered asked for it, before anything else: what the
-// session held on a volume.
+// Claim lists the session's leases and locks in a volume. The session sends Claim when Entered
+// asks for claims, before any other message.
 type Claim struct {
 	Volume meta.VolumeID
 	Leases []meta.Grant
@@ -760,8 +765,8 @@ type Bye struct{}
 func (*Bye) frameType() Type { return TBye }
 func (*Bye) fields(*coder)   {}
 
-// Caps asks for a capability to read the volume's chunks or, with Chunk, to go
-// on appending to that one.
+// Caps asks for a capability to read the volume's chunks or, with Chunk, for the capability to
+// continue appending to that chunk.
 type Caps struct {
 	Volume meta.VolumeID
 	Chunk  meta.ChunkID
@@ -786,25 +791,23 @@ type Servers struct{ Servers []meta.ServerInfo }
 func (*Servers) frameType() Type   { return TServers }
 func (m *Servers) fields(c *coder) { list(c, &m.Servers, serverInfo) }
 
-// Reserve gives back Give bytes of what the session was promised of a volume's
-// quota, and asks for Want more; Reserved answers. A session has one at a time
-// under way in a volume.
+// Reserve gives back Give bytes of the session's promise of a volume's quota, and asks for
+// Want more bytes; Reserved answers. A session has at most one Reserve per volume in progress.
 type Reserve struct {
 	Volume meta.VolumeID
-	Serial uint64 // grows; one that comes again is answered again, and counts once
+	Serial uint64 // grows; a repeated Serial is answered again and counted once
 	Give   uint64
 	Want   uint64
-	Round  uint64 // not zero: Give is all that lay idle, as Quota asked
-	// Claim: sent among the claims after a change of owner; Want is what the
-	// session was promised and has not used. There is no answer.
+	Round  uint64 // not zero: Give is the whole idle part, as asked by Quota
+	// Claim: sent among the claims after a change of owner. Want is the unused part of the
+	// session's promise. The owner sends no answer.
 	Claim bool
-	// Inherit: another process goes on with the session, and asks for the first time
-	// in this volume. Granted is then all that the ones before it were promised and
-	// have not used.
+	// Inherit: another process continues the session, and sends its first Reserve in this
+	// volume. Granted is then the unused part of the promises to the earlier processes.
 	Inherit bool
-	// Ino and Len: the bytes that are wanted are to be written to that file, from Off
-	// on, under an exclusive lease. Where there is no room for Want it may do with less:
-	// what of them is stored and in no snapshot takes none.
+	// Ino, Off and Len: the session will write the wanted bytes to this range of the file,
+	// under an exclusive lease. If the quota has no room for Want, the owner may grant less:
+	// bytes that are stored in the range and in no snapshot need no promise.
 	Ino      meta.Ino
 	Off, Len uint64
 }
@@ -825,9 +828,9 @@ func (m *Reserve) fields(c *coder) {
 // Reserved answers Reserve. Errors: QuotaExceeded.
 type Reserved struct {
 	Status  Status
-	Granted uint64 // at least Want, unless that names a file: then all that it takes
+	Granted uint64 // at least Want; if Reserve names a file, possibly less, yet enough for the write
 	Idle    uint64 // of the session's promises at most so much may lie idle
-	Metered bool   // false: there is no quota any more, and no promise stands
+	Metered bool   // false: the volume has no quota any more, and promises are void
 }
 
 func (*Reserved) frameType() Type { return TReserved }
@@ -838,15 +841,15 @@ func (m *Reserved) fields(c *coder) {
 	c.bool(&m.Metered)
 }
 
-// Quota tells a session that a volume's quota came or went, and with a Round
-// asks it for what lies idle of its promises: it answers with a Reserve.
+// Quota notifies a session that a volume got or lost its quota. With a Round, Quota asks the
+// session for the idle part of its promises: the session answers with a Reserve.
 type Quota struct {
 	Volume  meta.VolumeID
 	Metered bool
 	Round   uint64
-	// Settle: commit everything that was written unmetered before the answer.
+	// Settle: the session must commit all bytes written unmetered before it answers.
 	Settle bool
-	// Overwrites: what is overwritten is to be reserved as well.
+	// Overwrites: the session must reserve overwritten bytes as well.
 	Overwrites bool
 }
 

@@ -6,8 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// newOp makes the empty operation that a code names, nil for an unknown code
-// and for those that only an owner may make.
+// newOp returns an empty operation for a code; nil for an unknown code, and for the codes of
+// operations that only an owner makes.
 func newOp(code meta.OpCode) meta.Op {
 	switch code {
 	case meta.OpLookup:
@@ -60,7 +60,7 @@ func newOp(code meta.OpCode) meta.Op {
 	return nil
 }
 
-// op codes an operation: its code, then its fields.
+// op codes an operation: the code, then the fields.
 func (c *coder) op(p *meta.Op) {
 	var code uint8
 	if !c.dec {
@@ -192,7 +192,7 @@ func (c *coder) op(p *meta.Op) {
 	}
 }
 
-// Bits of the mask that stands before a result: which fields follow.
+// Bits of the mask before a result: the mask tells which fields follow.
 const (
 	hasAttr uint64 = 1 << iota
 	hasAttr2

@@ -2,8 +2,8 @@ package wire
 
 import "penstock.io/penstock/meta"
 
-// Policy tells a session in a volume which policy was set. The session answers with
-// PolicyTaken, with the same id, once it follows that policy.
+// Policy notifies a session in a volume of the volume's policy. The session answers with
+// PolicyTaken, with the same id, once the session follows the policy.
 type Policy struct {
 	Volume meta.VolumeID
 	Policy meta.Policy

@@ -6,10 +6,10 @@ import (
 	"sync/atomic"
 )
 
-// Sender writes frames to a connection in the order of Enqueue. Enqueue never
-// blocks on the network, so it may be called under a lock that decides the
-// order; Flush does the writing, in the goroutine of whoever calls it first,
-// so that a lone request costs no switch of goroutines and many share a write.
+// Sender writes frames to a connection in the order of Enqueue. Enqueue never blocks on the
+// network, so the caller may hold the mutex that decides the order. Flush writes in the
+// goroutine of its first caller: a single request needs no goroutine switch, and many requests
+// share a write.
 type Sender struct {
 	conn net.Conn
 	v    uint8
@@ -24,21 +24,20 @@ type Sender struct {
 	onError func(error)
 }
 
-// MaxQueued bounds the bytes waiting for a peer that does not read. A peer
-// beyond it is cut off.
+// MaxQueued bounds the bytes queued for a peer that does not read. Beyond MaxQueued the Sender
+// closes the connection.
 const MaxQueued = 64 << 20
 
-// NewSender sends on conn in the version that was negotiated; onError, if not nil, is called once when a write
-// failed or the peer fell too far behind.
+// NewSender returns a Sender for conn with the negotiated protocol version. onError, if not
+// nil, is called once when a write failed or the peer fell too far behind.
 func NewSender(conn net.Conn, v uint8, onError func(error)) *Sender {
 	return &Sender{conn: conn, v: v, onError: onError}
 }
 
-// Enqueue adds a frame to what will be written. Errors: NotSupported and
-// ResourceExceeded, as Encode: nothing is written then, and whoever waits for this
-// answer must be given another. What is told unasked to a peer that has no words for
-// it may be left unsaid; who waits for an answer must look. That the connection
-// broke is no error here.
+// Enqueue appends a frame to the queue. Errors: ResourceExceeded, as Encode. After an error
+// nothing is queued, so the caller must give a waiting peer another answer; the caller may
+// ignore the error of a message that the peer did not ask for. A broken connection is no error
+// here.
 func (s *Sender) Enqueue(id uint64, m Message) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,8 +47,8 @@ func (s *Sender) Enqueue(id uint64, m Message) (err error) {
 	return err
 }
 
-// Flush writes what is queued unless another goroutine is at it already, which
-// then writes this, too.
+// Flush writes the queue. If another goroutine is writing, Flush returns at once, and that
+// goroutine writes this caller's frames, too.
 func (s *Sender) Flush() error {
 	s.mu.Lock()
 	if s.writing || s.err != nil {
@@ -88,18 +87,18 @@ func (s *Sender) Flush() error {
 	return err
 }
 
-// FlushSoon has a goroutine flush, for who must not wait for the network: one for
-// however many frames are enqueued until it runs.
+// FlushSoon starts a goroutine that flushes, for a caller that must not wait for the network.
+// One goroutine serves all frames enqueued before it runs.
 func (s *Sender) FlushSoon() {
 	if s.soon.CompareAndSwap(false, true) {
 		go func() {
-			s.soon.Store(false) // what is enqueued from here on is flushed by the next one
+			s.soon.Store(false) // a later call of FlushSoon starts another goroutine
 			s.Flush()
 		}()
 	}
 }
 
-// Send enqueues one frame and flushes.
+// Send enqueues a frame and flushes.
 func (s *Sender) Send(id uint64, m Message) error {
 	if err := s.Enqueue(id, m); err != nil {
 		return err
