@@ -23,26 +23,27 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Config says where the cluster is and who asks.
+// Config describes the cluster and the caller.
 type Config struct {
-	// Addrs are the addresses of metadata servers: "unix:/path" or "host:port". Any of them
-	// answers everything: it passes a call on to the server that must do it.
+	// Addrs are the addresses of metadata servers: "unix:/path" or "host:port". Every server
+	// answers every call: a server passes a call on if another server must execute the call.
 	Addrs []string
-	// Known, if not nil, tells of further servers, as far as the caller has heard of them by
-	// now: it is asked when none of those before can be reached.
+	// Known, if not nil, lists further servers known to the caller. The client calls Known
+	// when it can reach no server listed before.
 	Known func() []string
-	// Creds are shown to servers that are reached over TCP; nil: Unix sockets only.
+	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
 	Creds *peer.Credentials
 	// Reach is how long is tried to reach a server before a call fails; 0: 10 s.
 	Reach time.Duration
-	// AnswerWait bounds how long a server that was reached may take to answer a call that
-	// reads and is not said to take long; 0: as long as the caller's context lasts.
+	// AnswerWait bounds how long a connected server may take to answer a call that reads and
+	// is not marked long; 0: as long as the caller's context lasts.
 	AnswerWait time.Duration
 }
 
-// Client calls the administrative API. Errors of its calls are *meta.Error, as the server had
-// them. What can be sent again without harm is, when its answer is lost: a request with a
-// request_id is given one. It connects with its first call, and is safe for concurrent use.
+// Client calls the administrative API. A call returns the server's error as a *meta.Error. If
+// an answer is lost, the client repeats the call if repetition is harmless: the client sets
+// the request_id of requests that have one. The client connects at its first call, and is safe
+// for concurrent use.
 type Client struct {
 	Nodes     NodesClient
 	Health    HealthClient
@@ -55,7 +56,7 @@ type Client struct {
 	last lastDial
 
 	mu sync.Mutex
-	at map[string]*Client // of one server each, by address; nil: closed
+	at map[string]*Client // single-server clients by address; nil: closed
 }
 
 // lastDial is how the newest attempt to connect ended.
@@ -85,8 +86,8 @@ const (
 	tryMax       = 250 * time.Millisecond
 	// MaxMessage bounds requests and answers, in bytes.
 	MaxMessage = 16 << 20
-	// PingEvery is how long a connection on which a call waits may be silent before the other
-	// side is asked whether it lives, and pingWait how long it may take to say so.
+	// PingEvery is how long a connection with a waiting call may be silent before the client
+	// sends a ping. pingWait bounds the wait for the ping's answer.
 	PingEvery = 10 * time.Second
 	pingWait  = 10 * time.Second
 )
@@ -137,8 +138,8 @@ func endpoints(addrs []string) (state resolver.State) {
 	return state
 }
 
-// At gives a client of the one server at an address, for what each server knows of itself.
-// It is closed with this one.
+// At returns a client of the server at an address, for reports that each server makes about
+// itself. Closing c closes the returned client.
 func (c *Client) At(addr string) (*Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +158,7 @@ func (c *Client) At(addr string) (*Client, error) {
 	return one, err
 }
 
-// Conn is the connection, for clients of other services that the servers have.
+// Conn is the connection, for clients of the servers' other services.
 func (c *Client) Conn() grpc.ClientConnInterface { return c.conn }
 
 // Close ends the connections. Calls under way fail with Canceled.
@@ -173,7 +174,7 @@ func (c *Client) Close() error {
 	return err
 }
 
-// dial connects to a metadata server, and notes what came of it.
+// dial connects to a metadata server, and notes the result.
 func (c *Client) dial(ctx context.Context, addr string) (net.Conn, error) {
 	nc, err := peer.Dial(ctx, addr, c.cfg.Creds, peer.Meta)
 	c.last.note(addr, err)
@@ -183,8 +184,8 @@ func (c *Client) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return &dialled{Conn: nc, addr: addr, last: &c.last}, nil
 }
 
-// dialled is a connection that notes whether the server refuses our certificate, which it
-// says after our part of the handshake only.
+// dialled is a connection that notes a refusal of our certificate. The server sends the
+// refusal only after our part of the handshake, so Read gets it.
 type dialled struct {
 	net.Conn
 	addr string
@@ -199,11 +200,11 @@ func (d *dialled) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// errNoAnswer ends a call whose answer took longer than Config.AnswerWait.
+// errNoAnswer is the cause when a call takes longer than Config.AnswerWait.
 var errNoAnswer = errors.New("no answer in time")
 
-// call is every call's way: it names the request, sends it, again if need be, and translates
-// the error.
+// call intercepts every call: it sets the request id, sends the request, repeats it if
+// necessary, and translates the error.
 func (c *Client) call(ctx context.Context, name string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	m := MethodOf(name)
 	if m == nil {
@@ -241,7 +242,7 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 			}
 			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err, ctx.Err()}
 		case !m.Resend && derr == nil:
-			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: err} // it may have been done
+			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: err} // a server may have executed the call
 		}
 		select {
 		case <-time.After(wait):
@@ -250,11 +251,11 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 	}
 }
 
-// noAnswer is the error of a call that no server has answered.
+// noAnswer is the error of a call without an answer from any server.
 type noAnswer struct {
 	addrs string
 	err   error
-	ended error // why the caller waited no longer; nil: it was given up before
+	ended error // why the caller stopped waiting; nil: the client gave up before
 }
 
 func (e *noAnswer) Error() string { return "no answer from " + e.addrs + ": " + e.err.Error() }
@@ -266,8 +267,8 @@ func (e *noAnswer) Unwrap() []error {
 	return []error{e.err, e.ended}
 }
 
-// IsUnanswered tells whether an error of a call says that no server has answered it: whether it
-// was done is not known.
+// IsUnanswered reports whether a call's error means that no server answered: the call may or
+// may not have been executed.
 func IsUnanswered(err error) bool {
 	_, is := errors.AsType[*noAnswer](err)
 	return is

@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// codeOf gives the gRPC code that comes nearest to a kind, for programs that know no kinds.
+// codeOf returns the gRPC code nearest to a kind, for programs that do not read kinds.
 func codeOf(k meta.Kind) codes.Code {
 	switch k {
 	case meta.NotFound, meta.NoAttribute, meta.NoSuchChunk, meta.NoSuchVolume, meta.NoSuchSnapshot:
@@ -40,7 +40,7 @@ func codeOf(k meta.Kind) codes.Code {
 	return codes.Internal
 }
 
-// StatusOf translates an error for the wire: a gRPC status that carries an Error.
+// StatusOf translates an error for the wire: a gRPC status carrying an Error.
 func StatusOf(err error) error {
 	if err == nil {
 		return nil
@@ -66,7 +66,7 @@ func ErrorOf(err error) *Error {
 	return e
 }
 
-// AsError translates back: the *meta.Error that the server had.
+// AsError translates back to the server's *meta.Error.
 func (e *Error) AsError() error {
 	var cause error
 	if e.Cause != "" {

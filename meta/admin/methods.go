@@ -11,25 +11,25 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// Method is what the service definition says of one.
+// Method describes a method as declared in the service definition.
 type Method struct {
-	// Name is as it stands in a request: "/penstock.admin.v1.Nodes/ListNodes".
+	// Name is the name in requests: "/penstock.admin.v1.Nodes/ListNodes".
 	Name string
-	// Rule says who may call it.
+	// Rule lists the roles and rights required of callers.
 	Rule *Rule
-	// Reads: it changes nothing.
+	// Reads: the method changes nothing.
 	Reads bool
-	// Long: its answer may take long though the server is well.
+	// Long: the answer may take long although the server is healthy.
 	Long bool
-	// Resend: it may be sent again when its answer is lost, since it reads, or is
-	// idempotent, or its request has a request_id by which the server knows it again.
+	// Resend: the client may send a request again if the answer is lost, since the method
+	// reads or is idempotent, or the server recognizes the request by its request_id.
 	Resend bool
 
 	output    protoreflect.MessageType
-	requestID protoreflect.FieldDescriptor // nil: there is none
+	requestID protoreflect.FieldDescriptor // nil: no request_id
 }
 
-// methods has each method of the API by its name. The generator has seen that each has a rule.
+// methods maps names to the methods of the API. It panics if a method has no rule.
 var methods = sync.OnceValue(func() map[string]*Method {
 	all := map[string]*Method{}
 	protoregistry.GlobalFiles.RangeFilesByPackage("penstock.admin.v1", func(f protoreflect.FileDescriptor) bool {
@@ -59,7 +59,7 @@ var methods = sync.OnceValue(func() map[string]*Method {
 	return all
 })
 
-// MethodOf finds a method of the API; nil if there is none of the name.
+// MethodOf finds a method of the API by name; nil: no such method.
 func MethodOf(name string) *Method { return methods()[name] }
 
 // Methods gives all methods of the API, by name.
@@ -68,8 +68,8 @@ func Methods() map[string]*Method { return methods() }
 // NewAnswer makes an empty answer.
 func (m *Method) NewAnswer() proto.Message { return m.output.New().Interface() }
 
-// NameRequest gives a request an id, if it is to have one and has none: sent again, it is
-// done once.
+// NameRequest sets the request_id of a request, if the method has the field and the field is
+// zero. The server executes a request once even if the client sends the request again.
 func (m *Method) NameRequest(request proto.Message) {
 	if m.requestID == nil {
 		return
@@ -79,7 +79,7 @@ func (m *Method) NameRequest(request proto.Message) {
 	}
 }
 
-// VolumesOf gives the volumes that a request names.
+// VolumesOf returns the volumes named by a request.
 func VolumesOf(request proto.Message) (all []*VolumeRef) {
 	m := request.ProtoReflect()
 	fields := m.Descriptor().Fields()

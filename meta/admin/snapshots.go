@@ -7,20 +7,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Calls about snapshots that take more than one request.
+// Calls about snapshots that take several requests.
 
-// TakeWhole takes a snapshot unless it would have files only as they were synced last, since
-// their clients did not commit in time what they had buffered. Errors: those of
-// CreateSnapshot; Unavailable (there are such files, and the text says whose, or the volume
-// changes owners all the time).
+// TakeWhole takes a snapshot, but fails if the snapshot would hold a file only as of its last
+// sync because a client did not commit its buffered bytes in time. Errors: as of
+// CreateSnapshot; Unavailable (a file is incomplete, and the text names the clients; or the
+// volume keeps changing owners).
 func (c *Client) TakeWhole(ctx context.Context, volume *VolumeRef, name string) (*Snapshot, error) {
 	for try := 1; ; try++ {
 		i, err := c.Snapshots.CreateSnapshot(ctx, &CreateSnapshotRequest{Volume: volume, Name: name, Strict: true})
 		if err != nil || i.Strict {
 			return i, err
 		}
-		// An owner took it that is gone, and what that was told of clients with it. Another
-		// request may do better.
+		// The owner that took the snapshot is gone, and with the owner its knowledge of the
+		// clients' commits. A second request may succeed.
 		_, derr := c.Snapshots.DeleteSnapshot(ctx, &DeleteSnapshotRequest{Volume: volume, Name: name, Generation: i.Generation})
 		if try == 2 || derr != nil {
 			return nil, meta.E("take snapshot", meta.Unavailable, name, errors.Join(errors.New("the volume changes owners, and whether everything is in it is not known: try again"), derr))
@@ -28,8 +28,8 @@ func (c *Client) TakeWhole(ctx context.Context, volume *VolumeRef, name string) 
 	}
 }
 
-// DeleteSnapshot deletes the snapshot that has a name now; later: although clones need it.
-// Errors: NoSuchSnapshot, and those of the call of this name.
+// DeleteSnapshot deletes the snapshot that has the name now. later: delete the snapshot even
+// if clones need it. Errors: NoSuchSnapshot, and the errors of the API's DeleteSnapshot.
 func (c *Client) DeleteSnapshot(ctx context.Context, volume *VolumeRef, name string, later bool) (*Snapshot, error) {
 	i, err := c.FindSnapshot(ctx, volume, name)
 	if err != nil {
@@ -38,8 +38,8 @@ func (c *Client) DeleteSnapshot(ctx context.Context, volume *VolumeRef, name str
 	return c.Snapshots.DeleteSnapshot(ctx, &DeleteSnapshotRequest{Volume: volume, Name: name, Generation: i.Generation, Later: later})
 }
 
-// FindSnapshot finds the snapshot of a name; one that is being deleted if there is no newer
-// one. Errors: NoSuchSnapshot, NoSuchVolume.
+// FindSnapshot finds a snapshot by name. It returns a snapshot being deleted only if no other
+// snapshot has the name. Errors: NoSuchSnapshot, NoSuchVolume.
 func (c *Client) FindSnapshot(ctx context.Context, volume *VolumeRef, name string) (*Snapshot, error) {
 	l, err := c.Snapshots.ListSnapshots(ctx, &ListSnapshotsRequest{Volume: volume, Name: name})
 	if err != nil {
@@ -57,8 +57,9 @@ func (c *Client) FindSnapshot(ctx context.Context, volume *VolumeRef, name strin
 	return found, nil
 }
 
-// Diff calls fn with what changed, page by page: q is the request for the first one. Errors:
-// those of DiffSnapshots; Stale if fn takes longer than a minute for a page; fn's.
+// Diff calls fn with each change, page by page; q requests the first page. Diff modifies q.
+// Errors: as of DiffSnapshots; Stale if fn takes longer than a minute for a page; the errors
+// of fn.
 func (c *Client) Diff(ctx context.Context, q *DiffSnapshotsRequest, fn func(meta.Change) error) error {
 	for {
 		page, err := c.Snapshots.DiffSnapshots(ctx, q)
@@ -77,26 +78,26 @@ func (c *Client) Diff(ctx context.Context, q *DiffSnapshotsRequest, fn func(meta
 	}
 }
 
-// Info says what the API tells of a snapshot in the words of package meta.
+// Info translates a snapshot to package meta.
 func (x *Snapshot) Info() (i meta.SnapshotInfo) {
 	Hear(&i, x)
 	return i
 }
 
-// Info says what the API tells of a pin in the words of package meta.
+// Info translates a pin to package meta.
 func (x *Pin) Info() (p meta.PinInfo) {
 	Hear(&p, x)
 	return p
 }
 
-// List says what the API tells of a volume's snapshots in the words of package meta.
+// List translates a volume's snapshots to package meta.
 func (x *ListSnapshotsResponse) List() *meta.SnapshotList {
 	l := &meta.SnapshotList{Snapshots: []meta.SnapshotInfo{}}
 	Hear(l, x)
 	return l
 }
 
-// Use says what the API tells of what snapshots hold in the words of package meta.
+// Use translates the space used by snapshots to package meta.
 func (x *SnapshotUsage) Use() *meta.SnapshotUse {
 	u := &meta.SnapshotUse{Snapshots: []meta.SnapshotUseOf{}}
 	Hear(u, x)

@@ -17,23 +17,25 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Say fills a message of the API from a struct of this module, field by field, by their
-// names: that of a struct's field is its tag pb, or json, or its own name in lower case with
+// Say fills a message of the API from a struct of this module, field by field, by name. The
+// name of a struct field is its tag pb, else its tag json, else its Go name in lower case with
 // underscores. Times become Timestamps and durations Durations; the zero time is absent. A
-// word becomes the value of an enum that ends in it: "active" is NODE_ACTIVE, and the role of a
-// certificate a Role. What only one of both has stays as it is: Unsaid lists such fields, for tests.
+// word becomes the enum value ending in the word: "active" is NODE_ACTIVE; a certificate's
+// role becomes a Role. Say leaves fields alone that only one side has: Unsaid lists such
+// fields, for tests.
 //
-// Fields of one name that can't be translated are a fault of the program, and Say panics.
+// Two fields of one name that can't be translated are a fault of the program: Say panics.
 func Say(to proto.Message, from any) {
 	say(to.ProtoReflect(), reflect.Indirect(reflect.ValueOf(from)))
 }
 
-// Hear fills a struct from a message, as Say fills the message. to is a pointer to it.
+// Hear fills the struct that to points to from a message, as the reverse of Say.
 func Hear(to any, from proto.Message) {
 	hear(reflect.ValueOf(to).Elem(), from.ProtoReflect())
 }
 
-// Unsaid lists the fields of a message and a struct, and of those inside, that have no partner.
+// Unsaid lists the fields of a message and of a struct without a partner, including fields of
+// nested messages and structs.
 func Unsaid(m proto.Message, s any) []string {
 	return unsaid(m.ProtoReflect().Descriptor(), reflect.TypeOf(s), "", map[reflect.Type]bool{})
 }
@@ -45,7 +47,7 @@ var (
 	roleType     = reflect.TypeFor[peer.Role]()
 )
 
-// fieldName is what a struct's field is called in messages; empty: nothing.
+// fieldName returns the message name of a struct field; empty: the field has no partner.
 func fieldName(f reflect.StructField) string {
 	if !f.IsExported() {
 		return ""
@@ -68,7 +70,7 @@ func fieldName(f reflect.StructField) string {
 	return b.String()
 }
 
-// eachField calls fn with each field of a struct that has a partner in a message.
+// eachField calls fn for each field of a struct with a partner in a message.
 func eachField(m protoreflect.MessageDescriptor, s reflect.Type, fn func(index int, f protoreflect.FieldDescriptor)) {
 	for i := range s.NumField() {
 		if name := fieldName(s.Field(i)); name != "" {
@@ -133,7 +135,7 @@ func sayOne(f protoreflect.FieldDescriptor, v reflect.Value) protoreflect.Value 
 				return protoreflect.ValueOfEnum(x.Number())
 			}
 		}
-		return protoreflect.ValueOfEnum(0) // a word that the API does not know yet
+		return protoreflect.ValueOfEnum(0) // the API does not know the word yet
 	case protoreflect.StringKind:
 		return protoreflect.ValueOfString(strings.ToValidUTF8(v.String(), "\uFFFD"))
 	case protoreflect.BytesKind:
@@ -160,8 +162,8 @@ func number(v reflect.Value) int64 {
 	return v.Int()
 }
 
-// wordOf is what an enum's value is in words: NODE_ACTIVE is "active", SNAPSHOT_ROLLING_BACK
-// "rolling back". Those of Users have hyphens: "as-is".
+// wordOf returns an enum value in words: NODE_ACTIVE is "active", SNAPSHOT_ROLLING_BACK
+// "rolling back". Values of Users have hyphens: "as-is".
 func wordOf(v protoreflect.EnumValueDescriptor) string {
 	between := " "
 	if v.Parent().FullName() == Users(0).Descriptor().FullName() {

@@ -1,25 +1,25 @@
-// Package lease owns the leases of one volume: which session may cache what of which
-// inode, which sessions were asked to give a lease back, and which operations wait for
-// that. It is a pure machine in the owner's memory. Leases are not journaled: after a
-// change of owner every session claims its own again.
+// Package lease owns the leases of one volume: which session may cache which part of an inode,
+// which sessions were asked to give a lease back, and which operations wait for the answers.
+// The package is a pure machine in the owner's memory. Leases are not journaled: after a
+// change of owner every session claims its own leases again.
 //
-// A lease on an inode is shared or exclusive (meta.LeaseMode). An operation that
-// conflicts with leases of other sessions recalls them first:
+// A lease on an inode is shared or exclusive (meta.LeaseMode). An operation that conflicts
+// with leases of other sessions recalls the leases first:
 //
 //	Recall    begins a round: every session in the way gets a message
 //	Block     keeps new leases away from the inode until the operation has run
-//	Answer    a session gave its lease back, or says that it holds on to it
-//	Drop      a session gave everything on the inode back: an answer, too
+//	Answer    a session gave its lease back, or reports that it keeps the lease
+//	Drop      a session gave back everything on the inode: Drop is an answer, too
 //
-// A round ends when the last session has answered. The operation is then tried again;
-// another round follows if this one did not ask for enough.
+// A round ends when the last session has answered. The operation is then tried again; if the
+// round asked for too little, another round follows.
 //
-// While the barrier is up nobody gets an exclusive lease, and AskWriters takes back
-// those that are out.
+// While the barrier is up no session gets an exclusive lease, and AskWriters recalls the
+// exclusive leases granted before.
 //
-// The table reads no clock: the caller says what time it is. It sends nothing: the
-// messages that are to be sent are results. Two waits are channels, which the table
-// closes: the end of a round, and the end of a block.
+// The table reads no clock: the caller passes the time. The table sends nothing: it returns
+// the messages for the caller to send. The table closes two kinds of channels for waiting
+// operations: at the end of a round, and at the end of a block.
 package lease
 
 import (
@@ -29,121 +29,121 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Table holds the leases of one volume. S names a session; its zero value is nobody, as
-// whom the owner acts itself. A Table is not safe for use by several goroutines at once.
+// Table holds the leases of one volume. S identifies a session; the zero value of S means
+// nobody, under which the owner itself acts. A Table is not safe for concurrent use.
 //
-// A session that once had a lease on an inode stays its holder with LeaseNone until it
-// drops the inode: it may have a descriptor of it, and counts when the last name goes.
+// A session that had a lease on an inode stays the inode's holder, with LeaseNone, until the
+// session drops the inode: the session may have a descriptor, and counts as a holder when the
+// inode loses its last name.
 type Table[S comparable] struct {
 	Config
 
 	// INVARIANT: no entry without holders, blocks and a round.
 	inodes map[meta.Ino]*inode[S]
-	// sessions are the sessions that are holders of some inode.
+	// sessions are the sessions holding at least one inode.
 	// INVARIANT: no entry whose count is zero.
 	sessions map[S]*standing
-	// rounds are the rounds that some session has not answered, by number.
+	// rounds are the rounds not answered by every session, by number.
 	// INVARIANT: each is the round of its inode, and has a session to wait for.
 	rounds map[uint64]*round[S]
-	// lastRound is the number of the last round that began.
+	// lastRound is the number of the latest round.
 	lastRound uint64
 	// blocks is how often inodes are blocked.
 	// INVARIANT: the sum of inode.blocks.
 	blocks int
 	// exclusive are the inodes on which some session has an exclusive lease.
 	exclusive map[meta.Ino]struct{}
-	// liveTree are, in a mirror's target, the sessions whose leases are of the live tree:
-	// the session that fills it, and those that did before. All others have leases of
-	// the snapshot that is shown, so that the two kinds never conflict.
+	// liveTree lists, in a mirror's target, the sessions with leases of the live tree: the
+	// session filling the target, and its predecessors. All other sessions have leases of the
+	// shown snapshot, so leases of the two kinds never conflict.
 	liveTree map[S]struct{}
-	// barrier is up if it is not nil.
+	// barrier is up if not nil.
 	barrier *barrier
 }
 
 // Config is how a table behaves.
 type Config struct {
-	// RefusalRest is for how long a session that could not give a lease back is not asked
-	// again in the background: while it is asked its writers wait.
+	// RefusalRest is the time during which background work does not ask a session again for a
+	// lease that the session could not give back: a recall makes the session's writers wait.
 	RefusalRest time.Duration
 	// Controls of tests.
 	NoRecall bool // no lease is recalled, and leases are given in spite of others
-	NoPutIn  bool // no session puts in what it still has of an inode
+	NoPutIn  bool // PutIn always reports false
 }
 
 // standing is where a session stands.
 type standing struct {
 	// count is of how many inodes the session is a holder.
 	count int
-	// inodes are these, and some that the session has left since: a session that comes or
-	// goes is looked for at its own inodes, however many inodes the table has.
-	// INVARIANT: it lacks none of these. When a session comes to an inode, the list is at
+	// inodes lists the inodes held, and some inodes that the session has dropped since. The
+	// list makes the inodes of a session cheap to find, however large the table is.
+	// INVARIANT: it lacks no inode held. When a session comes to an inode, the list is at
 	// most standingRoom longer than twice the count.
 	inodes []meta.Ino
 }
 
-// standingRoom is how long standing.inodes may get, at the least, before it is cleared of
-// inodes that the session has left.
+// standingRoom is the slack of standing.inodes: come removes dropped inodes from the list when
+// its length exceeds twice the count plus standingRoom.
 const standingRoom = 64
 
-// holder is a session that has, or had, a lease on an inode.
+// holder is a session with a lease on an inode, now or earlier.
 type holder[S comparable] struct {
 	session S
 	mode    meta.LeaseMode
-	// wasExclusive: the session's exclusive lease was lowered to the shared one, which it
-	// has had since without a break.
+	// wasExclusive: the session's exclusive lease was lowered to a shared lease, and the
+	// session has held the shared lease without a break since.
 	// INVARIANT: mode is shared.
 	wasExclusive bool
 }
 
-// inode is the leases on one inode.
+// inode holds the leases on an inode.
 type inode[S comparable] struct {
-	// INVARIANT: no session twice; more is empty if first is nobody. Among sessions that
-	// see the same tree, a session with an exclusive lease is the only one with a lease.
-	first holder[S] // most inodes have one holder
+	// INVARIANT: no session twice; more is empty if first is nobody. Among sessions that see
+	// the same tree, a session with an exclusive lease is the only session with a lease.
+	first holder[S] // most inodes have a single holder
 	more  []holder[S]
 	round *round[S] // nil: nobody is asked
-	// blocks counts the operations that keep new leases away: they recalled leases here,
-	// and have not run yet.
+	// blocks counts the operations that keep new leases away: operations that recalled leases
+	// of the inode and have not run yet.
 	blocks int
 	// unblocked is closed when blocks falls to zero.
 	// INVARIANT: nil if and only if blocks is zero.
 	unblocked chan struct{}
-	// refused is when a session that has the exclusive lease last said that it holds on
-	// to it; zero: none did.
+	// refused is the time at which the session with the exclusive lease last reported that it
+	// keeps the lease; zero: no such report.
 	refused time.Time
 }
 
-// round is one round of asking.
+// round is one round of recalls on an inode.
 type round[S comparable] struct {
 	ino meta.Ino
-	// number tells the round from earlier ones: a late answer to an earlier round must
-	// not pass for one to this, as the session may have a newer lease by now.
+	// number distinguishes the round from earlier rounds: a late answer to an earlier round
+	// must not count as an answer to this round, as the session may have a newer lease by now.
 	number uint64
 	since  time.Time
-	keep   meta.LeaseMode // what a session may keep
+	keep   meta.LeaseMode // mode that a session may keep
 	within time.Duration  // see meta.Recall
-	// pending are the sessions that have not answered, in the order in which they were
-	// asked.
+	// pending are the sessions that have not answered, in the order of the recalls.
 	// INVARIANT: each is a holder with more than keep.
 	pending []S
 	over    chan struct{} // closed when pending is empty
-	// awaited: an operation of a session waits for it, not only background work.
+	// awaited: an operation of a session waits for the round, not only background work.
 	awaited bool
 }
 
 // barrier holds exclusive leases off.
 type barrier struct {
-	// since is the last round before the barrier was put up: what is answered to it says
-	// nothing of now.
+	// since is the number of the last round before the barrier was raised: an answer to such a
+	// round does not describe the time after.
 	since uint64
-	// refused are the inodes on whose lease a session holds on.
+	// refused are the inodes whose exclusive lease a session has refused to give back.
 	refused map[meta.Ino]struct{}
 }
 
-// Message asks a session to lower its lease.
+// Message is a request to a session to lower its lease.
 type Message[S comparable] struct {
 	To    S
-	Round uint64 // that the answer must name
+	Round uint64 // the answer must repeat the number
 	meta.Recall
 }
 
@@ -166,7 +166,7 @@ func (n *inode[S]) each(fn func(h *holder[S])) {
 	}
 }
 
-// holder finds a session; nil: it is none of the holders.
+// holder finds a session among the holders; nil: the session is no holder.
 func (n *inode[S]) holder(s S) (found *holder[S]) {
 	n.each(func(h *holder[S]) {
 		if h.session == s {
@@ -179,8 +179,8 @@ func (n *inode[S]) holder(s S) (found *holder[S]) {
 // asked reports whether the session has not answered the round.
 func (r *round[S]) asked(s S) bool { return r != nil && slices.Contains(r.pending, s) }
 
-// sameTree reports whether leases of two sessions can conflict: they see the same tree.
-// Nobody, the owner itself, sees every tree.
+// sameTree reports whether leases of two sessions can conflict: the sessions see the same
+// tree. Nobody (the owner itself) sees every tree.
 func (t *Table[S]) sameTree(a, b S) bool {
 	var nobody S
 	if len(t.liveTree) == 0 || a == nobody || b == nobody {
@@ -196,9 +196,9 @@ func (t *Table[S]) inWay(h *holder[S], s S, keep meta.LeaseMode) bool {
 	return h.session != s && h.mode > keep && t.sameTree(s, h.session)
 }
 
-// Grant gives a session a lease on an inode, or as much of it as other leases, blocks and
-// the barrier leave. It returns what the session had before and has now. LeaseNone makes
-// the session a holder that may have the inode open.
+// Grant grants a session a lease on an inode: mode, or the lower mode permitted by other
+// leases, blocks and the barrier. It returns the session's modes before and after. LeaseNone
+// makes the session a holder that may have the inode open.
 func (t *Table[S]) Grant(s S, ino meta.Ino, mode meta.LeaseMode) (had, has meta.LeaseMode) {
 	if t.barrier != nil {
 		mode = min(mode, meta.LeaseShared)
@@ -220,8 +220,8 @@ func (t *Table[S]) Grant(s S, ino meta.Ino, mode meta.LeaseMode) (had, has meta.
 	return had, t.Claim(s, ino, mode)
 }
 
-// Claim gives a session a lease that cannot conflict with another: the session had it
-// from the owner before. It returns what the session has now.
+// Claim grants a session a lease that cannot conflict with other leases: the session had the
+// lease from the previous owner. It returns the session's mode after the claim.
 func (t *Table[S]) Claim(s S, ino meta.Ino, mode meta.LeaseMode) meta.LeaseMode {
 	n := t.inode(ino)
 	h := n.holder(s)
@@ -237,7 +237,7 @@ func (t *Table[S]) Claim(s S, ino meta.Ino, mode meta.LeaseMode) meta.LeaseMode 
 		t.come(s, ino)
 	}
 	if n.round.asked(s) {
-		return min(h.mode, n.round.keep) // its lease is being taken away: it gets nothing new
+		return min(h.mode, n.round.keep) // a recall is pending: no higher mode
 	}
 	if mode > h.mode {
 		h.mode, h.wasExclusive = mode, false
@@ -248,7 +248,7 @@ func (t *Table[S]) Claim(s S, ino meta.Ino, mode meta.LeaseMode) meta.LeaseMode 
 	return h.mode
 }
 
-// inode finds an inode, or adds it.
+// inode finds an inode, or adds the inode to the table.
 func (t *Table[S]) inode(ino meta.Ino) *inode[S] {
 	n := t.inodes[ino]
 	if n == nil {
@@ -304,7 +304,7 @@ func (t *Table[S]) Drop(s S, ino meta.Ino) {
 	t.answered(ino, n, s)
 }
 
-// DropAll takes a session out of everything but the inodes that stay.
+// DropAll removes a session from the holders of every inode not listed in stays.
 func (t *Table[S]) DropAll(s S, stays ...meta.Ino) {
 	at := t.sessions[s]
 	if at == nil {
@@ -318,8 +318,8 @@ func (t *Table[S]) DropAll(s S, stays ...meta.Ino) {
 	}
 }
 
-// answered notes that a session has given back what it was asked for, or holds on to it:
-// it is waited for no more.
+// answered notes that a session answered the inode's round: the session gave its lease back,
+// or refused. The round no longer waits for the session.
 func (t *Table[S]) answered(ino meta.Ino, n *inode[S], s S) {
 	if _, was := t.exclusive[ino]; was && !n.heldExclusively() {
 		delete(t.exclusive, ino)

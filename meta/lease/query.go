@@ -16,8 +16,8 @@ func (t *Table[S]) Len() int { return len(t.inodes) }
 // Exclusive is the number of inodes on which some session has an exclusive lease.
 func (t *Table[S]) Exclusive() int { return len(t.exclusive) }
 
-// Waits is how much goes on: the rounds that began so far, those of them that some
-// session has not answered, and the blocks.
+// Waits returns the number of rounds begun so far, of rounds not answered by every session,
+// and of blocks.
 func (t *Table[S]) Waits() (began uint64, unanswered, blocks int) {
 	return t.lastRound, len(t.rounds), t.blocks
 }
@@ -30,13 +30,13 @@ func (t *Table[S]) Count(s S) int {
 	return 0
 }
 
-// Alone reports whether no session but s is a holder of anything, so that no operation
-// of s can conflict with a lease.
+// Alone reports whether no session but s holds an inode, so that no operation of s can
+// conflict with a lease.
 func (t *Table[S]) Alone(s S) bool {
 	return len(t.sessions) == 0 || len(t.sessions) == 1 && t.sessions[s] != nil
 }
 
-// Mode is what a session has on an inode.
+// Mode is the mode of a session's lease on an inode.
 func (t *Table[S]) Mode(s S, ino meta.Ino) meta.LeaseMode {
 	if n := t.inodes[ino]; n != nil {
 		if h := n.holder(s); h != nil {
@@ -46,8 +46,8 @@ func (t *Table[S]) Mode(s S, ino meta.Ino) meta.LeaseMode {
 	return meta.LeaseNone
 }
 
-// WasExclusive reports whether a session's shared lease on an inode is what was left to
-// it of an exclusive one.
+// WasExclusive reports whether a session's shared lease on an inode is the rest of an
+// exclusive lease.
 func (t *Table[S]) WasExclusive(s S, ino meta.Ino) bool {
 	n := t.inodes[ino]
 	if n == nil {
@@ -57,7 +57,7 @@ func (t *Table[S]) WasExclusive(s S, ino meta.Ino) bool {
 	return h != nil && h.wasExclusive
 }
 
-// ExclusiveElsewhere reports whether another session that sees the same tree as s has an
+// ExclusiveElsewhere reports whether a session other than s, seeing the same tree, has an
 // exclusive lease on an inode.
 func (t *Table[S]) ExclusiveElsewhere(s S, ino meta.Ino) (yes bool) {
 	if n := t.inodes[ino]; n != nil {
@@ -72,7 +72,7 @@ func (t *Table[S]) HeldExclusively(ino meta.Ino) bool {
 	return yes
 }
 
-// Holders lists the sessions that have, or had, a lease on an inode.
+// Holders lists the sessions with a lease on an inode, now or earlier.
 func (t *Table[S]) Holders(ino meta.Ino) (all []S) {
 	if n := t.inodes[ino]; n != nil {
 		n.each(func(h *holder[S]) { all = append(all, h.session) })
@@ -80,8 +80,8 @@ func (t *Table[S]) Holders(ino meta.Ino) (all []S) {
 	return all
 }
 
-// Writers calls yield with every inode on which a session has an exclusive lease, in the
-// order of inodes, and that session, until yield returns false.
+// Writers calls yield with every inode leased exclusively and the session of the lease, in the
+// order of inodes, until yield returns false.
 func (t *Table[S]) Writers(yield func(meta.Ino, S) bool) {
 	for _, ino := range slices.Sorted(maps.Keys(t.exclusive)) {
 		goOn := true
@@ -105,20 +105,20 @@ func (t *Table[S]) held(ino meta.Ino, keep meta.LeaseMode, is func(S) bool) (yes
 	return yes
 }
 
-// Refused reports whether a session said a short while ago that it can't give an inode
-// back, and has it still.
+// Refused reports whether a session refused, less than RefusalRest ago, to give back an inode
+// that is still leased exclusively.
 func (t *Table[S]) Refused(now time.Time, ino meta.Ino) bool {
 	n := t.inodes[ino]
 	return n != nil && !n.refused.IsZero() && now.Sub(n.refused) < t.RefusalRest
 }
 
-// OutOfReach reports whether nobody knows when background work can have an inode: a
-// session that has a lease on it is away, or has refused to give it back.
+// OutOfReach reports whether background work cannot expect to get an inode soon: a session
+// with a lease on the inode is away, or has refused to give the inode back.
 func (t *Table[S]) OutOfReach(now time.Time, ino meta.Ino, away func(S) bool) bool {
 	return t.Refused(now, ino) || t.held(ino, meta.LeaseNone, away)
 }
 
-// AllOutOfReach are the inodes that are out of reach.
+// AllOutOfReach returns the inodes out of reach.
 func (t *Table[S]) AllOutOfReach(now time.Time, away func(S) bool) map[meta.Ino]bool {
 	beyond := map[meta.Ino]bool{}
 	for ino := range t.inodes { // in any order: a set
@@ -129,7 +129,7 @@ func (t *Table[S]) AllOutOfReach(now time.Time, away func(S) bool) map[meta.Ino]
 	return beyond
 }
 
-// Check reports every invariant that does not hold.
+// Check reports every violated invariant.
 func (t *Table[S]) Check() error {
 	var found []error
 	bad := func(format string, a ...any) { found = append(found, fmt.Errorf(format, a...)) }
@@ -216,7 +216,7 @@ func (t *Table[S]) checkHolders(ino meta.Ino, n *inode[S], bad func(format strin
 			exclusive++
 		}
 	})
-	// With two trees a session may have leases from before it entered the other one.
+	// With two trees a session may have leases from before it entered the other tree.
 	if exclusive > 0 && leased > 1 && !t.NoRecall && len(t.liveTree) == 0 {
 		bad("inode %d: %d sessions have leases, %d of them an exclusive one", ino, leased, exclusive)
 	}

@@ -8,9 +8,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Recall has every session but s that has more than keep on an inode give it up, for an
-// operation that waits. It returns the messages to send and what to wait for; nil:
-// nothing is in the way. Waiting for the round puts a session that is late in the way
+// Recall asks every session but s with more than keep on an inode to lower its lease, for a
+// waiting operation. It returns the channel to wait for and the messages to send; nil: no
+// session is in the way. Sessions that have not answered the round count as in the way
 // (InTheWay).
 func (t *Table[S]) Recall(now time.Time, s S, ino meta.Ino, keep meta.LeaseMode) (over <-chan struct{}, send []Message[S]) {
 	over, send = t.Ask(now, s, ino, keep, 0)
@@ -20,16 +20,18 @@ func (t *Table[S]) Recall(now time.Time, s S, ino meta.Ino, keep meta.LeaseMode)
 	return over, send
 }
 
-// Ask is Recall for background work: no session is in its way, so that it must not wait
-// for sessions that are away. within, unless zero, is for how long a session tries: then
-// it may answer that it holds on to its lease.
+// Ask is Recall for background work: InTheWay does not list the asked sessions, so background
+// work must not wait for sessions that are away. within, unless zero, is how long a session
+// tries to give its lease back: after that time the session may answer that it keeps the
+// lease.
 func (t *Table[S]) Ask(now time.Time, s S, ino meta.Ino, keep meta.LeaseMode, within time.Duration) (over <-chan struct{}, send []Message[S]) {
 	n := t.inodes[ino]
 	if n == nil || t.NoRecall {
 		return nil, nil
 	}
 	if n.round != nil {
-		// A round is under way. If it does not ask for enough, another one follows.
+		// A round is in progress. If the round asks for too little, the caller starts another
+		// round afterwards.
 		n.each(func(h *holder[S]) {
 			if t.inWay(h, s, keep) {
 				over = n.round.over
@@ -87,11 +89,11 @@ func (t *Table[S]) RecallAll(now time.Time) (over []<-chan struct{}, send []Mess
 	return over, send
 }
 
-// PutIn reports whether a session is being asked to give an inode up for an operation
-// that waits, and may still put in what it has of it: it waits for nobody, or nobody
-// would get anywhere. Other sessions that have a lease on the inode, as the session for
-// which it is taken back may, are asked in the same round, which ends when all have
-// answered.
+// PutIn reports whether a session may still commit its changes of an inode although an
+// operation is waiting for the session to give the inode up. The commit must not wait for
+// another session, else neither could proceed. So other sessions with a lease on the inode
+// (possibly also the session of the waiting operation) are asked in the same round, which ends
+// when all have answered.
 func (t *Table[S]) PutIn(s S, ino meta.Ino) (yes bool, send []Message[S]) {
 	n := t.inodes[ino]
 	if n == nil || !n.round.asked(s) || n.round.keep != meta.LeaseNone || n.round.within != 0 || t.NoPutIn {
@@ -105,8 +107,9 @@ func (t *Table[S]) PutIn(s S, ino meta.Ino) (yes bool, send []Message[S]) {
 	return true, send
 }
 
-// Answer books a session's answer to a round: it has given back what it was asked for,
-// or holds on to its lease, if it may. It reports whether the answer counts.
+// Answer books a session's answer to a round: the session has lowered its lease or, with
+// holdsOn, keeps the lease, if the round permits refusal. Answer reports whether the answer
+// counts.
 func (t *Table[S]) Answer(now time.Time, s S, ino meta.Ino, number uint64, holdsOn bool) bool {
 	n := t.inodes[ino]
 	if n == nil || n.round == nil || n.round.number != number || holdsOn && n.round.within == 0 || !n.round.asked(s) {
@@ -128,7 +131,7 @@ func (t *Table[S]) Answer(now time.Time, s S, ino meta.Ino, number uint64, holds
 	return true
 }
 
-// Unanswered are the messages that a session has not answered, to be sent again.
+// Unanswered returns the messages that a session has not answered, to be sent again.
 func (t *Table[S]) Unanswered(s S) (again []Message[S]) {
 	for _, r := range t.inOrder() {
 		if r.asked(s) {
@@ -138,7 +141,7 @@ func (t *Table[S]) Unanswered(s S) (again []Message[S]) {
 	return again
 }
 
-// inOrder lists the rounds that some session has not answered, the oldest first.
+// inOrder lists the rounds not answered by every session, oldest first.
 func (t *Table[S]) inOrder() (all []*round[S]) {
 	for _, number := range slices.Sorted(maps.Keys(t.rounds)) {
 		all = append(all, t.rounds[number])
@@ -146,8 +149,8 @@ func (t *Table[S]) inOrder() (all []*round[S]) {
 	return all
 }
 
-// Stubborn lists the sessions that leave a round from before a moment unanswered; a
-// session may be in the list more than once.
+// Stubborn lists the sessions that have not answered a round begun before a given time; a
+// session may be listed several times.
 func (t *Table[S]) Stubborn(before time.Time) (stubborn []S) {
 	for _, r := range t.inOrder() {
 		if r.since.Before(before) {
@@ -157,8 +160,8 @@ func (t *Table[S]) Stubborn(before time.Time) (stubborn []S) {
 	return stubborn
 }
 
-// InTheWay lists the sessions for whose answer some operation waits; a session may be in
-// the list more than once.
+// InTheWay lists the sessions whose answers waiting operations need; a session may be listed
+// several times.
 func (t *Table[S]) InTheWay() (all []S) {
 	for _, r := range t.inOrder() {
 		if r.awaited {
@@ -170,12 +173,12 @@ func (t *Table[S]) InTheWay() (all []S) {
 
 // Extend gives every session more time to answer.
 func (t *Table[S]) Extend(by time.Duration) {
-	for _, r := range t.rounds { // in any order: each by itself
+	for _, r := range t.rounds { // in any order: rounds are independent
 		r.since = r.since.Add(by)
 	}
 }
 
-// Blocker is an operation that waits, and keeps new leases away from inodes meanwhile.
+// Blocker is a waiting operation that keeps new leases away from inodes.
 type Blocker struct {
 	inodes []meta.Ino
 }
@@ -202,8 +205,8 @@ func (t *Table[S]) Unblock(b *Blocker) {
 	b.inodes = nil
 }
 
-// UnblockInode ends the block of an operation on one inode, so that the operation itself
-// may be given a lease on it.
+// UnblockInode ends an operation's block on one inode, so that the operation's own session can
+// get a lease on the inode.
 func (t *Table[S]) UnblockInode(b *Blocker, ino meta.Ino) {
 	if i := slices.Index(b.inodes, ino); i >= 0 {
 		b.inodes = slices.Delete(b.inodes, i, i+1)
@@ -222,8 +225,8 @@ func (t *Table[S]) unblock(ino meta.Ino) {
 	}
 }
 
-// Blocked is what an operation waits for before an inode may be leased again; nil: the
-// inode may be leased now, or the operation itself blocks it.
+// Blocked returns the channel that an operation waits for before an inode may be leased again;
+// nil: the inode may be leased now, or the operation itself blocks the inode.
 func (t *Table[S]) Blocked(b *Blocker, ino meta.Ino) <-chan struct{} {
 	n := t.inodes[ino]
 	if n == nil || n.blocks == 0 || slices.Contains(b.inodes, ino) {
@@ -240,10 +243,9 @@ func (t *Table[S]) RaiseBarrier() {
 // LowerBarrier ends the barrier.
 func (t *Table[S]) LowerBarrier() { t.barrier = nil }
 
-// AskWriters asks for every exclusive lease to be lowered to the shared one, but for
-// those that a session has refused since the barrier was put up. It returns what to wait
-// for: sessions that are away are asked, too, so that they hear of it when they come
-// back, but not waited for.
+// AskWriters asks the sessions to lower every exclusive lease to shared, except leases refused
+// since the barrier was raised. It returns the channels to wait for. Sessions that are away
+// are asked, too, and find the recall on their return, but over omits their inodes.
 func (t *Table[S]) AskWriters(now time.Time, within time.Duration, away func(S) bool) (over []<-chan struct{}, send []Message[S]) {
 	for _, ino := range slices.Sorted(maps.Keys(t.exclusive)) {
 		if t.barrier != nil {

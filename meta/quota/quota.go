@@ -1,17 +1,17 @@
-// Package quota owns the account of one volume's quota of bytes: what is used, and what
-// was promised to sessions. It is a pure machine in the owner's memory.
+// Package quota owns the account of one volume's quota of bytes: the bytes used, and the bytes
+// promised to sessions. It is a pure machine in the owner's memory.
 //
-// What write(2) took must fit when it is committed, perhaps after close. So a session
-// reserves bytes before it buffers them, and what was promised to one session is out of
-// reach for all others:
+// Bytes accepted by write(2) must fit when they are committed, perhaps after close. So a
+// session reserves bytes before it buffers them, and bytes promised to one session are
+// unavailable to all other sessions:
 //
 //	used + promised <= limit
 //
-// A promise that a session has and does not need lies idle. How much may lie idle is
-// bounded, and before any session is refused a round asks all sessions for what does.
+// The part of a promise that the session does not need lies idle. The account bounds the idle
+// bytes; before a session is refused, a round asks all sessions for their idle bytes.
 //
-// The account reads no clock and sends nothing. The end of a round is a channel, which
-// the account closes.
+// The account reads no clock and sends nothing. The end of a round is a channel, which the
+// account closes.
 package quota
 
 import (
@@ -22,29 +22,29 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// idleMost and idlePart bound what all sessions together may leave idle: so many bytes,
-// and that part of the quota.
+// idleMost and idlePart bound the idle bytes of all sessions together: idleMost bytes, and a
+// hundredth (1/idlePart) of the quota.
 const (
 	idleMost = 64 << 20
 	idlePart = 100
 )
 
-// Account is the account of one volume. It is not safe for use by several goroutines at
-// once.
+// Account is the account of one volume. An Account is not safe for concurrent use.
 type Account struct {
-	// NoPromise is a control of tests: what is granted is promised to nobody.
+	// NoPromise is a control of tests: granted bytes are not added to a promise.
 	NoPromise bool
 
-	limit uint64 // bytes; zero: there is no quota, and the rest is unused
-	used  uint64 // bytes that count, early replies included
+	limit uint64 // bytes; zero: no quota, and the other fields are unused
+	used  uint64 // bytes used, including operations with an early reply
 
 	promises map[meta.SessionID]*promise
-	// promised is what all promises have.
+	// promised is the total of all promises.
 	// INVARIANT: the sum of promise.bytes, and left.
 	promised uint64
-	// left is what sessions had that ended: it is promised until their files are sealed.
+	// left is the total of the promises of ended sessions: the bytes stay promised until the
+	// sessions' files are sealed.
 	left uint64
-	// idle is what may lie idle in all.
+	// idle is the total that may lie idle.
 	// INVARIANT: the sum of promise.idle.
 	idle uint64
 
@@ -52,25 +52,26 @@ type Account struct {
 	lastRound uint64
 }
 
-// promise is what a session was promised.
+// promise is the promise to a session.
 type promise struct {
 	bytes uint64
-	idle  uint64 // the session may leave so much of it unused
-	// drawn is what commits of several operations have taken of the promise so far, by file.
+	idle  uint64 // bytes that the session may leave unused
+	// drawn is the bytes taken from the promise so far by unfinished commits of several
+	// operations, by file.
 	drawn map[meta.Ino]uint64
-	// serial and granted are of the last request that was decided; given is the serial of
-	// the last request that gave something back.
+	// serial and granted belong to the last decided request; given is the serial of the last
+	// request that gave bytes back.
 	serial, granted, given uint64
 	// waiting: the session asks for more.
 	// INVARIANT: nothing lies idle.
 	waiting bool
 }
 
-// Round is one round of asking sessions for what lies idle.
+// Round is one round of asking sessions for their idle bytes.
 type Round struct {
 	Number uint64
 	// pending are the sessions that have not answered.
-	// INVARIANT: while the round is under way, there are some.
+	// INVARIANT: not empty while the round is in progress.
 	pending []meta.SessionID
 	over    chan struct{}
 }
@@ -81,25 +82,26 @@ func (r *Round) Over() <-chan struct{} { return r.over }
 // Pending is how many sessions have not answered.
 func (r *Round) Pending() int { return len(r.pending) }
 
-// Limit is the quota; 0: there is none.
+// Limit is the quota in bytes; 0: no quota.
 func (a *Account) Limit() uint64 { return a.limit }
 
-// Used is what counts.
+// Used is the number of bytes used.
 func (a *Account) Used() uint64 { return a.used }
 
-// Promised is what all sessions were promised, ended sessions included.
+// Promised is the total of all promises in bytes, including ended sessions.
 func (a *Account) Promised() uint64 { return a.promised }
 
-// Idle is what may lie idle in all.
+// Idle is the total number of bytes that may lie idle.
 func (a *Account) Idle() uint64 { return a.idle }
 
-// Left is what ended sessions left behind.
+// Left is the total of the promises of ended sessions in bytes.
 func (a *Account) Left() uint64 { return a.left }
 
-// SetUsed says what counts now.
+// SetUsed sets the number of bytes used.
 func (a *Account) SetUsed(bytes uint64) { a.used = bytes }
 
-// SetLimit sets the quota. Promises are forgotten when it goes.
+// SetLimit sets the quota. A limit of 0 removes the quota, drops all promises and ends the
+// round.
 func (a *Account) SetLimit(limit uint64) {
 	if a.limit > 0 && limit == 0 {
 		a.promises, a.promised, a.left, a.idle = nil, 0, 0, 0
@@ -108,7 +110,7 @@ func (a *Account) SetLimit(limit uint64) {
 	a.limit = limit
 }
 
-// Free is what can be promised still.
+// Free is the number of bytes that can still be promised.
 func (a *Account) Free() uint64 {
 	free := a.limit - min(a.limit, a.used)
 	return free - min(free, a.promised)
@@ -129,10 +131,10 @@ func (a *Account) of(id meta.SessionID) *promise {
 func (a *Account) add(p *promise, n uint64)  { p.bytes += n; a.promised += n }
 func (a *Account) take(p *promise, n uint64) { n = min(n, p.bytes); p.bytes -= n; a.promised -= n }
 
-// setIdle sets what of a promise may lie idle.
+// setIdle sets the part of a promise that may lie idle.
 func (a *Account) setIdle(p *promise, n uint64) { a.idle += n - p.idle; p.idle = n }
 
-// Promise is what a session was promised and has not used, and what of it may lie idle.
+// Promise returns the unused bytes of a session's promise, and how many bytes may lie idle.
 func (a *Account) Promise(id meta.SessionID) (bytes, idle uint64) {
 	if p := a.promises[id]; p != nil {
 		return p.bytes, p.idle
@@ -140,15 +142,15 @@ func (a *Account) Promise(id meta.SessionID) (bytes, idle uint64) {
 	return 0, 0
 }
 
-// Askable reports whether a session may have something idle: it was promised some, and
-// does not wait for more.
+// Askable reports whether a session may have idle bytes: the session has a promise and does
+// not wait for more.
 func (a *Account) Askable(id meta.SessionID) bool {
 	p := a.promises[id]
 	return p != nil && p.bytes > 0 && !p.waiting
 }
 
-// PromisedBeyond reports whether sessions other than those in the volume have a promise,
-// or left one behind.
+// PromisedBeyond reports whether a session outside the set has a promise, or ended sessions
+// left promises.
 func (a *Account) PromisedBeyond(inside map[meta.SessionID]bool) bool {
 	for id, p := range a.promises { // in any order: a question
 		if p.bytes > 0 && !inside[id] {
@@ -158,7 +160,7 @@ func (a *Account) PromisedBeyond(inside map[meta.SessionID]bool) bool {
 	return a.left > 0
 }
 
-// Claim gives a session what the owner before had promised it.
+// Claim sets a session's promise to the bytes promised by the previous owner.
 func (a *Account) Claim(id meta.SessionID, bytes uint64) {
 	if a.limit == 0 {
 		return
@@ -168,7 +170,7 @@ func (a *Account) Claim(id meta.SessionID, bytes uint64) {
 	a.add(p, bytes)
 }
 
-// GiveBack books what a session gives back with a request, once for a serial number.
+// GiveBack books the bytes that a session gives back with a request, once per serial number.
 func (a *Account) GiveBack(id meta.SessionID, serial, bytes uint64) {
 	if p := a.of(id); serial > p.given {
 		p.given = serial
@@ -176,7 +178,7 @@ func (a *Account) GiveBack(id meta.SessionID, serial, bytes uint64) {
 	}
 }
 
-// Answer books that a session has nothing idle as of a round.
+// Answer books that a session has no idle bytes as of a round.
 func (a *Account) Answer(id meta.SessionID, round uint64) {
 	a.setIdle(a.of(id), 0)
 	a.answered(id, round)
@@ -195,15 +197,15 @@ func (a *Account) answered(id meta.SessionID, round uint64) {
 	}
 }
 
-// Round is the round that is under way; nil: none is.
+// Round is the round in progress, or nil.
 func (a *Account) Round() *Round { return a.round }
 
-// NextRound is the number that the next round has.
+// NextRound is the number of the next round.
 func (a *Account) NextRound() uint64 { return a.lastRound + 1 }
 
-// BeginRound begins a round that waits for some sessions, and ends the one that is under
-// way: whoever waits for that looks again. nil: there are no sessions to wait for, and the
-// number is used up.
+// BeginRound begins a round that waits for the asked sessions, and ends the round in progress:
+// callers waiting for the old round check again. nil: asked is empty; the number is used up,
+// and a round in progress continues.
 func (a *Account) BeginRound(asked []meta.SessionID) *Round {
 	a.lastRound++
 	if len(asked) == 0 {
@@ -214,7 +216,8 @@ func (a *Account) BeginRound(asked []meta.SessionID) *Round {
 	return a.round
 }
 
-// EndRound ends a round, though some have not answered; false: it is not under way.
+// EndRound ends a round even if sessions have not answered; false: the round is not in
+// progress.
 func (a *Account) EndRound(r *Round) bool {
 	if r == nil || a.round != r {
 		return false
@@ -224,15 +227,15 @@ func (a *Account) EndRound(r *Round) bool {
 	return true
 }
 
-// Decided is what a session was granted by the request with a serial number, if that was
-// decided before.
+// Decided reports whether a session's request with a serial number was decided before, and the
+// bytes granted by the last decided request.
 func (a *Account) Decided(id meta.SessionID, serial uint64) (granted uint64, yes bool) {
 	p := a.of(id)
 	return p.granted, serial <= p.serial
 }
 
-// Share sets how much of a session's promise may lie idle, and tells whether other
-// sessions have more than their part.
+// Share sets how many bytes of a session's promise may lie idle. crowded: other sessions have
+// more than their equal part, so the session gets less than its part.
 func (a *Account) Share(id meta.SessionID) (crowded bool) {
 	p := a.of(id)
 	most := a.MostIdle()
@@ -242,11 +245,11 @@ func (a *Account) Share(id meta.SessionID) (crowded bool) {
 	return p.idle < fair
 }
 
-// MostIdle bounds what may lie idle in all.
+// MostIdle bounds the total number of idle bytes.
 func (a *Account) MostIdle() uint64 { return min(idleMost, a.limit/idlePart) }
 
-// Grant promises a session what it wants, which must be free, and something ahead: near
-// the limit not much, as another session would ask for it at once.
+// Grant promises a session want bytes, which must be free, and some bytes ahead: near the
+// limit only few, as another session would ask for the bytes at once.
 func (a *Account) Grant(id meta.SessionID, serial, want uint64) (granted uint64) {
 	return a.GrantExactly(id, serial, want+min(a.of(id).idle, (a.Free()-want)/8))
 }
@@ -262,7 +265,7 @@ func (a *Account) GrantExactly(id meta.SessionID, serial, bytes uint64) (granted
 	return bytes
 }
 
-// Wait books that a session waits for more than is free: nothing that it has lies idle.
+// Wait books that a session waits for more than is free: no byte of its promise lies idle.
 func (a *Account) Wait(id meta.SessionID) {
 	if p := a.of(id); !p.waiting {
 		p.waiting = true
@@ -270,34 +273,33 @@ func (a *Account) Wait(id meta.SessionID) {
 	}
 }
 
-// WaitNoMore books that a session does not wait any more.
+// WaitNoMore books that a session stopped waiting.
 func (a *Account) WaitNoMore(id meta.SessionID) {
 	if p := a.promises[id]; p != nil {
 		p.waiting = false
 	}
 }
 
-// Inherit is what the processes of a session before this one were promised and have not
-// used.
+// Inherit returns the unused part of the promises to the earlier processes of a session.
 func (a *Account) Inherit(id meta.SessionID, serial uint64) (granted uint64) {
 	p := a.of(id)
 	if serial > p.serial {
 		p.serial, p.granted = serial, p.bytes
-		p.drawn = nil // what was half committed is committed anew
+		p.drawn = nil // the new process repeats half-done commits from the start
 	}
 	return p.granted
 }
 
-// Spend ends some bytes of a session's promise: the operation that they were for was
-// executed.
+// Spend subtracts bytes from a session's promise: the operation of these bytes was executed.
 func (a *Account) Spend(id meta.SessionID, bytes uint64) {
 	if p := a.promises[id]; p != nil {
 		a.take(p, bytes)
 	}
 }
 
-// Cover is how much of its growth an operation need not ask for. reserved is what the
-// session says of it; draw: all that the session was promised is for it.
+// Cover returns how much of its growth an operation need not request. reserved is the
+// session's reservation for the operation; draw: the session's whole promise is available to
+// the operation.
 func (a *Account) Cover(id meta.SessionID, reserved uint64, draw bool) uint64 {
 	bytes, _ := a.Promise(id)
 	if draw {
@@ -306,8 +308,8 @@ func (a *Account) Cover(id meta.SessionID, reserved uint64, draw bool) uint64 {
 	return min(reserved, bytes)
 }
 
-// Draw books an operation on a file that is not the last of its commit; before is what
-// was used before it.
+// Draw books an operation on a file that is not the last operation of the file's commit;
+// before is the number of bytes used before the operation.
 func (a *Account) Draw(id meta.SessionID, ino meta.Ino, before uint64) {
 	p := a.promises[id]
 	if p == nil || a.used <= before {
@@ -321,8 +323,8 @@ func (a *Account) Draw(id meta.SessionID, ino meta.Ino, before uint64) {
 	a.take(p, n)
 }
 
-// ChargeWrite books the last operation of a commit of a file: what the operations before
-// it have drawn is over already.
+// ChargeWrite books the last operation of a file's commit: the earlier operations have taken
+// the drawn bytes from the promise already.
 func (a *Account) ChargeWrite(id meta.SessionID, ino meta.Ino, reserved uint64) {
 	if p := a.promises[id]; p != nil {
 		a.take(p, reserved-min(reserved, p.drawn[ino]))
@@ -330,7 +332,7 @@ func (a *Account) ChargeWrite(id meta.SessionID, ino meta.Ino, reserved uint64) 
 	}
 }
 
-// Leave books that a session ended: what it was promised stays until FreeLeft.
+// Leave books that a session ended: its promise stays until FreeLeft.
 func (a *Account) Leave(id meta.SessionID) {
 	p := a.promises[id]
 	if p == nil {
@@ -342,13 +344,14 @@ func (a *Account) Leave(id meta.SessionID) {
 	a.answered(id, ^uint64(0))
 }
 
-// FreeLeft frees what ended sessions left: no file of theirs is open-ended.
+// FreeLeft frees the promises of ended sessions. The caller has checked that no file of an
+// ended session is open-ended.
 func (a *Account) FreeLeft() {
 	a.promised -= a.left
 	a.left = 0
 }
 
-// Check reports every invariant that does not hold.
+// Check reports every violated invariant.
 func (a *Account) Check() error {
 	var found []error
 	bad := func(format string, v ...any) { found = append(found, fmt.Errorf(format, v...)) }
