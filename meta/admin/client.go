@@ -33,7 +33,7 @@ type Config struct {
 	Known func() []string
 	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
 	Creds *peer.Credentials
-	// Reach is how long is tried to reach a server before a call fails; 0: 10 s.
+	// Reach bounds the attempts to reach a server before a call fails; 0: 10 s.
 	Reach time.Duration
 	// AnswerWait bounds how long a connected server may take to answer a call that reads and
 	// is not marked long; 0: as long as the caller's context lasts.
@@ -59,7 +59,7 @@ type Client struct {
 	at map[string]*Client // single-server clients by address; nil: closed
 }
 
-// lastDial is how the newest attempt to connect ended.
+// lastDial is the result of the newest attempt to connect.
 type lastDial struct {
 	mu   sync.Mutex
 	addr string
@@ -161,7 +161,7 @@ func (c *Client) At(addr string) (*Client, error) {
 // Conn is the connection, for clients of the servers' other services.
 func (c *Client) Conn() grpc.ClientConnInterface { return c.conn }
 
-// Close ends the connections. Calls under way fail with Canceled.
+// Close ends the connections. Calls in progress fail with Canceled.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	at := c.at
@@ -217,7 +217,7 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 		ctx, cancel = context.WithTimeoutCause(ctx, c.cfg.AnswerWait, errNoAnswer)
 		defer cancel()
 	}
-	// lost is when servers began to be out of reach.
+	// lost is the time since which no server can be reached.
 	var lost time.Time
 	for wait := tryMin; ; wait = min(2*wait, tryMax) {
 		asked := time.Now()
@@ -274,7 +274,7 @@ func IsUnanswered(err error) bool {
 	return is
 }
 
-// refused: to try again would not help.
+// refused reports that another attempt would not help.
 func refused(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.AccessDenied, meta.Invalid, meta.Version:

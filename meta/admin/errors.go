@@ -52,7 +52,7 @@ func StatusOf(err error) error {
 	return s.Err()
 }
 
-// ErrorOf says an error in the words of the API.
+// ErrorOf translates an error to a message of the API.
 func ErrorOf(err error) *Error {
 	e := &Error{Kind: Kind(meta.KindOf(err))}
 	if x, ok := err.(*meta.Error); ok {
@@ -75,8 +75,8 @@ func (e *Error) AsError() error {
 	return &meta.Error{Op: e.Operation, Kind: meta.Kind(e.Kind), Subject: e.Subject, Err: cause}
 }
 
-// errorOf translates a status back. answered: a server said so. Else the error is of the
-// connection, and nobody knows whether the call was done.
+// errorOf translates a status back to an error. answered: a server sent the error. Otherwise
+// the connection failed, and the call may or may not have been executed.
 func errorOf(err error) (_ error, answered bool) {
 	if err == nil {
 		return nil, true

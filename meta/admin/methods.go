@@ -62,7 +62,7 @@ var methods = sync.OnceValue(func() map[string]*Method {
 // MethodOf finds a method of the API by name; nil: no such method.
 func MethodOf(name string) *Method { return methods()[name] }
 
-// Methods gives all methods of the API, by name.
+// Methods returns all methods of the API, by name.
 func Methods() map[string]*Method { return methods() }
 
 // NewAnswer makes an empty answer.

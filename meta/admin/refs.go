@@ -19,7 +19,7 @@ var roles = map[peer.Role]Role{
 	peer.Client: Role_ROLE_CLIENT, peer.Admin: Role_ROLE_ADMIN,
 }
 
-// RoleOf says a certificate's role in the words of the API.
+// RoleOf translates a certificate's role to the API.
 func RoleOf(r peer.Role) Role { return roles[r] }
 
 // Peer returns the corresponding role of certificates; "" if none corresponds.

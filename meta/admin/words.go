@@ -101,7 +101,7 @@ func say(m protoreflect.Message, s reflect.Value) {
 			for j := range v.Len() {
 				to.Append(sayOne(f, v.Index(j)))
 			}
-		case v.IsZero(): // absent, as a zero is anyway
+		case v.IsZero(): // absent: the zero value of the message field
 		default:
 			m.Set(f, sayOne(f, v))
 		}
@@ -154,7 +154,7 @@ func sayOne(f protoreflect.FieldDescriptor, v reflect.Value) protoreflect.Value 
 	panic(fmt.Sprintf("admin: %s can't be said of a %s", f.FullName(), v.Type()))
 }
 
-// number is an integer of any kind, in 64 bits.
+// number returns an integer of any kind in 64 bits.
 func number(v reflect.Value) int64 {
 	if v.CanUint() {
 		return int64(v.Uint())
@@ -254,7 +254,7 @@ func setNumber(v reflect.Value, n int64) {
 	}
 }
 
-// unsaid is Unsaid below a path.
+// unsaid is Unsaid for the fields below a path.
 func unsaid(m protoreflect.MessageDescriptor, s reflect.Type, path string, seen map[reflect.Type]bool) (l []string) {
 	if seen[s] {
 		return nil

@@ -24,7 +24,7 @@ func (s *Session) Begin() (turn uint32) {
 		if s.begun.turn.Load() == turn {
 			return turn
 		}
-		s.begun.count[turn].Add(-1) // the turn changed in between
+		s.begun.count[turn].Add(-1) // the turn changed meanwhile
 	}
 }
 
@@ -37,8 +37,8 @@ func (s *Session) End(turn uint32) { s.begun.count[turn].Add(-1) }
 // once, before new ones.
 const resentWithin = 5 * time.Second
 
-// settle begins the next turn if all of the turn before are over. Caller holds
-// mu.
+// settle begins the next turn if every request of the previous turn has ended. The caller
+// holds mu.
 func (s *Session) settle() {
 	if s.cfg.Session != 0 && now()-s.born < resentWithin {
 		return

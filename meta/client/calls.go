@@ -185,8 +185,8 @@ func (s *Session) Sync(ctx context.Context, v meta.VolumeID) error {
 	return m.(*wire.Reply).Status.Error()
 }
 
-// Durable reports whether everything answered so far on the volume is known to
-// be in the journal.
+// Durable reports whether every reply received so far on the volume is known to be in the
+// journal.
 func (s *Session) Durable(v meta.VolumeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -334,7 +334,7 @@ func (s *Session) Drop(v meta.VolumeID, inos []meta.Ino) {
 	}
 }
 
-// Resolve finds a chunk server. The first call may wait a moment for the list.
+// Resolve finds a chunk server. The first call may wait up to 2 s for the list of servers.
 func (s *Session) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
 	select {
 	case <-s.gotSrv:
@@ -354,7 +354,7 @@ func (s *Session) Servers() []meta.ServerInfo {
 	return slices.SortedFunc(maps.Values(s.servers), func(a, b meta.ServerInfo) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// RenewCap gives another capability than old, which a server did not accept.
+// RenewCap returns a capability other than old, which a server did not accept.
 func (s *Session) RenewCap(v meta.VolumeID, old []byte) []byte {
 	s.mu.Lock()
 	now := s.volume(v).cap
@@ -506,7 +506,7 @@ func quick(a *wire.Admin) bool {
 	return false
 }
 
-// MetaServers lists the live metadata servers of the last list that this session received.
+// MetaServers lists the live metadata servers, as of the last list received.
 func (s *Session) MetaServers() []wire.MetaServer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -96,7 +96,7 @@ type conn struct {
 	gone chan struct{}
 
 	until atomic.Int64 // end of the lease, on the clock of now
-	heard atomic.Int64 // when the last frame came
+	heard atomic.Int64 // time of the last frame
 
 	used time.Duration // last time a volume was served over the conn; Session.mu
 
@@ -109,7 +109,7 @@ const answersAtOnce = 256
 // now is the clock for leases.
 func now() time.Duration { return process.Uptime() }
 
-// renewed: the server granted a lease of ttl, counted from when we asked.
+// renewed extends the lease to ttl after the time sent of the request, less an eighth.
 func (c *conn) renewed(sent, ttl time.Duration) {
 	until := int64(sent + ttl - ttl/8)
 	for {
@@ -120,7 +120,7 @@ func (c *conn) renewed(sent, ttl time.Duration) {
 	}
 }
 
-// left is how much of the lease surely is left.
+// left is the remaining time of the lease, surely granted.
 func (c *conn) left() time.Duration { return time.Duration(c.until.Load()) - process.Recent() }
 
 // attempt is a connection being made.
@@ -174,7 +174,7 @@ func (s *Session) connTo(ctx context.Context, addr string) (*conn, error) {
 	}
 }
 
-// dial makes a connection and starts its reader and its keepAlive goroutine.
+// dial makes a connection and starts the reader and the keepAlive goroutine.
 func (s *Session) dial(addr string) (*conn, error) {
 	s.mu.Lock()
 	cluster := s.cluster
@@ -236,7 +236,7 @@ var (
 	errLost   = errors.New("the connection to the server was lost")
 )
 
-// silence is how long a server may say nothing.
+// silence is how long a server may send nothing.
 func (c *conn) silence() time.Duration { return max(c.ttl/2, 400*time.Millisecond) }
 
 // quiet adds up how long a server has been silent. Time in which this process stood still does
@@ -361,7 +361,7 @@ func (c *conn) read(rd *wire.Reader) error {
 	for {
 		if c.recalls > 0 && (rd.Buffered() == 0 || c.recalls >= answersAtOnce) {
 			c.recalls = 0
-			c.send.FlushSoon() // the server may wait for us to read
+			c.send.FlushSoon() // the server may be waiting for this reader: do not block on writing
 		}
 		t, id, body, err := rd.Next()
 		if err != nil {
@@ -404,7 +404,7 @@ func (c *conn) read(rd *wire.Reader) error {
 				return err
 			}
 			s.mu.Lock()
-			delete(s.failed, m.Addr) // the server that announced the move knows that m.Addr is alive
+			delete(s.failed, m.Addr) // the server announcing the move knows m.Addr to be alive
 			s.leave(m.Volume, c, m.Addr)
 			s.mu.Unlock()
 		case wire.TKeepAlive:

@@ -25,7 +25,7 @@ type Event struct {
 	FromPath string
 }
 
-// EventLog tells which events a volume keeps.
+// EventLog returns the numbers of the events that a volume keeps.
 func (s *Session) EventLog(ctx context.Context, v meta.VolumeID) (meta.EventLog, error) {
 	a, err := s.events(ctx, v, wire.EventsRequest{Newest: true})
 	return meta.EventLog{Keep: a.Keep, First: a.First, Last: a.Last}, err
@@ -51,7 +51,7 @@ func (s *Session) Events(ctx context.Context, v meta.VolumeID, since uint64, fol
 	return s.eventsFrom(ctx, v, wire.EventsRequest{Since: since}, follow, fn)
 }
 
-// KeptEvents is Events from the oldest event that the volume keeps when its owner answers.
+// KeptEvents is Events from the oldest event kept when the volume's owner answers.
 func (s *Session) KeptEvents(ctx context.Context, v meta.VolumeID, follow bool, fn func(Event) error) error {
 	return s.eventsFrom(ctx, v, wire.EventsRequest{Oldest: true}, follow, fn)
 }
@@ -63,7 +63,7 @@ func (s *Session) eventsFrom(ctx context.Context, v meta.VolumeID, q wire.Events
 	for {
 		a, err := s.events(ctx, v, q)
 		if follow && ctx.Err() == nil && passes(err) {
-			// Between two owners, or while none can be reached.
+			// The volume is between two owners, or no owner can be reached.
 			select {
 			case <-time.After(lookMax):
 				continue
@@ -99,7 +99,7 @@ func (s *Session) eventsFrom(ctx context.Context, v meta.VolumeID, q wire.Events
 	}
 }
 
-// passes: the volume is served again soon, as far as the error tells.
+// passes reports that, judging by the error, the volume will be served again soon.
 func passes(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.NotOwner, meta.Unavailable, meta.Interrupted:

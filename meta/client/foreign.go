@@ -64,8 +64,8 @@ func (s *Session) ReadChunkCap(id meta.ChunkID) []byte {
 	return s.fetchForeignCap(id, f, nil)
 }
 
-// RenewChunkCap gives another capability to read a chunk than old, which a
-// server did not accept.
+// RenewChunkCap returns a capability to read a chunk other than old, which a server did not
+// accept.
 func (s *Session) RenewChunkCap(id meta.ChunkID, old []byte) []byte {
 	s.mu.Lock()
 	f := s.foreign[id]

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// groupTries bounds the attempts at a group whose volumes could not be held at one moment.
-	// groupTry bounds one attempt.
+	// groupTries bounds the attempts at a group if the volumes could not be held at one
+	// moment. groupTry bounds one attempt.
 	groupTries = 4
 	groupTry   = 20 * time.Second
 	// groupTidy bounds the removal of the snapshots left by a failed attempt.
 	groupTidy = 10 * time.Second
 )
 
-// Groups lists group snapshots: of a volume, or with zero all of the cluster. Errors:
+// Groups lists the group snapshots of a volume, or of the whole cluster if v is zero. Errors:
 // AccessDenied.
 func (s *Session) Groups(ctx context.Context, v meta.VolumeID) (l []meta.Group, err error) {
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminGroups, Volume: v}, nil, &l)
@@ -143,7 +143,7 @@ func (s *Session) atEach(g *meta.Group, do func(i int, v meta.VolumeID) error) e
 func (s *Session) tryGroup(ctx context.Context, g meta.Group, strict bool) ([]meta.GroupMember, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, groupTry, meta.E("take group", meta.Again, g.Name, errors.New("it took too long")))
 	defer cancel()
-	// Hold the volumes in their order: two groups that share volumes must not deadlock.
+	// Hold the volumes in order: two groups sharing volumes must not deadlock.
 	for _, m := range g.Members {
 		if err := s.groupStep(ctx, &g, m.Volume, wire.GroupHold, strict, nil); err != nil {
 			return nil, fmt.Errorf("volume %d: %w", m.Volume, err)
@@ -189,7 +189,7 @@ func (s *Session) DeleteGroup(ctx context.Context, name string) error {
 func (s *Session) forgetGroup(ctx context.Context, g meta.Group) error {
 	err := s.atEach(&g, func(_ int, v meta.VolumeID) error {
 		err := s.groupStep(ctx, &g, v, wire.GroupDelete, false, nil)
-		if errors.Is(err, meta.NoSuchVolume) || errors.Is(err, meta.NotFound) { // another was here before
+		if errors.Is(err, meta.NoSuchVolume) || errors.Is(err, meta.NotFound) { // another session deleted the snapshot
 			return nil
 		}
 		return err

@@ -41,7 +41,7 @@ func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Ide
 			errs = append(errs, fmt.Errorf("%s: %w", addr, err))
 			continue
 		}
-		refused := false // and nothing was noted
+		refused := false // and the servers noted nothing for this key
 		switch kind {
 		case meta.AccessDenied, meta.Invalid, meta.NotSupported:
 			// This server noted nothing. A server asked before may have noted the name for
@@ -153,7 +153,7 @@ func KeepRenewed(ctx context.Context, creds *peer.Credentials, failed func(error
 		return
 	}
 	for {
-		wait := max(min(time.Until(creds.RenewAt()), time.Minute), 0) // the files may be replaced by hand, too
+		wait := max(min(time.Until(creds.RenewAt()), time.Minute), 0) // looks every minute: an operator may replace the files, too
 		if wait == 0 {
 			call, cancel := context.WithTimeout(ctx, 20*time.Second)
 			err := renew(call)

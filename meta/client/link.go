@@ -15,9 +15,9 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// LinkConfig is a chunk server's standing streams to the metadata servers.
+// LinkConfig configures a chunk server's standing streams to the metadata servers.
 type LinkConfig struct {
-	Addrs  []string // of some meta servers; the others are learnt
+	Addrs  []string // of some meta servers; the servers announce the others
 	Name   string
 	Logger *slog.Logger
 	Creds  *peer.Credentials  // as in Config
@@ -72,7 +72,7 @@ type links struct {
 	// address; zero: the list names the address. A server sends a list only when the list
 	// changed.
 	metas map[string]time.Time
-	err   error // a server refuses us for good
+	err   error // refusal by a server at a configured address
 	stop  context.CancelFunc
 }
 
@@ -119,7 +119,8 @@ func (l *links) keepAll(ctx context.Context) error {
 	return l.err
 }
 
-// startLocked begins to keep a stream to an address.
+// startLocked starts a goroutine keeping a stream to an address, unless the address has a
+// goroutine. The caller holds mu.
 func (l *links) startLocked(ctx context.Context, addr string, always bool) {
 	if l.tried[addr] || ctx.Err() != nil {
 		return
@@ -210,7 +211,7 @@ func (l *links) take(addr string, nc net.Conn) bool {
 	return true
 }
 
-// stands reports that a stream to the server with this address is up.
+// stands reports that a stream to the server at addr is up.
 func (l *links) stands(addr string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -252,7 +253,7 @@ func (l *links) run(ctx context.Context, addr string) error {
 		cfg.Connected(true)
 		defer cfg.Connected(false)
 	}
-	// Streams to servers learnt on this stream outlive this stream.
+	// Streams to servers learnt on this stream may outlive the stream.
 	others := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

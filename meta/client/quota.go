@@ -8,7 +8,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// QuotaHandler is a Handler that reserves quota for its writes.
+// QuotaHandler is a Handler reserving quota before it writes.
 type QuotaHandler interface {
 	// Metered: on reports that the volume has a quota of bytes; with overwrites the handler
 	// must reserve overwritten bytes as well. If settle is not nil, the handler must first
@@ -24,7 +24,7 @@ type QuotaHandler interface {
 // Promise is the answer to Reserve.
 type Promise struct {
 	Granted uint64 // bytes; with a place possibly fewer than asked, yet enough for the write
-	Idle    uint64 // at most so much may lie unused
+	Idle    uint64 // the session may leave up to Idle bytes unused
 	Metered bool   // false: the volume has no quota any more
 }
 
@@ -60,7 +60,7 @@ func (s *Session) reserve(ctx context.Context, epoch uint64, m *wire.Reserve) (P
 		if epoch != AnyEpoch && epoch != vs.epoch {
 			return meta.E("reserve", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d, since this was begun", m.Volume))
 		}
-		vs.serial++ // as with frames, a predecessor's numbers are behind us
+		vs.serial++ // larger than every Serial of a predecessor, by Generation
 		m.Serial = vs.serial
 		m.Give = min(m.Give, vs.held)
 		vs.held -= m.Give

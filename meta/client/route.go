@@ -18,14 +18,14 @@ import (
 const (
 	lookMin   = 10 * time.Millisecond
 	lookMax   = 250 * time.Millisecond
-	lookHops  = 4               // redirections followed at once
+	lookHops  = 4               // redirections followed without a wait
 	lookWarns = 2 * time.Second // between warnings about an owner that is not found
 	// lookDenied is how long a session continues to ask unreachable servers after a server
 	// refused the session's identity.
 	lookDenied = 3 * time.Second
 )
 
-// look starts the search for a volume's owner. Caller holds mu.
+// look starts the search for a volume's owner. The caller holds mu.
 func (s *Session) look(v meta.VolumeID) {
 	vs := s.volume(v)
 	if vs.routing || vs.conn != nil || s.closed {
@@ -117,7 +117,7 @@ func (s *Session) route(v meta.VolumeID) {
 	}
 }
 
-// final: looking on would not help.
+// final reports that continuing the search would not help.
 func final(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.NoSuchVolume, meta.AccessDenied, meta.NotPermitted, meta.Corrupt, meta.Version, meta.BadCapability:
@@ -255,7 +255,7 @@ func (s *Session) expire(v meta.VolumeID, err error) {
 	}
 }
 
-// appendChanged appends the inodes that op names and changes.
+// appendChanged appends the inodes named and changed by op.
 func appendChanged(inos []meta.Ino, op meta.Op) []meta.Ino {
 	switch op := op.(type) {
 	case *meta.Create:
@@ -271,7 +271,7 @@ func appendChanged(inos []meta.Ino, op meta.Op) []meta.Ino {
 	case *meta.Junction:
 		return append(inos, op.Parent)
 	case *meta.SetAttr:
-		if op.Mask&^(meta.SetAtime|meta.SetCtime) != 0 { // else a time of access
+		if op.Mask&^(meta.SetAtime|meta.SetCtime) != 0 { // a change of only the access time does not count
 			return append(inos, op.Ino)
 		}
 	case *meta.Write:
@@ -388,7 +388,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		r := s.pending[id]
 		delete(s.pending, id)
 		s.book(r)
-		if m, ok := r.msg.(*wire.Sync); ok { // the owner before had other numbers
+		if m, ok := r.msg.(*wire.Sync); ok { // the previous owner had other numbers
 			r.msg = &wire.Sync{Volume: m.Volume, Seq: wire.SyncAll}
 		}
 		if m, ok := r.msg.(*wire.Reserve); ok && e.Claim {
@@ -408,7 +408,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 	return nil
 }
 
-// isOp: the request holds operations of a volume.
+// isOp reports that the request holds operations of a volume.
 func (r *request) isOp() bool {
 	switch r.msg.(type) {
 	case *wire.Call, *wire.Batch:

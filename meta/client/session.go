@@ -43,8 +43,8 @@ type Handler interface {
 	// Granted: the session holds lease g until a Recall. The session calls Granted before it
 	// delivers the reply carrying the grant.
 	Granted(v meta.VolumeID, g meta.Grant)
-	// Recall asks to lower a lease; done is called once, from any goroutine,
-	// when nothing cached beyond r.Keep can be seen any more.
+	// Recall asks the handler to lower a lease. The handler calls done once, from any
+	// goroutine, when no reader can see data cached beyond r.Keep any more.
 	Recall(r meta.Recall, done func())
 	// Expired: the session ended in these volumes. All its leases there are void, and changes
 	// not yet durable are lost. The session has begun anew in the volumes; each such call
@@ -53,8 +53,8 @@ type Handler interface {
 	Expired(volumes []meta.VolumeID, err error)
 }
 
-// Claimer is a Handler that lists its leases and locks in a volume, for an owner without that
-// knowledge. The session holds its own mutex during the call.
+// Claimer is a Handler listing its leases and locks in a volume, for an owner that does not
+// know them. The session holds mu during the call.
 type Claimer interface {
 	Claims(v meta.VolumeID) ([]meta.Grant, []meta.Lock)
 }
@@ -66,7 +66,7 @@ type OrphanHandler interface {
 }
 
 // HoldHandler is a Handler that may keep a recalled lease for a limited time, rather than
-// discard bytes that it can't commit.
+// discard uncommittable bytes.
 type HoldHandler interface {
 	// RecallWithin is Recall for a recall with Within. held tells the owner that the handler
 	// still holds the lease.
@@ -81,7 +81,7 @@ type LossHandler interface {
 	Lost(v meta.VolumeID, inos []meta.Ino, err error)
 }
 
-// LockHandler is a Handler that records locks, to claim them at another owner.
+// LockHandler is a Handler recording locks for claims at another owner.
 type LockHandler interface {
 	// Locked: the owner set l or, if l.Type is LockUnlock, released the range of l. The
 	// session calls Locked before it delivers the reply.
@@ -90,7 +90,7 @@ type LockHandler interface {
 
 // Config describes the servers and the caller.
 type Config struct {
-	Addrs   []string // of some meta servers: "unix:/path" or "host:port"; the others are learnt
+	Addrs   []string // of some meta servers: "unix:/path" or "host:port"; the servers announce the others
 	Name    string   // for people, in lists of sessions
 	Role    wire.Role
 	Handler Handler
@@ -167,8 +167,8 @@ type volumeState struct {
 	seen     meta.Seq // largest Seq in a reply
 	durable  meta.Seq // largest TDurable
 	retained []retained
-	// replaying counts replays without an answer: entries of an owner before
-	// may have other numbers now.
+	// replaying counts replays without an answer: at the new owner the journal entries may
+	// have other numbers.
 	replaying int
 	// settling and settled follow durable once every request begun before has ended.
 	settling meta.Seq
@@ -186,7 +186,7 @@ type volumeState struct {
 	// unwanted are locks granted after their callers gave up.
 	unwanted []meta.Lock
 
-	held   uint64 // promised of the volume's quota, and not spent
+	held   uint64 // promised bytes of the volume's quota, not spent
 	serial uint64 // of the last Reserve
 
 	lease *volumeLease
@@ -200,7 +200,7 @@ type volumeLease struct {
 	frozen atomic.Int64
 }
 
-// Session is safe for concurrent use.
+// Session is a program's session with a cluster, safe for concurrent use.
 type Session struct {
 	cfg Config
 	log *slog.Logger
@@ -212,7 +212,7 @@ type Session struct {
 	conns    map[string]*conn // by the server's own address
 	alias    map[string]string
 	attempts map[string]*attempt
-	failed   map[string]time.Duration // when an address did not answer
+	failed   map[string]time.Duration // time of an address's last failure
 	deniedAt time.Duration            // since when servers refuse this identity; 0: no refusal
 	metas    []wire.MetaServer
 	foreign  map[meta.ChunkID]*foreignCap // chunks holding files of clones
@@ -346,7 +346,7 @@ func (s *Session) addrs(first ...string) (l []string) {
 	return append(l, late...)
 }
 
-// connWait is how long the session waits for one address before it tries another; the attempt
+// connWait is how long the session waits for one address before trying another; the attempt
 // continues.
 const connWait = 500 * time.Millisecond
 
@@ -539,7 +539,7 @@ func (s *Session) retain(c *wire.Call, a *wire.Reply) {
 		return
 	}
 	call := *c
-	call.Reserved, call.Draw = 0, false // a replay is admitted without
+	call.Reserved, call.Draw = 0, false // the owner admits a replay without a promise
 	switch o := c.Op.(type) {
 	case *meta.Create:
 		if !a.Result.Existed {
@@ -561,7 +561,7 @@ var requests = sync.Pool{New: func() any { return &request{done: make(chan respo
 type patience uint8
 
 const (
-	left     patience = iota // nobody waits for the answer any more
+	left     patience = iota // the caller no longer waits for the answer
 	canceled                 // the server is asked to cancel, and answers at once if it can
 	settled                  // as canceled, yet the caller waits for the answer: the request may be executed already
 )
@@ -660,8 +660,9 @@ func (s *Session) put(r *request) {
 // killedWait is how long a caller waits for the server's immediate answer to a cancel.
 const killedWait = time.Second
 
-// await waits for the answer to a request, as patiently as how says. over, unless nil, is
-// called once, when nothing comes of the request any more.
+// await waits for the answer to a request; how selects the handling of an early end of ctx.
+// over, unless nil, is called once, when no reply and no grant of the request can arrive any
+// more.
 func (s *Session) await(ctx context.Context, r *request, how patience, over func()) (wire.Message, error) {
 	var res response
 	select {
@@ -758,8 +759,8 @@ func (s *Session) Leave() {
 	s.wg.Wait()
 }
 
-// Close ends the session in order: everything answered is made durable, the
-// servers forget leases and locks.
+// Close ends the session in order: the servers make every answered change durable and drop the
+// session's leases and locks.
 func (s *Session) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed {

@@ -20,7 +20,7 @@ type Volume struct {
 	Detail wire.VolumeDetail
 }
 
-// volumes reads an answer about volumes.
+// volumes decodes the volumes of an answer.
 func volumes(re *wire.AdminRe) ([]Volume, error) {
 	all := make([]Volume, len(re.Volumes))
 	for i, v := range re.Volumes {
@@ -141,7 +141,7 @@ func (s *Session) AttachVolume(ctx context.Context, id meta.VolumeID, at string,
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminAttach, Volume: id, Parent: parent, Ino: dir, Entry: path.Base(at)}, once())
 }
 
-// DetachVolume takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
+// DetachVolume removes a volume's junction. Errors: NotAttached, NoSuchVolume.
 func (s *Session) DetachVolume(ctx context.Context, id meta.VolumeID) error {
 	return s.askJSON(ctx, wire.Admin{Op: wire.AdminDetach, Volume: id}, once(), nil)
 }

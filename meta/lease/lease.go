@@ -48,10 +48,10 @@ type Table[S comparable] struct {
 	rounds map[uint64]*round[S]
 	// lastRound is the number of the latest round.
 	lastRound uint64
-	// blocks is how often inodes are blocked.
+	// blocks counts the blocks of all inodes.
 	// INVARIANT: the sum of inode.blocks.
 	blocks int
-	// exclusive are the inodes on which some session has an exclusive lease.
+	// exclusive are the inodes leased exclusively.
 	exclusive map[meta.Ino]struct{}
 	// liveTree lists, in a mirror's target, the sessions with leases of the live tree: the
 	// session filling the target, and its predecessors. All other sessions have leases of the
@@ -61,19 +61,19 @@ type Table[S comparable] struct {
 	barrier *barrier
 }
 
-// Config is how a table behaves.
+// Config configures a table.
 type Config struct {
 	// RefusalRest is the time during which background work does not ask a session again for a
 	// lease that the session could not give back: a recall makes the session's writers wait.
 	RefusalRest time.Duration
 	// Controls of tests.
-	NoRecall bool // no lease is recalled, and leases are given in spite of others
+	NoRecall bool // recall no lease, and grant leases despite conflicts
 	NoPutIn  bool // PutIn always reports false
 }
 
-// standing is where a session stands.
+// standing lists the inodes of a session.
 type standing struct {
-	// count is of how many inodes the session is a holder.
+	// count is the number of inodes held by the session.
 	count int
 	// inodes lists the inodes held, and some inodes that the session has dropped since. The
 	// list makes the inodes of a session cheap to find, however large the table is.
@@ -102,7 +102,7 @@ type inode[S comparable] struct {
 	// the same tree, a session with an exclusive lease is the only session with a lease.
 	first holder[S] // most inodes have a single holder
 	more  []holder[S]
-	round *round[S] // nil: nobody is asked
+	round *round[S] // nil: no recall in progress
 	// blocks counts the operations that keep new leases away: operations that recalled leases
 	// of the inode and have not run yet.
 	blocks int
@@ -114,7 +114,7 @@ type inode[S comparable] struct {
 	refused time.Time
 }
 
-// round is one round of recalls on an inode.
+// round is a set of recalls on an inode, sent for one purpose.
 type round[S comparable] struct {
 	ino meta.Ino
 	// number distinguishes the round from earlier rounds: a late answer to an earlier round
@@ -131,7 +131,7 @@ type round[S comparable] struct {
 	awaited bool
 }
 
-// barrier holds exclusive leases off.
+// barrier prevents exclusive leases.
 type barrier struct {
 	// since is the number of the last round before the barrier was raised: an answer to such a
 	// round does not describe the time after.
@@ -176,7 +176,7 @@ func (n *inode[S]) holder(s S) (found *holder[S]) {
 	return found
 }
 
-// asked reports whether the session has not answered the round.
+// asked reports whether the round still waits for the session.
 func (r *round[S]) asked(s S) bool { return r != nil && slices.Contains(r.pending, s) }
 
 // sameTree reports whether leases of two sessions can conflict: the sessions see the same
@@ -276,7 +276,7 @@ func (t *Table[S]) come(s S, ino meta.Ino) {
 	}
 }
 
-// Drop takes a session out of an inode's holders.
+// Drop removes a session from an inode's holders, and books the removal as an answer.
 func (t *Table[S]) Drop(s S, ino meta.Ino) {
 	n := t.inodes[ino]
 	if n == nil {
@@ -343,7 +343,7 @@ func (n *inode[S]) heldExclusively() (yes bool) {
 	return yes
 }
 
-// tidy forgets an inode of which nothing is to be known.
+// tidy removes an inode without holders, blocks and a round from the table.
 func (t *Table[S]) tidy(ino meta.Ino, n *inode[S]) {
 	var nobody S
 	if n.first.session == nobody && n.blocks == 0 && n.round == nil {
@@ -351,9 +351,9 @@ func (t *Table[S]) tidy(ino meta.Ino, n *inode[S]) {
 	}
 }
 
-// EnterLiveTree has a session's leases be of a mirror target's live tree.
+// EnterLiveTree marks a session: its leases belong to the live tree of a mirror's target.
 func (t *Table[S]) EnterLiveTree(s S) { t.liveTree[s] = struct{}{} }
 
-// OneTree has the leases of all sessions be of the same tree again. Nothing may be
+// OneTree makes the leases of all sessions belong to the same tree again. No inode may be
 // leased.
 func (t *Table[S]) OneTree() { clear(t.liveTree) }

@@ -13,7 +13,7 @@ import (
 // Len is the number of inodes in the table.
 func (t *Table[S]) Len() int { return len(t.inodes) }
 
-// Exclusive is the number of inodes on which some session has an exclusive lease.
+// Exclusive is the number of inodes leased exclusively.
 func (t *Table[S]) Exclusive() int { return len(t.exclusive) }
 
 // Waits returns the number of rounds begun so far, of rounds not answered by every session,
@@ -22,7 +22,7 @@ func (t *Table[S]) Waits() (began uint64, unanswered, blocks int) {
 	return t.lastRound, len(t.rounds), t.blocks
 }
 
-// Count is of how many inodes a session is a holder.
+// Count is the number of inodes held by a session.
 func (t *Table[S]) Count(s S) int {
 	if at := t.sessions[s]; at != nil {
 		return at.count
@@ -66,7 +66,7 @@ func (t *Table[S]) ExclusiveElsewhere(s S, ino meta.Ino) (yes bool) {
 	return yes
 }
 
-// HeldExclusively reports whether some session has an exclusive lease on an inode.
+// HeldExclusively reports whether a session has an exclusive lease on an inode.
 func (t *Table[S]) HeldExclusively(ino meta.Ino) bool {
 	_, yes := t.exclusive[ino]
 	return yes
@@ -96,8 +96,7 @@ func (t *Table[S]) Writers(yield func(meta.Ino, S) bool) {
 	}
 }
 
-// held reports whether a session for which is returns true has more than keep on an
-// inode.
+// held reports whether a session satisfying is has more than keep on an inode.
 func (t *Table[S]) held(ino meta.Ino, keep meta.LeaseMode, is func(S) bool) (yes bool) {
 	if n := t.inodes[ino]; n != nil {
 		n.each(func(h *holder[S]) { yes = yes || h.mode > keep && is(h.session) })

@@ -21,9 +21,8 @@ func (t *Table[S]) Recall(now time.Time, s S, ino meta.Ino, keep meta.LeaseMode)
 }
 
 // Ask is Recall for background work: InTheWay does not list the asked sessions, so background
-// work must not wait for sessions that are away. within, unless zero, is how long a session
-// tries to give its lease back: after that time the session may answer that it keeps the
-// lease.
+// work must not wait for absent sessions. within, unless zero, is how long a session tries to
+// give its lease back; after within, the session may refuse.
 func (t *Table[S]) Ask(now time.Time, s S, ino meta.Ino, keep meta.LeaseMode, within time.Duration) (over <-chan struct{}, send []Message[S]) {
 	n := t.inodes[ino]
 	if n == nil || t.NoRecall {
@@ -235,7 +234,7 @@ func (t *Table[S]) Blocked(b *Blocker, ino meta.Ino) <-chan struct{} {
 	return n.unblocked
 }
 
-// RaiseBarrier has nobody get an exclusive lease until LowerBarrier.
+// RaiseBarrier prevents exclusive leases until LowerBarrier.
 func (t *Table[S]) RaiseBarrier() {
 	t.barrier = &barrier{since: t.lastRound, refused: map[meta.Ino]struct{}{}}
 }
@@ -244,8 +243,9 @@ func (t *Table[S]) RaiseBarrier() {
 func (t *Table[S]) LowerBarrier() { t.barrier = nil }
 
 // AskWriters asks the sessions to lower every exclusive lease to shared, except leases refused
-// since the barrier was raised. It returns the channels to wait for. Sessions that are away
-// are asked, too, and find the recall on their return, but over omits their inodes.
+// since the barrier was raised. over has the channels to wait for. AskWriters also asks absent
+// sessions, for the time of their return, but over omits inodes leased exclusively by an
+// absent session.
 func (t *Table[S]) AskWriters(now time.Time, within time.Duration, away func(S) bool) (over []<-chan struct{}, send []Message[S]) {
 	for _, ino := range slices.Sorted(maps.Keys(t.exclusive)) {
 		if t.barrier != nil {

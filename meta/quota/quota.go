@@ -48,21 +48,21 @@ type Account struct {
 	// INVARIANT: the sum of promise.idle.
 	idle uint64
 
-	round     *Round // under way; nil: none
+	round     *Round // in progress; nil: none
 	lastRound uint64
 }
 
 // promise is the promise to a session.
 type promise struct {
 	bytes uint64
-	idle  uint64 // bytes that the session may leave unused
+	idle  uint64 // bytes which the session may leave unused
 	// drawn is the bytes taken from the promise so far by unfinished commits of several
 	// operations, by file.
 	drawn map[meta.Ino]uint64
 	// serial and granted belong to the last decided request; given is the serial of the last
 	// request that gave bytes back.
 	serial, granted, given uint64
-	// waiting: the session asks for more.
+	// waiting: the session waits for more bytes.
 	// INVARIANT: nothing lies idle.
 	waiting bool
 }
@@ -79,7 +79,7 @@ type Round struct {
 // Over is closed when every session has answered, or the round was ended.
 func (r *Round) Over() <-chan struct{} { return r.over }
 
-// Pending is how many sessions have not answered.
+// Pending is the number of sessions that have not answered.
 func (r *Round) Pending() int { return len(r.pending) }
 
 // Limit is the quota in bytes; 0: no quota.
@@ -91,7 +91,7 @@ func (a *Account) Used() uint64 { return a.used }
 // Promised is the total of all promises in bytes, including ended sessions.
 func (a *Account) Promised() uint64 { return a.promised }
 
-// Idle is the total number of bytes that may lie idle.
+// Idle is the total number of possibly idle bytes.
 func (a *Account) Idle() uint64 { return a.idle }
 
 // Left is the total of the promises of ended sessions in bytes.
@@ -110,7 +110,7 @@ func (a *Account) SetLimit(limit uint64) {
 	a.limit = limit
 }
 
-// Free is the number of bytes that can still be promised.
+// Free is the number of bytes neither used nor promised.
 func (a *Account) Free() uint64 {
 	free := a.limit - min(a.limit, a.used)
 	return free - min(free, a.promised)
@@ -332,7 +332,7 @@ func (a *Account) ChargeWrite(id meta.SessionID, ino meta.Ino, reserved uint64) 
 	}
 }
 
-// Leave books that a session ended: its promise stays until FreeLeft.
+// Leave books the end of a session. The session's promise stays until FreeLeft.
 func (a *Account) Leave(id meta.SessionID) {
 	p := a.promises[id]
 	if p == nil {

@@ -8,7 +8,7 @@ import (
 
 // Bodies and reports of the requests about clones, as JSON.
 
-// CloneRequest is AdminClone's body.
+// CloneRequest is the body of AdminClone.
 type CloneRequest struct {
 	Snapshot string `json:"snapshot,omitempty"` // empty: the owner takes a snapshot for the clone
 	// Token identifies the request, so that the client may send the request again.
@@ -41,15 +41,15 @@ type PromoteRequest struct {
 	Rate *uint64 `json:"rate,omitempty"`
 }
 
-// MinPromoteRate is the lowest rate of a promotion, in bytes a second.
+// MinPromoteRate is the lowest rate of a promotion, in bytes per second.
 const MinPromoteRate = 64 << 10
 
 // PromoteStatus answers AdminPromote.
 type PromoteStatus struct {
-	// Done: the volume needs no other.
+	// Done: the volume no longer needs another volume.
 	Done   bool   `json:"done" yaml:"done"`
 	Copied uint64 `json:"copied_bytes" yaml:"copied_bytes"` // since the present owner began
-	Left   uint64 `json:"left_bytes" yaml:"left_bytes"`     // as far as is known
+	Left   uint64 `json:"left_bytes" yaml:"left_bytes"`     // bytes, as far as known
 	// Rate is the present bound in bytes per second; 0: none.
 	Rate uint64 `json:"rate,omitempty" yaml:"rate,omitempty"`
 }

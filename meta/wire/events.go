@@ -6,7 +6,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// EventsRequest is AdminEvents' body.
+// EventsRequest is the body of AdminEvents.
 type EventsRequest struct {
 	Since uint64 `json:"since,omitempty"` // asks for the events after number Since
 	// Oldest asks for all events that the volume keeps, and Since is ignored. Newest asks for
@@ -65,7 +65,7 @@ func (i *EventInfo) Event() meta.Event {
 		Over: i.Over, Used: i.Used, Limit: i.Limit}
 }
 
-// SetEventsRequest is AdminSetEvents' body.
+// SetEventsRequest is the body of AdminSetEvents.
 type SetEventsRequest struct {
 	Keep uint64 `json:"keep"` // 0: off
 }

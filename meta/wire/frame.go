@@ -41,25 +41,25 @@ func Negotiate(h *Hello) (uint8, bool) {
 	return Version, h.Min <= Version && Version <= h.Max
 }
 
-// Bounds in bytes, the length field excluded.
+// Bounds in bytes, excluding the length field.
 const (
 	HeaderSize = 20
 	MaxFrame   = 16 << 20
 	MaxHello   = 16 << 10
 )
 
-// Type names a frame.
+// Type is the type of a frame.
 type Type uint8
 
-// Frame types. The table in docs/formats.md says which answers which.
+// Frame types. The table in docs/formats.md lists the answers to each type.
 const (
 	THello       Type = 1 + iota // both directions, first
 	TCall                        // client: an operation
 	TReply                       // server: answers TCall
 	TBatch                       // client: operations of one volume
 	TBatchRe                     // server: answers TBatch
-	TSync                        // client: tell me when Seq is in the journal
-	TDurable                     // server: everything up to Seq is in the journal
+	TSync                        // client: asks for TDurable up to Seq
+	TDurable                     // server: the journal holds all entries up to Seq
 	TRecall                      // server: lower a lease
 	TRecalled                    // client: done
 	TDrop                        // client: leases given back
@@ -75,28 +75,28 @@ const (
 	TReport                      // chunk server: identity and fill level
 	TOrder                       // server: seal, delete, ...
 	TOrderRe                     // chunk server: done
-	TClaim                       // client after a change of owner: leases and locks I held
+	TClaim                       // client, after a change of owner: its leases and locks
 	TBye                         // client: ends the session in order; the server echoes the frame
 	TCaps                        // client: renew read capabilities; answered by TCapsRe
 	TCapsRe                      //
 	TServers                     // server: the chunk servers, after each change
-	TEnter                       // client: I want to use a volume; answered by TEntered
+	TEnter                       // client: starts to use a volume; answered by TEntered
 	TEntered                     //
 	TBack                        // client: claims and replays of a volume are complete
-	TMoved                       // server: a volume is served here no more
+	TMoved                       // server: no longer serves a volume
 	TMetas                       // server: the meta servers, after each change
-	TReported                    // server: events of a chunk server's reports taken in
+	TReported                    // server: took in the events of a chunk server's reports
 	TTrouble                     // client: chunk servers that failed the client; no answer
 	TReserve                     // client: reserve bytes of a quota before writing; answered by TReserved
 	TReserved                    //
 	TQuota                       // server: a volume got or lost its quota, or the server reclaims idle promises
 	TGaveUp                      // client: bytes discarded by an operator; no answer
-	TPolicy                      // server: the policy of a volume, which was set
+	TPolicy                      // server: the volume's policy
 	TPolicyTaken                 // client: follows the policy of TPolicy
 	lastType
 )
 
-// Types bounds the types of frames.
+// Types is larger than every frame type.
 const Types = int(lastType)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -139,7 +139,7 @@ func NewReader(r io.Reader) *Reader {
 	return &Reader{r: bufio.NewReaderSize(r, 64<<10), max: MaxHello}
 }
 
-// Trust raises the bound to MaxFrame, once the peer is known.
+// Trust raises the bound to MaxFrame. The caller has checked the peer.
 func (r *Reader) Trust() { r.max = MaxFrame }
 
 // Peek returns the next n bytes without consuming them. Errors: as of the connection.
@@ -180,7 +180,7 @@ func (r *Reader) Next() (t Type, id uint64, body Body, err error) {
 	id = binary.LittleEndian.Uint64(h[8:])
 	n -= HeaderSize - 4
 	if uint32(cap(r.buf)) < n {
-		// Grow as bytes arrive: a length alone makes nobody allocate much.
+		// Grow as bytes arrive: a length alone must not cause a large allocation.
 		if r.buf, err = readGrowing(r.r, r.buf[:0], int(n)); err != nil {
 			return 0, 0, Body{}, err
 		}
@@ -196,7 +196,7 @@ func (r *Reader) Next() (t Type, id uint64, body Body, err error) {
 	}
 	body = Body{h[4], r.buf}
 	if cap(r.buf) > 1<<20 {
-		r.buf = nil // a rare giant must not stay in memory for each connection
+		r.buf = nil // no connection keeps a large buffer in memory
 	}
 	return t, id, body, nil
 }

@@ -24,8 +24,8 @@ type GroupRequest struct {
 
 // Steps of a group at a volume, in GroupStep, in order.
 const (
-	GroupHold    = "hold"    // put the barrier up, and begin to take leases back
-	GroupReady   = "ready"   // wait until the volume could be snapshot
+	GroupHold    = "hold"    // raise the barrier, and begin to recall leases
+	GroupReady   = "ready"   // wait until a snapshot of the volume can be taken
 	GroupTake    = "take"    // answer no changes from now on, and take the snapshot
 	GroupRelease = "release" // answer changes again; fails if the volume answered changes since GroupTake
 	GroupDelete  = "delete"  // of a ready or aborted group: end the hold, delete the snapshot

@@ -3,8 +3,8 @@ package wire
 // JSON bodies of administrative requests whose content does not fit the fields of Admin, and
 // the JSON reports of the answers.
 
-// JoinRequest is AdminJoin's body, and AdminRenew's, which needs no token and
-// no name.
+// JoinRequest is the body of AdminJoin and of AdminRenew. AdminRenew needs no token and no
+// name.
 type JoinRequest struct {
 	Token   string `json:"token,omitempty"`
 	Name    string `json:"name,omitempty"`

@@ -172,10 +172,10 @@ func (m *Call) fields(c *coder) {
 	c.op(&m.Op)
 }
 
-// Status is how an operation ended.
+// Status is the outcome of an operation.
 type Status struct {
 	Err     meta.Kind
-	Op      string // with Err: meta.Error's words
+	Op      string // if Err is set: Op and Subject of meta.Error
 	Subject string
 	Detail  string
 }
@@ -194,7 +194,7 @@ func StatusOf(err error) Status {
 	if err == nil {
 		return Status{}
 	}
-	for { // a list with one error becomes that error
+	for { // a list with a single error becomes the error
 		l, ok := err.(interface{ Unwrap() []error })
 		if !ok || len(l.Unwrap()) != 1 {
 			break
@@ -213,7 +213,7 @@ func StatusOf(err error) Status {
 	return s
 }
 
-// Error translates back; nil when the operation succeeded.
+// Error translates back to an error; nil if the operation succeeded.
 func (s *Status) Error() error {
 	if s.Err == meta.KindOK {
 		return nil
@@ -276,7 +276,7 @@ type Sync struct {
 func (*Sync) frameType() Type   { return TSync }
 func (m *Sync) fields(c *coder) { c.volume(&m.Volume); c.seq(&m.Seq) }
 
-// Durable notifies a session that its operations up to Seq are in the journal.
+// Durable notifies a session: the journal holds the session's operations up to Seq.
 type Durable struct {
 	Volume meta.VolumeID
 	Seq    meta.Seq
@@ -321,7 +321,7 @@ func (m *Recalled) fields(c *coder) {
 	c.bool(&m.Held)
 }
 
-// Drop gives leases back unasked.
+// Drop gives leases back without a recall.
 type Drop struct {
 	Volume meta.VolumeID
 	Inos   []meta.Ino
@@ -369,7 +369,7 @@ type Entered struct {
 	Metered bool
 	// Overwrites: the session must also reserve overwritten bytes, since snapshots count.
 	Overwrites bool
-	// Policy is the volume's.
+	// Policy is the volume's policy.
 	Policy meta.Policy
 }
 
@@ -407,7 +407,7 @@ type MetaServer struct {
 	Addr string
 }
 
-// Metas tells sessions and chunk servers where meta servers are.
+// Metas announces the meta servers to sessions and chunk servers.
 type Metas struct{ Servers []MetaServer }
 
 func (*Metas) frameType() Type { return TMetas }
@@ -448,8 +448,8 @@ func (*Seal) frameType() Type   { return TSeal }
 func (m *Seal) fields(c *coder) { c.chunkID(&m.Chunk); c.bool(&m.Asked); c.u64(&m.Need) }
 
 // Trouble reports chunk servers and replicas that failed a client. For a while the owner
-// allocates no chunks of this client on servers that the client could not reach (a Trouble
-// sent before an Alloc applies to that Alloc). The owner checks replicas that failed
+// allocates no chunks of this client on the unreachable servers in Away (a Trouble sent before
+// an Alloc applies to that Alloc). The owner checks the replicas in Bad, which failed
 // verification.
 type Trouble struct {
 	Volume meta.VolumeID
@@ -541,8 +541,8 @@ const (
 	AdminHandOver
 	AdminJoin  // from a process with a token, without a certificate; Body, Report: JoinRequest, JoinAnswer
 	AdminRenew // Body, Report: JoinRequest, JoinAnswer
-	// AdminPathOf gives the names from Volume's root to the directory Ino. Report
-	// is a JSON list.
+	// AdminPathOf returns the names from Volume's root to the directory Ino. Report: a JSON
+	// list.
 	AdminPathOf
 	// AdminTake asks the receiving server to take Volume from the owner at Entry: the server
 	// prepares, then asks the owner to hand the volume over. Name is the owner's name if the
@@ -560,7 +560,7 @@ const (
 	// AdminCloneSettle asks the owner of Volume to compare its notes of clones with the table
 	// of volumes.
 	AdminCloneSettle
-	// AdminPromote begins to make the clone Volume independent, or goes on. Body:
+	// AdminPromote starts or continues to make the clone Volume independent. Body:
 	// PromoteRequest, or empty. Report: PromoteStatus.
 	AdminPromote
 	// AdminChunkPlaces asks Volume's owner for the places of chunks. Body: a list of ids in
@@ -584,7 +584,7 @@ const (
 	lastAdminOp
 )
 
-// AdminOps bounds the numbers of administrative requests.
+// AdminOps is larger than the number of every administrative request.
 const AdminOps = int(lastAdminOp)
 
 // Admin is an administrative request.
@@ -676,9 +676,8 @@ func (m *Report) fields(c *coder) {
 	c.fixed(&m.Stamp)
 }
 
-// Reported acknowledges the events of a generation up to Seq, and tells the server's
-// clock: Now, at some time after the report with Stamp was sent. Each
-// report is answered.
+// Reported acknowledges the events of a generation up to Seq. Now is the server's clock at
+// some time after the report with Stamp was sent. The server answers each report.
 type Reported struct {
 	Generation, Seq uint64
 	Now             meta.Time
@@ -693,7 +692,7 @@ func (m *Reported) fields(c *coder) {
 	c.fixed(&m.Stamp)
 }
 
-// Order is pushed on a chunk server's stream; OrderRe has the same id.
+// Order is an order to a chunk server, sent on the server's stream; OrderRe has the same id.
 type Order struct{ Order meta.Order }
 
 func (*Order) frameType() Type { return TOrder }
@@ -785,7 +784,7 @@ type CapsRe struct {
 func (*CapsRe) frameType() Type   { return TCapsRe }
 func (m *CapsRe) fields(c *coder) { m.Status.fields(c); c.bytes(&m.Cap); c.u64(&m.TTL) }
 
-// Servers tells sessions where chunk servers are.
+// Servers announces the chunk servers to sessions.
 type Servers struct{ Servers []meta.ServerInfo }
 
 func (*Servers) frameType() Type   { return TServers }
@@ -829,7 +828,7 @@ func (m *Reserve) fields(c *coder) {
 type Reserved struct {
 	Status  Status
 	Granted uint64 // at least Want; if Reserve names a file, possibly less, yet enough for the write
-	Idle    uint64 // of the session's promises at most so much may lie idle
+	Idle    uint64 // the session may leave up to Idle promised bytes unused
 	Metered bool   // false: the volume has no quota any more, and promises are void
 }
 

@@ -187,7 +187,8 @@ func (c *coder) op(p *meta.Op) {
 	case *meta.Closed:
 		list(c, &o.Inos, ino)
 	default:
-		// A client can't send the owner's own operations; trying is a bug here.
+		// A client can't send operations reserved to the owner: the attempt is a fault of the
+		// program.
 		panic(fmt.Sprintf("wire: operation %T does not travel", o))
 	}
 }

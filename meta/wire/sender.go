@@ -87,8 +87,8 @@ func (s *Sender) Flush() error {
 	return err
 }
 
-// FlushSoon starts a goroutine that flushes, for a caller that must not wait for the network.
-// One goroutine serves all frames enqueued before it runs.
+// FlushSoon starts a goroutine to flush, for a caller that must not wait for the network. The
+// goroutine serves all frames enqueued before its start.
 func (s *Sender) FlushSoon() {
 	if s.soon.CompareAndSwap(false, true) {
 		go func() {

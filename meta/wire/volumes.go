@@ -11,7 +11,7 @@ import (
 // Once is the first part of the body of a request that the server executes once even if the
 // client sends the request several times.
 type Once struct {
-	// Token names the request: random, and never zero.
+	// Token identifies the request: random, never zero.
 	Token uint64 `json:"token,omitempty"`
 }
 
@@ -31,7 +31,7 @@ type VolumeWords struct {
 	// Advisory quota, bytes and files; 0: none.
 	AdvisoryBytes  *uint64 `json:"advisory_bytes,omitempty"`
 	AdvisoryInodes *uint64 `json:"advisory_inodes,omitempty"`
-	// Labels to set, or with nil to remove.
+	// Labels to set; a nil value removes a label.
 	Labels map[string]*string `json:"labels,omitempty"`
 	// Only, of AdminSetPolicy, names the words of the request's policy to set, see
 	// meta.PolicyWords; the rest of the volume's policy stays unchanged. nil: all words.
@@ -82,16 +82,16 @@ type VolumeDetail struct {
 	// Open: the volume's usage is known. A volume without users is closed, and listing volumes
 	// does not open the volume.
 	Open bool `json:"open"`
-	// Compression names how chunks are stored.
+	// Compression is the compression of newly sealed chunks.
 	Compression    string    `json:"compression,omitempty"`
 	AdvisoryBytes  uint64    `json:"advisory_bytes,omitempty"`
 	AdvisoryInodes uint64    `json:"advisory_inodes,omitempty"`
 	BytesOver      time.Time `json:"bytes_over,omitzero"` // since when the usage counts as above the advisory quota
 	InodesOver     time.Time `json:"inodes_over,omitzero"`
-	// LabelsUnread is why the labels can't be told: the volume may have some.
+	// LabelsUnread is the reason why the labels could not be read: the volume may have labels.
 	Labels       map[string]string `json:"labels,omitempty"`
 	LabelsUnread string            `json:"labels_unread,omitempty"`
-	// Origin is the origin of a clone that still needs its origin.
+	// Origin is the snapshot that a clone still needs.
 	Origin *VolumeOrigin `json:"origin,omitempty"`
 }
 
