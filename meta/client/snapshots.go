@@ -8,7 +8,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// askJSON runs a request at the owner of a volume and decodes the JSON report.
+// askJSON runs an administrative request with a JSON body and decodes the JSON report.
 func (s *Session) askJSON(ctx context.Context, a wire.Admin, body, to any) error {
 	if body != nil {
 		b, err := json.Marshal(body)
