@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/protobuf/proto"
@@ -221,7 +222,8 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 	var lost time.Time
 	for wait := tryMin; ; wait = min(2*wait, tryMax) {
 		asked := time.Now()
-		err, answered := errorOf(invoke(ctx, name, request, answer, conn, opts...))
+		var server grpcpeer.Peer // without an address if the request never got a connection
+		err, answered := errorOf(invoke(ctx, name, request, answer, conn, append(slices.Clip(opts), grpc.Peer(&server))...))
 		if answered {
 			return err
 		}
@@ -241,7 +243,7 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 				err = derr
 			}
 			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err, ctx.Err()}
-		case !m.Resend && derr == nil:
+		case !m.Resend && server.Addr != nil:
 			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: err} // a server may have executed the call
 		}
 		select {
