@@ -17,35 +17,35 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// adminPort are the flags --admin and --metrics of a role: where it serves metrics,
-// health and profiles, and where metrics alone.
+// adminPort holds the flags --admin and --metrics of a role: the addresses of metrics, health
+// and profiles, and of metrics alone.
 type adminPort struct {
 	addr    string
 	metrics string // address of /metrics alone; "": none
-	replace bool   // whoever listens there on a socket
-	// patience is how long is waited for a port that somebody else has.
+	replace bool   // takes a socket over from its listener
+	// patience bounds the wait for a port in use.
 	patience time.Duration
-	routes   map[string]http.HandlerFunc // beside
+	routes   map[string]http.HandlerFunc // more routes of --admin
 }
 
-// portLook is the time between two looks at a port that somebody else has.
+// portLook is the time between two tries to listen at a port in use.
 const portLook = 250 * time.Millisecond
 
-// noAdmin switches it off.
+// noAdmin is the value of --admin that switches the endpoint off.
 const noAdmin = "none"
 
 func (a *adminPort) flag(cmd *cobra.Command, standard string) {
 	cmd.Flags().StringVar(&a.addr, "admin", "", "address of /metrics, /healthz and /readyz, and of /debug/pprof on a socket: unix:/path, a loopback host:port, or none (default "+standard+")")
 }
 
-// openFlag is the --metrics flag, of roles that are not started beside each other: a
-// mount's successor would find the port taken.
+// openFlag adds the flag --metrics. A mount has no such flag: a mount's successor starts
+// beside the mount and would find the port in use.
 func (a *adminPort) openFlag(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.metrics, "metrics", "", "host:port of /metrics and nothing else, for whoever reaches it: it asks nobody who they are (default: none)")
 }
 
-// serve begins to serve at the addresses, or else at standard. It gives the one of
-// --admin, and what stops both.
+// serve starts serving at the addresses of the flags; standard is the default for --admin.
+// serve returns the address of --admin and a function to stop both endpoints.
 func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string, g prometheus.Gatherer, ready func() error) (addr string, stop func(), err error) {
 	stopMetrics := func() {}
 	if a.metrics != "" {
@@ -80,7 +80,8 @@ func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string
 	}, nil
 }
 
-// listen begins to serve; it gives where, and what stops it.
+// listen starts an endpoint, and returns its address and a function to stop the endpoint.
+// listen waits up to patience for a port in use.
 func (a *adminPort) listen(ctx context.Context, cfg admin.Config) (addr string, stop func(), err error) {
 	until := time.Now().Add(a.patience)
 	s, err := admin.Listen(cfg)
@@ -105,7 +106,7 @@ func (a *adminPort) listen(ctx context.Context, cfg admin.Config) (addr string, 
 	}, nil
 }
 
-// adminSocket is where a role serves in its data directory.
+// adminSocket returns the default address of --admin for a role with a data directory.
 func adminSocket(dir string) string {
 	if abs, err := filepath.Abs(dir); err == nil {
 		dir = abs
@@ -113,7 +114,7 @@ func adminSocket(dir string) string {
 	return "unix:" + filepath.Join(dir, "admin.sock")
 }
 
-// mountSocket is where a mount serves, which has no data directory.
+// mountSocket returns the default address of --admin for a mount, which has no data directory.
 func mountSocket() string {
 	return "unix:" + filepath.Join(noteDir(), "mount-"+strconv.Itoa(os.Getpid())+".sock")
 }

@@ -70,7 +70,7 @@ Groups of them: large, checkpoint, small, entries-1, entries-8, list, append, tr
 	return cmd
 }
 
-// newBenchFio is hidden: it checks the tool, not a file system.
+// newBenchFio is hidden: the command checks the tool, not a file system.
 func newBenchFio() *cobra.Command {
 	var cfg bench.Config
 	cmd := &cobra.Command{

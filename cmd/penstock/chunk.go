@@ -36,13 +36,14 @@ never zeros, until the files are removed or written anew.`,
 	return cmd
 }
 
-// lostView is a lost chunk as commands print it.
+// lostView is a lost chunk in the form that commands print.
 type lostView struct {
 	Volume           string `json:"volume" yaml:"volume"`
 	server.LostChunk `yaml:",inline"`
 }
 
-// lostIn asks the owners of volumes for their lost chunks; all if none is named.
+// lostIn asks the owners of the named volumes, or of all volumes if only is empty, for their
+// lost chunks.
 func lostIn(ctx context.Context, s *client.Session, api *admin.Client, only []string) (views []lostView, ids map[string]meta.VolumeID, err error) {
 	views, ids = []lostView{}, map[string]meta.VolumeID{}
 	for v, err := range s.Volumes(ctx) {
@@ -70,7 +71,7 @@ func lostIn(ctx context.Context, s *client.Session, api *admin.Client, only []st
 	return views, ids, nil
 }
 
-// viewLost gives lost chunks of a volume as commands print them.
+// viewLost converts lost chunks of a volume to the form that commands print.
 func viewLost(volume string, chunks []*admin.LostChunk) (views []lostView) {
 	for _, x := range chunks {
 		v := lostView{Volume: volume, LostChunk: server.LostChunk{Files: []server.LostFile{}}}
@@ -220,11 +221,11 @@ replicas still serve a part.`,
 	return cmd
 }
 
-// acceptAtOnce bounds the chunks of one request to accept their loss.
+// acceptAtOnce bounds the chunks of a single AcceptLoss request.
 const acceptAtOnce = 1000
 
-// acceptLoss accepts that chunks of a volume are lost, and gives those of which that is on
-// record; with an error those before it.
+// acceptLoss accepts the loss of chunks of a volume. acceptLoss returns the chunks with a
+// recorded loss; after an error, the chunks of the earlier requests.
 func acceptLoss(ctx context.Context, api *admin.Client, v meta.VolumeID, chunks []string, damaged bool) (done []*admin.LostChunk, err error) {
 	for some := range slices.Chunk(chunks, acceptAtOnce) {
 		answer, err := api.Volumes.AcceptLoss(ctx, &admin.AcceptLossRequest{Volume: admin.Numbered(v), Chunks: some, Damaged: damaged})

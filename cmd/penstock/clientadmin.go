@@ -22,23 +22,23 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A mount tells at its admin socket what of what was written is not durable, and gives it
-// up there when an operator says so.
+// At its admin socket, a mount lists the written data that is not durable, and discards the
+// data on an operator's request.
 
-// unsyncedListed bounds the files that are listed of a volume.
+// unsyncedListed bounds the listed files of a volume.
 const unsyncedListed = 100
 
-// unsyncedView is what is not durable of one volume of one mount.
+// unsyncedView describes the data that is not durable of a volume in a mount.
 type unsyncedView struct {
 	Mount string `json:"mount"`
 	penstock.Unsynced
 	List []penstock.UnsyncedFile `json:"list,omitempty"`
 
 	socket string // of the mount's process
-	hold   string // of the holder, if nobody serves the mount
+	hold   string // of the holder, if no process serves the mount
 }
 
-// mountRoutes are what a mount serves beside its metrics.
+// mountRoutes returns the routes of a mount's admin socket besides metrics and health.
 func mountRoutes(m *fuse.Mount) map[string]http.HandlerFunc {
 	tell := func(w http.ResponseWriter, l []penstock.Unsynced, list bool) {
 		views := []unsyncedView{}
@@ -50,7 +50,7 @@ func mountRoutes(m *fuse.Mount) map[string]http.HandlerFunc {
 			views = append(views, v)
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(views) // who asked may be gone
+		_ = json.NewEncoder(w).Encode(views) // the caller may be gone
 	}
 	return map[string]http.HandlerFunc{
 		"GET /unsynced": func(w http.ResponseWriter, q *http.Request) { tell(w, m.Unsynced(), q.FormValue("list") != "") },
@@ -58,16 +58,17 @@ func mountRoutes(m *fuse.Mount) map[string]http.HandlerFunc {
 	}
 }
 
-// settling has an operator reach a mount that has ended and is being made durable.
+// settling serves the admin socket of an ended mount until its data is durable, so that an
+// operator can list and discard the data.
 func (m *mountFlags) settling(ctx context.Context, log *slog.Logger, mount *fuse.Mount) {
 	port := m.port
 	port.routes, port.replace = mountRoutes(mount), true
-	if _, _, err := port.serve(ctx, log, mountSocket(), nil, nil); err != nil { // it ends with the process
+	if _, _, err := port.serve(ctx, log, mountSocket(), nil, nil); err != nil { // the socket ends with the process
 		log.Warn("nobody can be told what is not durable", "error", err)
 	}
 }
 
-// mountsHere are flags that say which mounts of this machine are meant.
+// mountsHere holds the flags that select mounts of this machine.
 type mountsHere struct {
 	sockets []string
 	state   string
@@ -81,7 +82,7 @@ func (h *mountsHere) flags(cmd *cobra.Command) {
 	f.StringSliceVar(&h.hold, "hold", nil, "sockets of holders, whose mounts are looked at that nobody serves")
 }
 
-// look asks each mount. One that does not answer is told of by the error.
+// look asks each mount and returns the answers. The error names mounts that did not answer.
 func (h *mountsHere) look(ctx context.Context, dirs []string) (l []unsyncedView, err error) {
 	sockets := slices.Clone(h.sockets)
 	for _, pattern := range []string{filepath.Join(noteDir(), "mount-*.sock"), filepath.Join(h.state, "sockets", "*")} {
@@ -117,8 +118,8 @@ func (h *mountsHere) look(ctx context.Context, dirs []string) (l []unsyncedView,
 	return l, errors.Join(errs...)
 }
 
-// unsyncedHeld tells what a holder has of mounts that nobody serves, but for those whose
-// processes have told.
+// unsyncedHeld describes the data of a holder's mounts without a process, except mounts in
+// told, whose processes have answered.
 func unsyncedHeld(socket string, told []unsyncedView) (l []unsyncedView, err error) {
 	h, err := hold.Dial(socket)
 	if err != nil {
@@ -141,8 +142,8 @@ func unsyncedHeld(socket string, told []unsyncedView) (l []unsyncedView, err err
 	return l, err
 }
 
-// heldUnsynced tells what a holder has of one mount that nobody serves, and with drop has
-// it dropped.
+// heldUnsynced counts the data that a holder has of a mount without a process. With drop,
+// heldUnsynced makes the holder drop the mount.
 func heldUnsynced(h *hold.Client, name string, drop bool) (files int, bytes int64, err error) {
 	device, memory, found, err := h.Take(name, false)
 	if err != nil || !found {
@@ -156,12 +157,13 @@ func heldUnsynced(h *hold.Client, name string, drop bool) (files int, bytes int6
 	if drop {
 		return files, bytes, h.Drop(name)
 	}
-	// It is put down by the end of the connection; the caller looks at others first.
+	// The end of the connection returns the mount to the holder; the caller looks at other
+	// mounts first.
 	return files, bytes, nil
 }
 
-// askMount asks a mount's process at its socket. Errors: NotFound (nobody listens there),
-// Unavailable (it does not answer).
+// askMount sends a request to a mount's process at its socket. Errors: NotFound (no process
+// listens), Unavailable (no answer within 10 s), Invalid, Protocol.
 func askMount(ctx context.Context, socket, method, what string, into any) error {
 	const op, patience = "ask mount", 10 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -301,7 +303,7 @@ is not ended by this; one that waits to end, ends.`,
 	return cmd
 }
 
-// abandonHeld has a holder drop what nobody serves.
+// abandonHeld makes a holder drop a mount without a process.
 func abandonHeld(v unsyncedView) (unsyncedView, error) {
 	h, err := hold.Dial(v.hold)
 	if err != nil {

@@ -26,13 +26,13 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// metaSocket is where the meta server of a data directory listens.
+// metaSocket returns the socket of the metadata server of a data directory.
 func metaSocket(dir string) string { return filepath.Join(dir, local.MetaSocket) }
 
-// identityFile is what makes a folder a data directory; see package local.
+// identityFile marks a folder as a data directory; see package local.
 const identityFile = "penstock.json"
 
-// where is how a command finds the running system: --cluster, else --dir, else
+// where finds the running system for a command: by --cluster, else --dir, else
 // PENSTOCK_CLUSTER, else the only 'penstock up' of this machine.
 type where struct {
 	credentials
@@ -51,7 +51,7 @@ func (w *where) flags(cmd *cobra.Command) {
 	}
 }
 
-// check refuses flags that exclude each other.
+// check refuses --cluster together with --dir, and wrong flags of credentials.
 func (w *where) check() error {
 	if len(w.cluster) > 0 && w.dir != "" {
 		return usagef("--cluster and --dir say two places; give one of them")
@@ -59,7 +59,7 @@ func (w *where) check() error {
 	return w.credentials.check()
 }
 
-// addrs are the addresses of meta servers to try.
+// addrs returns the addresses of metadata servers to try.
 func (w *where) addrs() ([]string, error) {
 	if err := w.check(); err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (w *where) addrs() ([]string, error) {
 			return nil, err
 		}
 		socket := metaSocket(dir)
-		// A killed process leaves its socket behind: ask whether anybody answers.
+		// A killed process leaves its socket behind, so connect to find a live server.
 		c, err := net.Dial("unix", socket)
 		if err != nil {
 			return nil, meta.E("connect", meta.Unavailable, w.dir, fmt.Errorf("nothing runs on this data directory: %w", err))
@@ -101,8 +101,9 @@ func (w *where) addrs() ([]string, error) {
 	return nil, usagef("several systems run on this machine; choose one with --dir: %s", strings.Join(dirs, ", "))
 }
 
-// identity says where the cluster is and who asks. After half of its life the
-// certificate is renewed, which an administrator's is nowhere else.
+// identity returns the cluster's addresses and the caller's credentials. After half of the
+// certificate's life, identity renews the certificate; an administrator's certificate is
+// renewed nowhere else.
 func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, error) {
 	addrs, err := w.addrs()
 	if err != nil {
@@ -117,8 +118,8 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 		now = w.now
 	}
 	if creds.Identity().Role != "" && now().After(creds.RenewAt()) {
-		// Best effort while the certificate still holds. Of one that has ended the other
-		// side says "bad certificate" alone.
+		// A failed renewal is ignored while the certificate is valid. For an expired
+		// certificate, return a clear error here: a server only answers "bad certificate".
 		renewing, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
 		err := client.Renew(renewing, addrs, creds)
@@ -130,13 +131,13 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 	return addrs, creds, nil
 }
 
-// dialTimeout is how long a command waits for a meta server to answer.
+// dialTimeout bounds a command's wait for a metadata server's answer to a connection.
 const dialTimeout = 5 * time.Second
 
-// answerTimeout is how long a command waits for what a server answers at once if it is well.
+// answerTimeout bounds the wait for answers that a healthy server gives at once.
 const answerTimeout = 30 * time.Second
 
-// dial opens a session to administer with. The caller closes it.
+// dial opens a session for administration. The caller closes the session.
 func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	addrs, creds, err := w.identity(ctx)
 	if err != nil {
@@ -150,7 +151,7 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	}
 	role := wire.RoleAdmin
 	if creds.Identity().Role == peer.Client {
-		role = wire.RoleClient // it may administer volumes
+		role = wire.RoleClient // a client may administer volumes
 	}
 	s, err := client.Dial(ctx, client.Config{
 		Addrs: addrs, Creds: creds, Role: role, Handler: cacheless{}, AnswerWait: answerTimeout,
@@ -162,8 +163,8 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	return s, nil
 }
 
-// api runs work with a client of the administrative API. It waits dialTimeout for a server,
-// and answerTimeout for an answer to what changes nothing.
+// api runs work with a client of the administrative API. The client waits dialTimeout for a
+// server, and answerTimeout for an answer to a request that changes nothing.
 func (w *where) api(ctx context.Context, work func(*admin.Client) error) error {
 	addrs, creds, err := w.identity(ctx)
 	if err != nil {
@@ -177,7 +178,7 @@ func (w *where) api(ctx context.Context, work func(*admin.Client) error) error {
 	return work(c)
 }
 
-// withAPI is with and api together, for commands that ask for more than one of them has.
+// withAPI combines with and api, for commands that need a session and the API.
 func (w *where) withAPI(ctx context.Context, work func(*client.Session, *admin.Client) error) error {
 	return w.with(ctx, func(s *client.Session) error {
 		return w.api(ctx, func(c *admin.Client) error { return work(s, c) })
@@ -193,14 +194,14 @@ func (w *where) with(ctx context.Context, work func(*client.Session) error) erro
 	err = work(s)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 	defer cancel()
-	// What was asked for has been answered: a busy server's silence to the goodbye says
-	// nothing of it, and a session that nobody ended ends by itself.
+	// All requests have been answered. An error of Close, such as a busy server's silence,
+	// says nothing about the requests, and an unclosed session expires by itself.
 	_ = s.Close(ctx)
 	return err
 }
 
-// withOrAlone is withAPI, and for a data directory that nobody serves, it serves it
-// meanwhile, without a mount.
+// withOrAlone calls withAPI. If no process serves the data directory of --dir, withOrAlone
+// serves the directory during the call, without a mount.
 func (w *where) withOrAlone(ctx context.Context, work func(*client.Session, *admin.Client) error) (err error) {
 	if w.dir == "" || len(w.cluster) > 0 {
 		return w.withAPI(ctx, work)
@@ -242,8 +243,8 @@ func volumeByName(ctx context.Context, s *client.Session, name string) (wire.Vol
 	return r.Volumes[0], nil
 }
 
-// running is the note that a 'penstock up' leaves for other commands of this
-// machine, in a file named after its process id.
+// running is the note of a 'penstock up' for other commands on this machine, in a file named
+// after the process id.
 type running struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // of the process, clock ticks since boot
@@ -251,7 +252,8 @@ type running struct {
 	Mount string `json:"mount,omitempty"`
 }
 
-// noteDir is where the notes lie: one folder for root, one for each user.
+// noteDir returns the folder of the notes: a folder for root, and a folder for each other
+// user.
 func noteDir() string {
 	if os.Geteuid() == 0 {
 		return "/run/penstock"
@@ -262,8 +264,8 @@ func noteDir() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Geteuid()))
 }
 
-// leaveNote tells other commands that this process serves dir; remove takes
-// the note away. The note says nothing that its reader does not check.
+// leaveNote writes a note that this process serves dir; remove deletes the note. Readers check
+// everything in the note.
 func leaveNote(dir, mount string) (remove func(), err error) {
 	self, err := process.Self()
 	if err != nil {
@@ -284,8 +286,7 @@ func leaveNote(dir, mount string) (remove func(), err error) {
 	return func() { os.Remove(name) }, nil
 }
 
-// runningHere reads the notes of processes that still run, and removes those
-// of processes that don't.
+// runningHere reads the notes of running processes, and removes the notes of ended processes.
 func runningHere() ([]running, error) {
 	self, err := process.Self()
 	if err != nil {
@@ -303,11 +304,11 @@ func runningHere() ([]running, error) {
 		name := filepath.Join(noteDir(), e.Name())
 		var st unix.Stat_t
 		if err := unix.Lstat(name, &st); err != nil || int(st.Uid) != os.Geteuid() {
-			continue // gone meanwhile, or somebody else's
+			continue // removed in the meantime, or another user's
 		}
 		b, err := os.ReadFile(name)
 		if err != nil {
-			continue // gone meanwhile
+			continue // removed in the meantime
 		}
 		var r running
 		if json.Unmarshal(b, &r) != nil || r.PID == 0 || (process.Process{Boot: self.Boot, PIDNS: self.PIDNS, PID: r.PID, Start: r.Start}).Dead(self) {

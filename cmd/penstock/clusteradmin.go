@@ -143,7 +143,7 @@ under that name alone, which may be one whose bearer is to be replaced.`,
 	return cmd
 }
 
-// listTokens lists the join tokens that hold.
+// listTokens lists the valid join tokens.
 func listTokens(ctx context.Context, c *admin.Client) (all []cluster.TokenRecord, err error) {
 	answer, err := c.Grants.ListJoinTokens(ctx, &admin.ListJoinTokensRequest{})
 	for _, x := range answer.GetTokens() {
@@ -341,7 +341,7 @@ more waits; nothing fails.`,
 	return cmd
 }
 
-// dash stands for nothing in a table.
+// dash returns "-" for an empty cell of a table.
 func dash(s string) string {
 	if s == "" {
 		return "-"

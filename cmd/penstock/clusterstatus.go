@@ -13,11 +13,11 @@ import (
 	"penstock.io/penstock/meta/server"
 )
 
-// clusterView is the state of a cluster as `penstock cluster status` prints it.
+// clusterView is the output of `penstock cluster status`.
 type clusterView struct {
 	Cluster string `json:"cluster" yaml:"cluster"`
-	// Health is "ok", "warning" or "critical", as 'penstock health' has it, and Problems
-	// are why.
+	// Health is "ok", "warning" or "critical", as in 'penstock health', and Problems are the
+	// reasons.
 	Health   string             `json:"health" yaml:"health"`
 	Problems []penstock.Problem `json:"problems" yaml:"problems"`
 
@@ -25,13 +25,13 @@ type clusterView struct {
 	Nodes   []nodeView `json:"nodes" yaml:"nodes"`
 	Disks   []diskView `json:"bad_disks" yaml:"bad_disks"`
 	Volumes int        `json:"volumes" yaml:"volumes"`
-	// Repair is the sum over all owners; empty where one did not answer, and
-	// RepairError says so.
+	// Repair is the sum over all owners. If an owner did not answer, Repair is empty and
+	// RepairError has the error.
 	Repair      *server.RepairStatus `json:"repair,omitempty" yaml:"repair,omitempty"`
 	RepairError string               `json:"repair_error,omitempty" yaml:"repair_error,omitempty"`
 }
 
-// metaView is a metadata server.
+// metaView is a metadata server in the form that commands print.
 type metaView struct {
 	Name    string `json:"name" yaml:"name"`
 	Address string `json:"address" yaml:"address"`
@@ -84,7 +84,7 @@ func readCluster(ctx context.Context, s *client.Session, c *admin.Client) (*clus
 	return v, nil
 }
 
-// serverStatus asks one metadata server what it does.
+// serverStatus asks a single metadata server for its status.
 func serverStatus(ctx context.Context, c *admin.Client, addr string) (*admin.ServerStatus, error) {
 	one, err := c.At(addr)
 	if err != nil {

@@ -12,8 +12,7 @@ import (
 	"penstock.io/penstock/fuse"
 )
 
-// addCommands is the index of the subcommands: one constructor and one file
-// each.
+// addCommands is the index of the subcommands: a constructor and a file for each.
 func addCommands(root *cobra.Command) {
 	root.AddCommand(
 		newBench(),
@@ -51,7 +50,8 @@ func addCommands(root *cobra.Command) {
 	)
 }
 
-// runAs serves the other names that the binary may be called by.
+// runAs runs the mount helper or the watchdog if the binary was called by one of their names.
+// handled is false for other names.
 func runAs(ctx context.Context, args []string, stdout, stderr io.Writer) (status int, handled bool) {
 	if isMountHelper(args) {
 		return mountHelper(ctx, args, stdout, stderr), true

@@ -13,19 +13,17 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Configuration. A role reads one YAML file, a flat map from the names of its
-// flags to values:
+// Configuration. A role reads a YAML file, a flat map from the names of its flags to values:
 //
 //	dir: /var/lib/penstock
 //	mount: /mnt/penstock
 //	log-level: warn
 //
-// A flag on the command line wins over the environment (PENSTOCK_LOG_LEVEL for
-// log-level), which wins over the file. A key that is no flag of the role is an
-// error, so that a typing mistake is not silently a default.
+// A flag on the command line wins over the environment (PENSTOCK_LOG_LEVEL for log-level), and
+// the environment wins over the file. A key without a flag of the role is an error, so that a
+// typing mistake does not silently select a default.
 
-// defaultConfigDir is where a role looks for ROLE.yaml when --config is not
-// given.
+// defaultConfigDir is the directory of ROLE.yaml without --config.
 const defaultConfigDir = "/etc/penstock"
 
 // configurable lets a command be configured by file and environment too.
@@ -41,7 +39,7 @@ func configurable(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// notConfig are flags that are about the command line itself.
+// notConfig are flags about the command line itself.
 var notConfig = []string{"config", "help"}
 
 func envName(flag string) string {
@@ -80,7 +78,7 @@ func applyFile(cmd *cobra.Command, file string) error {
 			return usagef("%s:%d: unknown key %q; 'penstock %s' knows: %s", file, s.line, s.key, cmd.Name(), strings.Join(configKeys(cmd), ", "))
 		}
 		if f.Changed {
-			continue // the command line or the environment said otherwise
+			continue // set by the command line or the environment
 		}
 		if err := cmd.Flags().Set(s.key, s.value); err != nil {
 			return usagef("%s:%d: %s: %w", file, s.line, s.key, err)
@@ -99,14 +97,14 @@ func configKeys(cmd *cobra.Command) []string {
 	return keys
 }
 
-// setting is one key of a configuration file.
+// setting is a key of a configuration file with its value and line.
 type setting struct {
 	key, value string
 	line       int
 }
 
-// readConfig parses a file into its settings, in order. Values are scalars or
-// lists of them.
+// readConfig parses a file into its settings, in order. Values are scalars or lists of
+// scalars.
 func readConfig(file string) ([]setting, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {

@@ -8,13 +8,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// destroys marks commands after which something is gone that no other command
-// brings back.
+// destroys marks commands that delete data which no other command restores.
 const destroys = "penstock.io/destroys"
 
-// destroying marks a command as one that destroys, and gives it --yes. Without --yes the
-// command says what would be lost, and then asks a person on a terminal (confirm); where
-// nobody can be asked it is refused.
+// destroying marks a command as destroying, and adds the flag --yes. Without --yes the command
+// says what would be lost, and asks the user on a terminal (confirm); without a terminal the
+// command is refused.
 func destroying(cmd *cobra.Command, yes *bool) {
 	if cmd.Annotations == nil {
 		cmd.Annotations = map[string]string{}
@@ -25,8 +24,8 @@ func destroying(cmd *cobra.Command, yes *bool) {
 
 func isDestroying(cmd *cobra.Command) bool { return cmd.Annotations[destroys] != "" }
 
-// confirm asks a person on a terminal to type a word. The question says what would be lost,
-// also where nobody can be asked, and the command is refused.
+// confirm asks the user on a terminal to type a word. Without a terminal, confirm refuses the
+// command. The question says what would be lost, and is part of the refusal, too.
 func confirm(cmd *cobra.Command, question, word string) error {
 	if !isTerminal(cmd.InOrStdin()) {
 		return usagef("%s Nobody can be asked here: give --yes", question)

@@ -9,7 +9,7 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// credentials are the flags that say what a process shows to others.
+// credentials holds the flags that select a process's certificate.
 type credentials struct {
 	credentials string
 	insecure    bool
@@ -22,7 +22,7 @@ func (c *credentials) flags(cmd *cobra.Command) {
 	markDirs(cmd, "credentials")
 }
 
-// check refuses flags that exclude each other.
+// check refuses --insecure together with --credentials.
 func (c *credentials) check() error {
 	if c.insecure && c.credentials != "" {
 		return usagef("--insecure and --credentials exclude each other")
@@ -30,7 +30,8 @@ func (c *credentials) check() error {
 	return nil
 }
 
-// open gives nil where neither is wanted: Unix sockets then are all there is.
+// open loads the credentials. open returns nil without a directory and without --insecure: the
+// process then uses Unix sockets only.
 func (c *credentials) open() (*peer.Credentials, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -48,7 +49,7 @@ func (c *credentials) open() (*peer.Credentials, error) {
 	return peer.Load(dir, nil)
 }
 
-// etcdFlags are those of who talks to etcd.
+// etcdFlags adds the flags of commands that connect to etcd.
 func etcdFlags(cmd *cobra.Command, endpoints *[]string, t *local.EtcdTLS) {
 	f := cmd.Flags()
 	f.StringSliceVar(endpoints, "etcd", nil, "endpoints of the cluster's etcd (default: one embedded in --dir)")

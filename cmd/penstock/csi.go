@@ -31,7 +31,7 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// csiFlags are what `penstock csi` takes.
+// csiFlags are the flags of `penstock csi`.
 type csiFlags struct {
 	where
 	logFlags
@@ -99,8 +99,8 @@ replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
 	return configurable(cmd)
 }
 
-// killVariable names the step of a call at which the process ends itself with
-// SIGKILL, for tests of what a successor makes of it.
+// killVariable names the step of a call at which the process kills itself with SIGKILL. Tests
+// set the variable to check the recovery by a successor.
 const killVariable = "PENSTOCK_CSI_KILL_AT"
 
 func killAt(log *slog.Logger) func(step string) {
@@ -150,8 +150,8 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		}
 	}
 	if c.node && os.Getpid() == 1 {
-		// What is wrong with the command line is said here, at once: an agent's status
-		// does not tell it from a crash.
+		// The supervisor checks the command line itself: an agent's exit status does not
+		// distinguish a wrong command line from a crash.
 		if err := c.where.check(); err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 			return err
 		}
 		cfg.Node, gather = n, append(gather, n)
-		// Before anything that takes its time: pods may be waiting.
+		// Keep starts before slower work: pods may be waiting.
 		keep, stopKeeping := context.WithCancel(ctx)
 		var keeping sync.WaitGroup
 		keeping.Go(func() { n.Keep(keep) })
@@ -222,7 +222,8 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 			stopKeeping()
 			keeping.Wait()
 		}()
-		// Beside serving: the cluster may not answer for long, and pods that go need no answer.
+		// The sweep runs in the background: the cluster may not answer for long, and pods that
+		// end need no answer from the cluster.
 		sweep, stopSweeping := context.WithCancel(ctx)
 		var sweeping sync.WaitGroup
 		sweeping.Go(func() { sweepNode(sweep, n, staged, log) })
@@ -231,8 +232,8 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 			sweeping.Wait()
 		}()
 		standard = adminSocket(c.state)
-		// Whose socket that is lost the endpoint to us; a port stays its as long as a
-		// thread of it waits in the kernel.
+		// The earlier agent at this admin socket lost its endpoint to this agent. A port stays
+		// in use as long as one of the earlier agent's threads waits in the kernel.
 		c.port.replace, c.port.patience = true, portPatience
 	}
 	s, err := csi.Serve(cfg)
@@ -263,12 +264,12 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 }
 
-// portPatience is how long a node agent waits for the port of one before it that was
-// killed and can't end, until what it waits for is taken up: by this one, which serves
-// meanwhile, so that to end in less would be to cancel that.
+// portPatience is how long a node agent waits for the port of an earlier agent. The earlier
+// agent was killed, but can't end while one of its threads waits for a mount. This agent takes
+// up the mount while it serves, so exiting early would prevent the end of the earlier agent.
 const portPatience = time.Minute
 
-// tokenKeeper is what --keep-token asks for; nil: nothing.
+// tokenKeeper returns the keeper for the flags --keep-token, nil without the flag.
 func (c *csiFlags) tokenKeeper(log *slog.Logger) (*tokenKeeper, error) {
 	if len(c.tokens) == 0 {
 		return nil, nil
@@ -289,10 +290,10 @@ func (c *csiFlags) tokenKeeper(log *slog.Logger) (*tokenKeeper, error) {
 	return k, err
 }
 
-// sweepWait bounds the clearing away of what pods left behind.
+// sweepWait bounds sweepNode.
 const sweepWait = 30 * time.Second
 
-// newNode makes the node part, and looks at what one before it left.
+// newNode makes the node part and recovers the volumes staged by an earlier agent.
 func (c *csiFlags) newNode(pool *cluster.Cluster, creds *peer.Credentials, log *slog.Logger, step func(string)) (n *node.Server, staged []string, err error) {
 	state, err := filepath.Abs(c.state)
 	if err == nil {
@@ -323,7 +324,7 @@ func (c *csiFlags) newNode(pool *cluster.Cluster, creds *peer.Credentials, log *
 	return n, staged, nil
 }
 
-// sweepNode clears away what pods left behind while the node was down.
+// sweepNode removes the remains of pods that ended while the node agent was down.
 func sweepNode(ctx context.Context, n *node.Server, staged []string, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, sweepWait)
 	defer cancel()
@@ -332,8 +333,8 @@ func sweepNode(ctx context.Context, n *node.Server, staged []string, log *slog.L
 	}
 }
 
-// csiHolder is the socket of a holder, as the node part needs it. A connection is
-// for one question: the holder may be replaced meanwhile.
+// csiHolder is the socket of a holder, in the form that the node part needs. Each call opens a
+// new connection, because the holder may be replaced between calls.
 type csiHolder string
 
 func (c csiHolder) Orphans() (paths []string, err error) {
@@ -354,7 +355,7 @@ func (c csiHolder) Orphans() (paths []string, err error) {
 func (c csiHolder) Forget(path string) error {
 	h, err := hold.Dial(string(c))
 	if meta.KindOf(err) == meta.Unavailable {
-		return nil // what it had went with it
+		return nil // the holder's mounts ended with the holder
 	}
 	if err != nil {
 		return err
@@ -375,7 +376,7 @@ func (c csiHolder) Forget(path string) error {
 func (c csiHolder) Unsynced(path string) (files int, bytes int64, err error) {
 	h, err := hold.Dial(string(c))
 	if err != nil {
-		return 0, 0, err // it may be back with what it had
+		return 0, 0, err // a restarted holder may still have the mount
 	}
 	defer h.Close()
 	device, memory, found, err := h.Take(path, false)
@@ -390,15 +391,15 @@ func (c csiHolder) Unsynced(path string) (files int, bytes int64, err error) {
 	return hold.Unsynced(memory)
 }
 
-// csiPinTTL is how long a snapshot stays pinned by a mount that has ended without
-// unstaging, with its machine.
+// csiPinTTL is how long a snapshot stays pinned after the last renewal by a mount, if the
+// machine failed and nobody unstaged the volume.
 const csiPinTTL = "10m"
 
-// mountCommand is a `penstock mount` that tells on descriptor 3 how mounting
-// went; with takeUp one that goes on with what the holder has.
+// mountCommand returns a `penstock mount` that reports the result of mounting on descriptor 3.
+// With takeUp, the command takes the mount over from the holder.
 func (c *csiFlags) mountCommand(source, dir, logFile, socket string, options []string, takeUp bool) *exec.Cmd {
 	args := []string{"mount", "--log-file=" + logFile, "--log-level=" + c.level, "--admin=unix:" + socket}
-	// In a container the state directory is what can be written to, and stays.
+	// In a container, only the state directory is writable and persistent.
 	args = append(args, "--index-dir="+filepath.Join(c.state, "indexes"))
 	for _, o := range options {
 		args = append(args, "--options="+o)
@@ -432,6 +433,5 @@ func (c *csiFlags) mountCommand(source, dir, logFile, socket string, options []s
 	return cmd
 }
 
-// csiStateDir is where the driver's node part keeps its state unless it is told another
-// directory.
+// csiStateDir is the default state directory of the driver's node part.
 const csiStateDir = "/var/lib/penstock-csi"

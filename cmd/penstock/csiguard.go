@@ -16,10 +16,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// guardFlags are what `penstock csi guard` takes.
+// guardFlags are the flags of `penstock csi guard`.
 type guardFlags struct {
 	wait  time.Duration
-	every time.Duration // between two looks
+	every time.Duration // between two checks
 }
 
 func newCSIGuard() *cobra.Command {
@@ -55,8 +55,8 @@ detached within seconds.`,
 	return cmd
 }
 
-// guard waits until nobody uses a volume of the driver. Errors: Busy (who does),
-// AccessDenied, Unavailable.
+// guard waits until no pod uses a volume of the driver and no volume is attached. Errors: Busy
+// (with the users' names), AccessDenied, Unavailable.
 func (g *guardFlags) guard(ctx context.Context, api *kube.API) error {
 	for end := time.Now().Add(g.wait); ; {
 		users, err := usersOf(ctx, api, csi.Name)
@@ -77,7 +77,7 @@ func (g *guardFlags) guard(ctx context.Context, api *kube.API) error {
 	}
 }
 
-// usersTold bounds how many users of volumes an error names.
+// usersTold bounds the users of volumes named in an error.
 const usersTold = 20
 
 func usedBy(users []string) error {
@@ -91,8 +91,8 @@ func usedBy(users []string) error {
 End these pods before (scale down what makes them), and wait until their volumes are detached. To take the driver away all the same: helm uninstall --no-hooks; what is to be done on the nodes then is in docs/kubernetes.md, "The driver is gone"`, text))
 }
 
-// usersOf lists who uses volumes of a driver: pods on nodes, then attachments of which no
-// pod is there any more.
+// usersOf lists the users of a driver's volumes: pods on nodes, then attachments without a
+// pod.
 func usersOf(ctx context.Context, api *kube.API, driver string) ([]string, error) {
 	volumes, err := api.PersistentVolumes(ctx)
 	if err != nil {
@@ -102,7 +102,8 @@ func usersOf(ctx context.Context, api *kube.API, driver string) ([]string, error
 	if err != nil {
 		return nil, err
 	}
-	// Last: of a pod that was made meanwhile the volume is more likely to be known.
+	// Pods come last: the volume of a pod created during these calls is then more likely in
+	// the lists.
 	pods, err := api.Pods(ctx)
 	if err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func usersOf(ctx context.Context, api *kube.API, driver string) ([]string, error
 	told := map[string]bool{} // node and volume
 	for _, p := range pods {
 		if p.Spec.NodeName == "" || p.Ended() {
-			continue // it has nothing mounted
+			continue // no volume is mounted for the pod
 		}
 		for _, v := range p.Spec.Volumes {
 			what := ""

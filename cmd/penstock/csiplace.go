@@ -16,13 +16,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// How long the API server is asked for a node's labels, and the pause between two tries.
+// placeWait bounds the requests for a node's labels; placeAgain is the pause between two
+// tries.
 const (
 	placeWait  = 30 * time.Second
 	placeAgain = time.Second
 )
 
-// placeFlags are what `penstock csi place` takes.
+// placeFlags are the flags of `penstock csi place`.
 type placeFlags struct {
 	logFlags
 	name   string
@@ -74,7 +75,8 @@ If Kubernetes does not answer, a file of before stands.`,
 	return cmd
 }
 
-// write asks until ctx ends, and writes the file: whole or not at all.
+// write asks for the node's labels until ctx ends, and replaces the file atomically. Without
+// an answer, write keeps an existing file.
 func (p *placeFlags) write(ctx context.Context, api *kube.API, log *slog.Logger) error {
 	labels, err := api.NodeLabels(ctx, p.name)
 	for meta.KindOf(err) == meta.Unavailable && ctx.Err() == nil {
@@ -86,7 +88,7 @@ func (p *placeFlags) write(ctx context.Context, api *kube.API, log *slog.Logger)
 		}
 	}
 	if err != nil {
-		// Pods may use mounts that wait for the agent.
+		// Keep the earlier place and start: pods may use mounts that wait for the agent.
 		if _, serr := os.Stat(p.file); serr == nil {
 			log.Error("the node stands where it did when Kubernetes last said what it is labelled with", "node", p.name, "err", err)
 			return nil
@@ -104,12 +106,12 @@ func (p *placeFlags) write(ctx context.Context, api *kube.API, log *slog.Logger)
 	return nil
 }
 
-// noPlace is what the file says of a node that has no place by its labels. An empty file
-// says nothing: it may be one that was cut off.
+// noPlace is the file's content for a node without a place in its labels. An empty file is not
+// valid, because a crash may have truncated the file.
 const noPlace = "none"
 
-// writePlace writes where a node stands, "" for nowhere: whole or not at all, also after
-// a power cut.
+// writePlace replaces the file with a node's place, "" for no place. The replacement is
+// atomic, also across a power failure.
 func writePlace(file, at string) error {
 	if at == "" {
 		at = noPlace
@@ -133,9 +135,9 @@ func writePlace(file, at string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// placeByLabels is where a node stands by its labels, as far as it has those that are
-// asked for, from the widest; "" if it lacks the first. Errors: Invalid, with the place
-// if there is one.
+// placeByLabels returns a node's place by its labels. want lists the names of the labels, the
+// widest first. The place ends before the first missing label; the place is "" if the first
+// label is missing. Errors: Invalid, together with the place if the labels give a place.
 func placeByLabels(have map[string]string, want []string, node string) (at string, err error) {
 	const op = "place of node"
 	for _, name := range want {
@@ -155,8 +157,8 @@ func placeByLabels(have map[string]string, want []string, node string) (at strin
 	return at, err
 }
 
-// readPlace reads the file that writePlace wrote; "": by its labels the node has no
-// place. Errors: Invalid (also of an empty file), those of os.ReadFile.
+// readPlace reads a file written by writePlace; "": the node's labels give no place. Errors:
+// Invalid (also for an empty file), and the errors of os.ReadFile.
 func readPlace(file string) (at string, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil {

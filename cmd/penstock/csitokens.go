@@ -20,25 +20,25 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Pods join by a token in a Secret, whenever one starts that has no credentials: the
-// controller's each time, a node's the first time. A token holds for a month at most, so
-// that what one who ran off with it can do comes to an end; and a cluster of Kubernetes
-// gets new nodes for years. So the controller, which is an administrator of the cluster
-// anyway, puts a new token into each Secret when half of the life of the one there is
-// over. Of several controllers that do so at once one wins.
+// A pod of the driver without credentials joins by a token in a Secret: the controller's pod
+// at each start, a node's pod at its first start. A token is valid for a month at most, to
+// bound the damage by a thief of the token, but a Kubernetes cluster gets new nodes for years.
+// So the controller, which is an administrator of the cluster anyway, puts a new token into
+// each Secret after half of the old token's life. If several controllers do so at once, one
+// controller wins.
 
-// tokenEvery is the time between two looks; tokenAgain that after one that failed.
+// tokenEvery is the time between two checks; tokenAgain is the time after a failed check.
 const (
 	tokenEvery = 10 * time.Minute
 	tokenAgain = 30 * time.Second
 	tokenKey   = "token" // in the Secret
 )
 
-// keptToken is a Secret, and what its bearers may join as.
+// keptToken is a Secret, and the role and name under which holders of its token may join.
 type keptToken struct {
 	secret string
 	role   peer.Role
-	name   string // the only one that they may take; "": anything new
+	name   string // the only permitted name; "": any new name
 }
 
 // parseKeptToken reads SECRET=ROLE[:NAME].
@@ -58,24 +58,24 @@ func parseKeptToken(s string) (k keptToken, err error) {
 	return k, err
 }
 
-// tokenKeeper keeps join tokens in Secrets from running out.
+// tokenKeeper replaces the join tokens in Secrets before the tokens expire.
 type tokenKeeper struct {
 	api    *kube.API
 	with   func(ctx context.Context, work func(*admin.Client) error) error
 	tokens []keptToken
-	life   time.Duration // of a new one
+	life   time.Duration // of a new token
 	log    *slog.Logger
 
 	mu   sync.Mutex
 	ends map[string]time.Time // of the token in each Secret; absent: not known yet
-	well map[string]bool      // Secrets that the last look found in order, or put so
+	well map[string]bool      // Secrets with a valid token after the last check
 }
 
-// Describe tells nothing: what is sent depends on what was found out.
+// Describe sends nothing: the set of metrics depends on the checks.
 func (k *tokenKeeper) Describe(chan<- *prometheus.Desc) {}
 
-// Collect tells when the tokens end, as far as that is known, and of each Secret whether
-// it is looked after: of one that can't be read nothing else is told.
+// Collect sends, for each Secret, whether the last check succeeded, and the end of the token
+// if a check could read the Secret.
 func (k *tokenKeeper) Collect(out chan<- prometheus.Metric) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -97,7 +97,7 @@ func (k *tokenKeeper) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// run looks until ctx ends.
+// run checks the Secrets until ctx ends.
 func (k *tokenKeeper) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := tokenEvery
@@ -112,7 +112,7 @@ func (k *tokenKeeper) run(ctx context.Context) {
 	}
 }
 
-// look puts a new token where one is old, or none holds.
+// look checks all Secrets and replaces old and invalid tokens.
 func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -139,13 +139,13 @@ func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
 	})
 }
 
-// keep looks at one Secret.
+// keep checks a single Secret and replaces an old or invalid token.
 func (k *tokenKeeper) keep(ctx context.Context, c *admin.Client, t keptToken, holding []cluster.TokenRecord, now time.Time) error {
 	secret, err := k.api.Secret(ctx, t.secret)
 	if err != nil {
 		return err
 	}
-	var end time.Time // zero: it does not hold, or lets join as something else
+	var end time.Time // zero: the token is invalid, or for another role or name
 	have, bad := peer.ParseToken(string(secret.Data[tokenKey]))
 	if bad == nil {
 		if i := slices.IndexFunc(holding, func(r cluster.TokenRecord) bool { return r.ID == have.ID && r.Role == t.role && r.Name == t.name }); i >= 0 {
@@ -162,17 +162,17 @@ func (k *tokenKeeper) keep(ctx context.Context, c *admin.Client, t keptToken, ho
 	}
 	fresh, err := peer.ParseToken(made.Token)
 	if err == nil && bad == nil && fresh.Authority != have.Authority {
-		// Somebody is about to have the driver join that one.
+		// An operator is about to move the driver to the other cluster.
 		err = meta.E("replace join token", meta.NotPermitted, t.secret, errors.New("the token there is of another cluster"))
 	}
 	if err == nil {
 		err = k.api.SetSecret(ctx, secret, tokenKey, []byte(made.Token))
 	}
 	if err != nil {
-		// Nobody has it.
+		// The new token is in no Secret, so revoke the token.
 		_, revoked := c.Grants.RevokeJoinToken(ctx, &admin.RevokeJoinTokenRequest{Id: made.Id})
 		if errors.Is(err, meta.Busy) {
-			err = nil // another controller was faster; the next look sees what it did
+			err = nil // another controller was faster; the next check reads the result
 		}
 		return errors.Join(err, revoked)
 	}

@@ -18,7 +18,7 @@ import (
 	"penstock.io/penstock/meta/digest"
 )
 
-// parseDigest takes a digest in full, or its 64 digits alone.
+// parseDigest parses a full digest, or its 64 digits alone.
 func parseDigest(text string) (digest.Sum, error) {
 	if len(text) == 2*len(digest.Sum{}) {
 		text = "sha256-tree-1:" + text
@@ -66,19 +66,19 @@ type digestView struct {
 	Bytes  uint64 `json:"bytes" yaml:"bytes"`
 }
 
-// localTree is a directory of this machine as digests see it. Numbers are given
-// to entries as they are listed; those that lie behind the siblings of what is
-// looked at are of subtrees that are done, and given anew.
+// localTree is a directory of this machine as a source of digests. List numbers entries in the
+// order of listing. Numbers behind the siblings of the current entry belong to finished
+// subtrees; Stat drops the numbers, and List assigns the numbers again.
 type localTree struct {
 	dev     uint64
 	entries []localEntry // by number
-	open    *os.File     // the file that is being read,
+	open    *os.File     // the open file,
 	opened  meta.Ino     // by number
 }
 
 type localEntry struct {
 	path string
-	end  int // how many numbers there were when its directory had been listed
+	end  int // count of numbers after the listing of the entry's directory
 }
 
 var _ digest.Source = (*localTree)(nil)
@@ -124,8 +124,8 @@ func (t *localTree) Stat(ctx context.Context, ino meta.Ino) (meta.Attr, error) {
 	return a, err
 }
 
-// deviceNumber is a device's number as the kernel tells it to file systems that
-// store 32 bits, and so as volumes keep it.
+// deviceNumber encodes a device's number in 32 bits, as the kernel passes the number to file
+// systems and as volumes store the number.
 func deviceNumber(dev uint64) uint32 {
 	major, minor := unix.Major(dev), unix.Minor(dev)
 	return minor&0xff | major<<8 | minor&^0xff<<12
@@ -182,8 +182,8 @@ func (t *localTree) Xattrs(_ context.Context, ino meta.Ino) ([]digest.Xattr, err
 	return l, nil
 }
 
-// xattrNames lists a path's extended attributes, without those that a mount of
-// penstock makes up.
+// xattrNames lists a path's extended attributes, without the synthetic attributes (penstock.*)
+// of a penstock mount.
 func xattrNames(path string) (names []string, err error) {
 	n, err := unix.Llistxattr(path, nil)
 	for err == nil && n > 0 {
@@ -210,7 +210,7 @@ func xattrNames(path string) (names []string, err error) {
 	return nil, err
 }
 
-// Extents says that there may be bytes everywhere.
+// Extents returns a single extent, so that all bytes of the file are read.
 func (t *localTree) Extents(_ context.Context, ino meta.Ino) ([]meta.Extent, []byte, error) {
 	return []meta.Extent{{Len: meta.MaxFileSize, Chunk: meta.ChunkID{Volume: 1, Term: 1, Counter: 1}}}, nil, nil
 }
@@ -237,7 +237,7 @@ func (t *localTree) close() {
 	t.open, t.opened = nil, 0
 }
 
-// connect connects the client library, as a mount does.
+// connect makes a client of the client library, as a mount does.
 func (w *where) connect(ctx context.Context) (*penstock.Client, error) {
 	addrs, creds, err := w.identity(ctx)
 	if err != nil {

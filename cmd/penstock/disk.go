@@ -40,7 +40,7 @@ A disk that failed by itself needs the last two steps only. DISK is the id that
 	return cmd
 }
 
-// diskView is a disk as commands print it.
+// diskView is a disk in the form that commands print.
 type diskView struct {
 	ID     string `json:"id" yaml:"id"`
 	Server uint64 `json:"node" yaml:"node"`
@@ -50,12 +50,13 @@ type diskView struct {
 	Detail string `json:"detail,omitempty" yaml:"detail,omitempty"`
 	Total  uint64 `json:"total_bytes" yaml:"total_bytes"`
 	Free   uint64 `json:"free_bytes" yaml:"free_bytes"`
-	// Of a disk that is being emptied: what is still to be moved. Pending: not all
-	// volumes were looked through.
+	// Chunks and Bytes count the data still to be moved off a disk that is being emptied.
+	// Pending: the counts do not include all volumes yet.
 	Chunks  uint64 `json:"chunks_to_move,omitempty" yaml:"chunks_to_move,omitempty"`
 	Bytes   uint64 `json:"bytes_to_move,omitempty" yaml:"bytes_to_move,omitempty"`
 	Pending bool   `json:"pending,omitempty" yaml:"pending,omitempty"`
-	// Scrub is how far the reading of everything is, 0 to 1; ScrubEnd when it was last done.
+	// Scrub is the progress of the scrub, 0 to 1. ScrubEnd is the end of the last complete
+	// scrub.
 	Scrub    float64 `json:"scrub,omitempty" yaml:"scrub,omitempty"`
 	ScrubEnd string  `json:"scrub_end,omitempty" yaml:"scrub_end,omitempty"`
 }
@@ -83,7 +84,7 @@ func listDisks(ctx context.Context, c *admin.Client) ([]diskView, error) {
 	return views, nil
 }
 
-// findDisk finds a disk by its id or the beginning of it.
+// findDisk finds a disk by its id or the beginning of its id.
 func findDisk(ctx context.Context, c *admin.Client, id string) (diskView, error) {
 	all, err := listDisks(ctx, c)
 	if err != nil {
@@ -146,7 +147,7 @@ func newDiskList() *cobra.Command {
 	return cmd
 }
 
-// short is enough of a disk's id to tell it from others.
+// short returns the first 12 digits of a disk's id, for people.
 func short(id string) string { return id[:min(len(id), 12)] }
 
 func (d diskView) moveText() string {
@@ -169,7 +170,7 @@ func (d diskView) scrubText() string {
 	return "-"
 }
 
-// nodeFlag is --node: a chunk server's number, or zero.
+// nodeFlag is the value of --node: a chunk server's number, or zero.
 type nodeFlag uint64
 
 func (n *nodeFlag) flag(cmd *cobra.Command) {
@@ -196,8 +197,8 @@ func (n *nodeFlag) String() string {
 // Type names the value in help texts.
 func (n *nodeFlag) Type() string { return "number" }
 
-// diskOrder asks, unless told not to, and gives the order;
-// after does what is then left to do, and is told what came of it.
+// diskOrder finds the disk, asks for confirmation unless yes is set, and calls order. after
+// gets the error of order, and completes the command.
 func diskOrder(cmd *cobra.Command, w *where, id, question string, yes bool, order func(*admin.Client, diskView) error, after func(*admin.Client, diskView, error) error) error {
 	return w.api(cmd.Context(), func(c *admin.Client) error {
 		d, err := findDisk(cmd.Context(), c, id)
@@ -213,8 +214,8 @@ func diskOrder(cmd *cobra.Command, w *where, id, question string, yes bool, orde
 	})
 }
 
-// countLeft says what is still to be moved off disks that are being emptied. With
-// an error, of what could not be asked, it is pending.
+// countLeft sets the counts of data still to be moved off disks that are being emptied. If
+// countLeft returns an error, the counts are incomplete and Pending is set.
 func countLeft(ctx context.Context, c *admin.Client, views []diskView) error {
 	if !slices.ContainsFunc(views, func(v diskView) bool { return v.State == meta.DiskFailing.String() }) {
 		return nil
@@ -229,12 +230,12 @@ func countLeft(ctx context.Context, c *admin.Client, views []diskView) error {
 	return err
 }
 
-// emptyTimes is how often in a row a disk must be found empty: a volume may be
-// between two owners, or its owner has not heard yet that the disk was given up.
+// emptyTimes is how often in a row a disk must be found empty: a volume may be between two
+// owners, or its owner may not know yet that the disk was given up.
 const emptyTimes = 3
 
-// waitEmptied shows how much is left on a disk that was given up, until that is
-// nothing. Errors: IO if it fails meanwhile.
+// waitEmptied shows the data left on a disk that was given up, until the disk is empty.
+// Errors: IO if the disk fails during the wait.
 func waitEmptied(cmd *cobra.Command, c *admin.Client, d diskView) error {
 	ctx := cmd.Context()
 	p := newProgress(cmd)

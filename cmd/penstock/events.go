@@ -18,7 +18,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// eventView is an event as commands print it.
+// eventView is an event in the form that commands print.
 type eventView struct {
 	Seq        uint64        `json:"seq"`
 	Time       time.Time     `json:"time"`
@@ -27,7 +27,7 @@ type eventView struct {
 	Ino        meta.Ino      `json:"ino,omitempty"`
 	Parent     meta.Ino      `json:"parent,omitempty"`
 	Name       string        `json:"name,omitempty"`
-	Path       string        `json:"path,omitempty"` // as its directory lies now
+	Path       string        `json:"path,omitempty"` // with the current path of the directory
 	FromParent meta.Ino      `json:"from_parent,omitempty"`
 	From       string        `json:"from,omitempty"`
 	FromPath   string        `json:"from_path,omitempty"`
@@ -36,24 +36,24 @@ type eventView struct {
 	Volume     meta.VolumeID `json:"volume,omitempty"`
 	Snapshot   string        `json:"snapshot,omitempty"`
 	Quota      *quotaView    `json:"quota,omitempty"`
-	// The same in base64 where a name is not text.
+	// NameBytes and FromBytes are the names in base64, if a name is not UTF-8.
 	NameBytes string `json:"name_bytes,omitempty"`
 	FromBytes string `json:"from_bytes,omitempty"`
 }
 
-// quotaView is what became of an advisory quota.
+// quotaView is a crossing of an advisory quota.
 type quotaView struct {
 	Of    string `json:"of"`   // bytes, inodes
-	Over  bool   `json:"over"` // the use counts as above it from now on
+	Over  bool   `json:"over"` // the use is now above the quota
 	Used  uint64 `json:"used"`
-	Limit uint64 `json:"limit,omitempty"` // none: it was taken away
+	Limit uint64 `json:"limit,omitempty"` // 0: the quota was removed
 }
 
-// rescanView is the line that tells a program of a RescanError.
+// rescanView is the JSON line for a RescanError.
 type rescanView struct {
-	Seq   uint64 `json:"seq"` // to go on after
+	Seq   uint64 `json:"seq"` // continue after this event
 	Kind  string `json:"kind"`
-	First uint64 `json:"first"` // the oldest that is there
+	First uint64 `json:"first"` // the oldest event kept
 }
 
 func viewOfEvent(e client.Event) eventView {
@@ -81,7 +81,7 @@ func viewOfEvent(e client.Event) eventView {
 
 func (v *eventView) print(to io.Writer) error {
 	or := func(path, name string, dir meta.Ino) string {
-		if path == "" && name != "" { // its directory is gone
+		if path == "" && name != "" { // the directory was removed
 			return fmt.Sprintf("(%d)/%s", dir, printable(name))
 		}
 		return printable(path)
@@ -168,7 +168,7 @@ Paths are as their directories lie now, and may differ from what they were; pare
 					err = errors.Join(err, lines.Encode(rescanView{rescan.Last, "rescan", rescan.First}))
 				}
 				if follow && ctx.Err() != nil {
-					return nil // it was told to stop
+					return nil // interrupted by the user
 				}
 				return err
 			})
@@ -181,7 +181,7 @@ Paths are as their directories lie now, and may differ from what they were; pare
 	return cmd
 }
 
-// eventsFlag is how many events are kept: on, off or a number.
+// eventsFlag is the number of events to keep: on, off or a number.
 type eventsFlag struct{ keep uint64 }
 
 // Set parses "on", "off" and numbers.

@@ -7,8 +7,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// advice says what a person can do about an error of a kind. Kinds that their
-// own text explains are missing.
+// advice says what a user can do about an error of a kind. Kinds with a sufficient error text
+// have no advice.
 var advice = map[meta.Kind]string{
 	meta.DirectoryInUse: "another penstock process holds this data directory; stop it, or choose another with --dir",
 	meta.Version:        "this data was written by another version of penstock; run the version that wrote it, or a newer one",
@@ -19,12 +19,11 @@ var advice = map[meta.Kind]string{
 	meta.NoSpace:        "free space on the disk of the data directory; penstock goes on by itself",
 }
 
-// wrongDigest is what to do about bytes that are whole, and others than were asked for.
+// wrongDigest is the advice for intact bytes with another digest than the requested digest.
 const wrongDigest = "it is readable, and not what was demanded: compare that digest with 'penstock snapshot show', which tells the snapshot's,\n" +
 	"  and with 'penstock digest DIRECTORY' of what it was made from; 'penstock snapshot diff' tells what changed since an earlier snapshot"
 
-// explain renders an error for people: what was wrong, with which object, and
-// what to do.
+// explain renders an error for people: the failure, the object, and the advice.
 func explain(err error) string {
 	s := err.Error()
 	a, ok := advice[meta.KindOf(err)]

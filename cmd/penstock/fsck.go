@@ -16,15 +16,14 @@ import (
 	"penstock.io/penstock/meta/server"
 )
 
-// checkView is the outcome of a check of one volume.
+// checkView is the outcome of the check of a volume.
 type checkView struct {
 	Volume string `json:"volume" yaml:"volume"`
-	// Report is the checker's: what it counted, and under "problems" what is
-	// wrong, in words.
+	// Report is the checker's report: its counts, and a list of texts under "problems".
 	Report map[string]any `json:"report" yaml:"report"`
 }
 
-// problems lists what is wrong.
+// problems lists the problems of the report.
 func (v checkView) problems() []string {
 	for k, x := range v.Report {
 		list, ok := x.([]any)
@@ -97,7 +96,7 @@ checked. Nothing is changed.`,
 	return cmd
 }
 
-// showChecks tells every few seconds how far a check is.
+// showChecks prints the progress of a check every few seconds, until done is closed.
 func showChecks(ctx context.Context, c *admin.Client, name string, tell func(string, ...any), done <-chan struct{}) {
 	t := time.NewTicker(2 * time.Second)
 	defer t.Stop()

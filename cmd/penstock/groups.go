@@ -8,16 +8,17 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// finishTree completes the command tree, once all commands are in it: whatever is
-// wrong with a command's arguments is a wrong call (exit status 2), and a command
-// that only groups others prints its help, or refuses a word that is none of them.
-// cobra alone prints the help for such a word, too, and ends with status 0, so that
-// a script with a misspelt command goes on as if the work were done.
+// finishTree completes the command tree, after all commands were added. Every mistake in a
+// command's arguments becomes a wrong call (exit status 2). A command that only groups other
+// commands prints its help, or refuses an unknown word. For an unknown word, cobra alone
+// prints the help and ends with status 0, and a script with a misspelt command would go on as
+// if the command had run.
 func finishTree(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		// A misspelt command's flags are not the group's: the word is what is wrong.
+		// For a misspelt command with flags, the mistake is the word: the flags are not the
+		// group's.
 		if words := cmd.Flags().Args(); isGroup(cmd) && len(words) > 0 {
 			return unknownCommand(cmd, words[0])
 		}
@@ -26,7 +27,7 @@ func finishTree(root *cobra.Command) {
 	finishCommands(root)
 }
 
-// onlyGroups marks commands that do nothing but group others.
+// onlyGroups marks commands that only group other commands.
 const onlyGroups = "penstock.io/group"
 
 func isGroup(cmd *cobra.Command) bool { return cmd.Annotations[onlyGroups] != "" }
@@ -62,8 +63,8 @@ func finishCommands(cmd *cobra.Command) {
 	}
 }
 
-// unknownCommand refuses a word that is no command of a group, and names those that
-// are spelt like it.
+// unknownCommand refuses a word that is no command of a group, and suggests commands with
+// similar names.
 func unknownCommand(group *cobra.Command, word string) error {
 	text := fmt.Sprintf("unknown command %q for %q", word, group.CommandPath())
 	if s := similar(group, word); len(s) > 0 {
@@ -72,7 +73,7 @@ func unknownCommand(group *cobra.Command, word string) error {
 	return usagef("%s", text)
 }
 
-// similar are the commands of a group that are spelt like a word.
+// similar lists the commands of a group with names similar to word.
 func similar(group *cobra.Command, word string) []string {
 	group.SuggestionsMinimumDistance = 2
 	all := group.SuggestionsFor(word)
@@ -90,6 +91,6 @@ func helpOn(cmd *cobra.Command, words []string) error {
 	if len(rest) > 0 {
 		return unknownCommand(about, rest[0])
 	}
-	about.InitDefaultHelpFlag() // so that the help names it
+	about.InitDefaultHelpFlag() // adds --help to the help text
 	return about.Help()
 }

@@ -18,21 +18,21 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// Exit statuses of `penstock health`, as monitors know them from each other.
+// Exit statuses of `penstock health`, by the convention of monitoring plugins.
 const (
 	healthWarning  = 1
 	healthCritical = 2
 	healthUnknown  = 3
 )
 
-// asMonitors marks a command whose exit statuses are those: always, or, with the name
-// of a flag as the mark's value, with that flag.
+// asMonitors marks a command with the exit statuses above. With the value alwaysMonitors the
+// command always uses the statuses; with the name of a flag as the value, only with that flag.
 const (
 	asMonitors     = "penstock.io/monitors"
 	alwaysMonitors = "yes"
 )
 
-// forMonitors tells whether a command was called by a monitor.
+// forMonitors reports whether a command uses the exit statuses of monitors.
 func forMonitors(cmd *cobra.Command) bool {
 	mark := cmd.Annotations[asMonitors]
 	return mark == alwaysMonitors || mark != "" && cmd.Flags().Changed(mark)
@@ -94,8 +94,8 @@ it can serve, and nothing else: for probes, where no curl is.`,
 	return cmd
 }
 
-// judgement is which problems a command tells of and judges by: `penstock health` and
-// `penstock cluster status` have the same.
+// judgement selects the problems that a command prints and judges by. `penstock health` and
+// `penstock cluster status` use the same selection.
 type judgement struct{ forUpgrade bool }
 
 func (j *judgement) flag(cmd *cobra.Command) {
@@ -109,7 +109,7 @@ func (j *judgement) of(h penstock.Health) penstock.Health {
 	return h
 }
 
-// healthStatus is the exit status that goes with a cluster's health.
+// healthStatus returns the exit status for a cluster's health.
 func healthStatus(h *penstock.Health) error {
 	switch penstock.Severity(h.Status) {
 	case penstock.Critical:
@@ -120,10 +120,11 @@ func healthStatus(h *penstock.Health) error {
 	return nil
 }
 
-// health asks the cluster. That nobody answers is its state, and no error.
+// health asks the cluster for its health. If no server answers, health returns a critical
+// health and no error.
 func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 	addrs, err := w.addrs()
-	if meta.KindOf(err) == meta.Unavailable { // nothing runs on --dir
+	if meta.KindOf(err) == meta.Unavailable { // no process serves --dir
 		return unreachable(w.dir, err), nil
 	}
 	if err != nil {
@@ -136,7 +137,7 @@ func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 	dial, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	if creds.Identity().Role != "" && time.Now().After(creds.RenewAt()) {
-		// Best effort: what comes of it is judged below.
+		// Best effort: without a valid certificate, Dial below fails.
 		_ = client.Renew(dial, addrs, creds)
 	}
 	c, err := penstock.Dial(dial, penstock.Config{Meta: addrs, Creds: creds, Name: "penstock health", Logger: slog.New(slog.DiscardHandler)})
@@ -175,10 +176,10 @@ func showProblems(t *table, problems []penstock.Problem) {
 	}
 }
 
-// readyWait bounds how long a process is waited for.
+// readyWait bounds the wait for a process's answer.
 const readyWait = 5 * time.Second
 
-// askReady asks a process whether it can serve. Errors: Invalid (the address),
+// askReady asks a process whether it can serve. Errors: a usageError (the address),
 // Unavailable.
 func askReady(ctx context.Context, address string) error {
 	const op = "ask"
@@ -213,7 +214,7 @@ func askReady(ctx context.Context, address string) error {
 	return nil
 }
 
-// monitorStatus is the exit status for an error of a command for monitors.
+// monitorStatus returns the exit status for an error of a command for monitors.
 func monitorStatus(err error) int {
 	var usage *usageError
 	if errors.As(err, &usage) || isCobraUsage(err) {

@@ -68,8 +68,8 @@ the last one had. Told to end, it goes on for 25 s at most while nobody serves a
 				return err
 			}
 			outliveReaders()
-			// A holder should be the last to go when memory is short. Without the right
-			// to say so it stays as it is.
+			// When memory is short, the kernel should kill the holder last. Without the right
+			// to lower the value, the holder keeps the inherited value.
 			_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
 			cfg := hold.Config{Patience: patience, Settle: settle, Respawn: respawn, Once: once, Logger: log}
 			if !once {
@@ -101,13 +101,14 @@ the last one had. Told to end, it goes on for 25 s at most while nobody serves a
 	return cmd
 }
 
-// outliveReaders has this process go on when whoever read its log is gone, such as a
-// pipe of the terminal that it was started from: else its next word there would end
-// it (SIGPIPE), its mounts with a holder, and each successor after it.
+// outliveReaders keeps SIGPIPE from ending the process. Otherwise the next log line after the
+// end of the log's reader, such as a pipe of the starting terminal, would end the process: a
+// holder with its mounts, or a mount and each successor.
 func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
-// tellSystemd sends a message (sd_notify(3)) to the systemd that started this process; it
-// does nothing where that was not systemd, or a unit of another type than notify.
+// tellSystemd sends a message (sd_notify(3)) to the systemd that started this process. If
+// NOTIFY_SOCKET is not set (no systemd, or a unit of another type than notify), tellSystemd
+// does nothing.
 func tellSystemd(message string) error {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if socket == "" {
@@ -124,8 +125,8 @@ func tellSystemd(message string) error {
 	return nil
 }
 
-// listenHold listens at a path where nobody does, in a folder in which no other
-// user may put another socket in its place.
+// listenHold listens at path. No other process listens at path, and no other user may replace
+// the socket in its folder.
 func listenHold(path string) (*net.UnixListener, error) {
 	if err := ownFolder(filepath.Dir(path)); err != nil {
 		return nil, meta.E("hold", meta.KindOf(err), path, err)
@@ -133,9 +134,8 @@ func listenHold(path string) (*net.UnixListener, error) {
 	return peer.ListenUnix("unixpacket", path)
 }
 
-// ownFolder makes a folder, or makes sure that what is there belongs to this user
-// or root, and that others can't exchange what lies in it. Errors: NotPermitted,
-// IO.
+// ownFolder creates a folder, or checks that an existing folder belongs to this user or root,
+// and that other users can't replace files in the folder. Errors: NotPermitted, IO.
 func ownFolder(dir string) error {
 	const op = "look at folder"
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -177,17 +177,18 @@ func listHeld(w io.Writer, socket string) error {
 	return nil
 }
 
-// holderOutlasts is for how long a holder that is told to end goes on for mounts that
-// nobody serves. A kubelet waits for 30 s.
+// holderOutlasts is how long a holder runs after SIGTERM while mounts have no server. A
+// kubelet waits for 30 s.
 const holderOutlasts = 25 * time.Second
 
-// ownHolder is what --hold says without a socket: a holder for this mount alone.
+// ownHolder is the value of --hold without a socket: a holder for this mount alone.
 const ownHolder = "own"
 
 // Values of hold.TakeoverEnv.
 const takeoverReplace = "replace"
 
-// holdSocket is the socket of the holder of the mount at dir.
+// holdSocket returns the socket of the holder of the mount at dir. own: the holder serves this
+// mount alone.
 func (m *mountFlags) holdSocket(dir string) (path string, own bool, err error) {
 	if m.hold != ownHolder {
 		return m.hold, false, nil
@@ -199,8 +200,9 @@ func (m *mountFlags) holdSocket(dir string) (path string, own bool, err error) {
 	return filepath.Join(noteDir(), "hold-"+hex.EncodeToString(sum[:8])+".sock"), true, nil
 }
 
-// holder reaches the mount's holder, and starts one if it is to be the mount's
-// own. takeover is how this process was told to take over, "" if it was not.
+// holder connects to the mount's holder. If the mount has its own holder and the holder does
+// not run, holder starts the holder. takeover is the value of hold.TakeoverEnv, "" if this
+// process does not take over a mount.
 func (m *mountFlags) holder(ctx context.Context, dir string) (h *hold.Client, redial func(context.Context) (*hold.Client, error), takeover string, err error) {
 	takeover = os.Getenv(hold.TakeoverEnv)
 	os.Unsetenv(hold.TakeoverEnv)
@@ -239,17 +241,17 @@ func spawnHolder(socket string) error {
 	if err := cmd.Start(); err != nil {
 		return meta.E("start holder", meta.IO, self, err)
 	}
-	go cmd.Wait() // reaps it, if it ends before this process does
+	go cmd.Wait() // reaps a holder that ends first
 	return nil
 }
 
-// startAgain is how this process was started.
+// startAgain returns the command line and environment that started this process.
 func startAgain() hold.Command {
 	path, err := os.Executable()
 	if err != nil {
 		path = os.Args[0]
 	}
-	// Where a new version was put in its place, that one is started.
+	// If a new version replaced the binary, the successor runs the new version.
 	path = strings.TrimSuffix(path, " (deleted)")
 	dir, err := os.Getwd()
 	if err != nil {
@@ -265,8 +267,8 @@ func startAgain() hold.Command {
 	return hold.Command{Path: path, Args: slices.Clone(os.Args), Env: env, Dir: dir, OOM: oom}
 }
 
-// replaceMount starts this version of the program as the successor of whoever
-// serves a mount, with the arguments of that one.
+// replaceMount starts this version of the program as the successor of the process that serves
+// a mount, with the arguments of that process.
 func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 	const op = "replace mount"
 	if m.hold == "" {

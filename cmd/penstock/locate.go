@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// locateView says where a file's bytes lie.
+// locateView describes the chunks and servers of a file's bytes.
 type locateView struct {
 	Path     string       `json:"path" yaml:"path"`
 	Volume   string       `json:"volume" yaml:"volume"`
@@ -26,7 +26,7 @@ type locateView struct {
 	Extents  []extentView `json:"extents" yaml:"extents"`
 }
 
-// extentView is one run of a file's bytes.
+// extentView is a run of a file's bytes.
 type extentView struct {
 	Offset      uint64   `json:"offset" yaml:"offset"`
 	Length      uint64   `json:"length" yaml:"length"`
@@ -35,14 +35,14 @@ type extentView struct {
 	OpenEnded   bool     `json:"open_ended,omitempty" yaml:"open_ended,omitempty"`
 	Sealed      bool     `json:"sealed" yaml:"sealed"`
 	Servers     []uint64 `json:"servers,omitempty" yaml:"servers,omitempty"`
-	// Away are those of Servers that are out of reach now.
+	// Away are the members of Servers that can't be reached now.
 	Away []uint64 `json:"away,omitempty" yaml:"away,omitempty"`
-	// Wanted is how many replicas the policy of the chunk's volume wants, where fewer
-	// can be reached.
+	// Wanted is the number of replicas in the policy of the chunk's volume, if fewer replicas
+	// can be reached; else 0.
 	Wanted uint32 `json:"wanted,omitempty" yaml:"wanted,omitempty"`
 }
 
-// marks fills in what can't be reached of an extent's chunk.
+// marks sets Away and Wanted of an extent's chunk.
 func (x *extentView) marks(live []meta.ServerInfo, wanted uint32) {
 	if x.Chunk == "" || len(x.Servers) == 0 {
 		return
@@ -57,7 +57,7 @@ func (x *extentView) marks(live []meta.ServerInfo, wanted uint32) {
 	}
 }
 
-// serversText names the servers, and which of them are away.
+// serversText names the servers, with "(away)" after each server in Away.
 func (x *extentView) serversText() string {
 	var all []string
 	for _, id := range x.Servers {
@@ -110,10 +110,10 @@ written and not yet synced has no place until it is.`,
 					view.Size, view.Inline = r.Attr.Size, r.Attr.Flags&meta.FlagInline != 0
 					for _, e := range r.Extents {
 						x := viewExtent(e, r.Places)
-						if _, known := replicas[e.Chunk.Volume]; !known && !e.Chunk.IsZero() { // a clone's, in its origin
+						if _, known := replicas[e.Chunk.Volume]; !known && !e.Chunk.IsZero() { // a clone's chunk in the origin
 							origin, err := s.VolumeByID(cmd.Context(), e.Chunk.Volume)
 							if err != nil {
-								origin = client.Volume{} // it is another's: what its policy wants is not told
+								origin = client.Volume{} // without a right to the origin, its policy is unknown
 							}
 							replicas[e.Chunk.Volume] = origin.Policy.Replicas
 						}
@@ -186,21 +186,21 @@ func (v locateView) table(t *table) {
 	}
 }
 
-// mountTypes are how the kernel names our mounts in /proc/self/mountinfo.
+// mountTypes are the types of penstock mounts in /proc/self/mountinfo.
 var mountTypes = []string{"fuse.penstock", "fuseblk.penstock"}
 
-// located is an inode, of a live volume if generation is zero.
+// located is an inode of a snapshot; of a live volume if generation is zero.
 type located struct {
 	path       string
-	cluster    string // its id
+	cluster    string // the cluster's id
 	volume     meta.VolumeID
 	ino        meta.Ino
 	snapshot   string
 	generation meta.Generation
 }
 
-// isOf refuses a path whose mount is of another cluster than the one that is asked: a
-// volume and an inode of these numbers may be there, too, and be something else.
+// isOf refuses a path on a mount of another cluster than asked: the same numbers of volume and
+// inode may exist in the asked cluster and denote another file.
 func (at *located) isOf(asked string) error {
 	if at.cluster != asked {
 		return fmt.Errorf("%s is on a mount of cluster %s, and cluster %s was asked: say where the mount's cluster is, with --cluster or --dir", at.path, at.cluster, asked)
@@ -208,8 +208,8 @@ func (at *located) isOf(asked string) error {
 	return nil
 }
 
-// onMount finds the file at a path on a mount. The mount itself says of which cluster,
-// volume and snapshot it is: an inode number alone says nothing of the cluster.
+// onMount finds the file at a path on a mount. The mount's extended attributes name the
+// cluster, volume and snapshot, because an inode number alone does not identify the cluster.
 func onMount(path string) (located, error) {
 	at := located{path: path}
 	var st unix.Statx_t
@@ -258,7 +258,7 @@ func onMount(path string) (located, error) {
 	return at, nil
 }
 
-// told is what a mount says of a file in an attribute of its own.
+// told reads one of the mount's synthetic attributes of a file.
 func told(path, name string) (string, error) {
 	b := make([]byte, 2*meta.MaxName)
 	n, err := unix.Lgetxattr(path, name, b)

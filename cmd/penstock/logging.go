@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logFlags are the flags of a role that logs.
+// logFlags holds the flags of a role with a log.
 type logFlags struct{ level string }
 
 func (l *logFlags) add(cmd *cobra.Command) {
@@ -30,7 +30,7 @@ func (l *logFlags) logger(w io.Writer) (*slog.Logger, error) {
 	return slog.New(slog.NewJSONHandler(w, opts)), nil
 }
 
-// started is the one line that a role logs when it begins to serve.
+// started logs the line with which a role reports that it serves.
 func started(log *slog.Logger, role string, attrs ...any) {
 	log.Info(fmt.Sprintf("penstock %s serves", role), append([]any{"version", version, "role", role, "pid", os.Getpid()}, attrs...)...)
 }

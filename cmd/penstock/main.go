@@ -1,7 +1,6 @@
-// Command penstock is the whole system in one static binary: each role and
-// each tool is a subcommand, in a file of its own. This package owns flags,
-// configuration, signals, output and exit statuses, and nothing else: the work
-// is done by the packages that it calls.
+// Command penstock is the whole system in a static binary: each role and each tool is a
+// subcommand, in a file of its own. This package owns flags, configuration, signals, output
+// and exit statuses only: the called packages do the work.
 package main
 
 import (
@@ -22,7 +21,7 @@ const (
 	exitOK     = 0
 	exitFailed = 1  // the work failed, or a check found something
 	exitUsage  = 2  // the command line or the configuration is wrong
-	exitLeft   = 75 // of `penstock mount`: a holder has the mount for who is started next
+	exitLeft   = 75 // of `penstock mount`: a holder has the mount for the next process
 )
 
 func main() {
@@ -30,8 +29,8 @@ func main() {
 	os.Exit(run(os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is main with its surroundings handed in. A first SIGINT or SIGTERM ends
-// the command's context; a second one ends the process at once.
+// run is main with its arguments and streams as parameters. The first SIGINT or SIGTERM ends
+// the command's context; the second ends the process at once.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -52,7 +51,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return exitStatus(cmd, err, stderr)
 }
 
-// exitStatus prints err for a person and maps it to a status.
+// exitStatus prints err for people and returns the exit status.
 func exitStatus(cmd *cobra.Command, err error, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
@@ -82,13 +81,12 @@ func (e *usageError) Unwrap() error { return e.err }
 // usagef makes a usageError.
 func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(format, a...)} }
 
-// statusError ends the program with a status; everything was said already.
+// statusError ends the program with a status and without a message.
 type statusError struct{ status int }
 
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d", e.status) }
 
-// isCobraUsage recognises the errors that cobra makes itself and has no types
-// for.
+// isCobraUsage recognises cobra's untyped errors of usage by their texts.
 func isCobraUsage(err error) bool {
 	for _, prefix := range []string{"unknown command ", "unknown flag", "unknown shorthand flag", "required flag(s)", "accepts ", "requires at least ", "if any flags in the group", "at least one of the flags in the group"} {
 		if strings.HasPrefix(err.Error(), prefix) {
@@ -123,8 +121,8 @@ else the configuration file, else the only 'penstock up' of this machine.`,
 	return root
 }
 
-// requireExamples stops the program if a command has no example: help without
-// one is a bug.
+// requireExamples stops the program if a command has no example: help without an example is a
+// bug.
 func requireExamples(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		if c.Example == "" && !c.HasSubCommands() && c.Name() != "help" && c.Name() != "completion" {

@@ -57,7 +57,7 @@ func (w *where) withMirrors(ctx context.Context, work func(*penstock.Client, pen
 	return errors.Join(err, c.Close(end))
 }
 
-// elsewhere are the flags that say where the source's cluster is.
+// elsewhere holds the flags that select the source's cluster.
 type elsewhere struct {
 	meta        []string
 	dir         string
@@ -76,7 +76,8 @@ func (e *elsewhere) flags(cmd *cobra.Command) {
 	markDirs(cmd, "source-dir", "source-credentials")
 }
 
-// join gets a certificate of the source's cluster for a token, unless there is one.
+// join gets a certificate of the source's cluster for a token, unless at.Credentials already
+// has a certificate.
 func (e *elsewhere) join(ctx context.Context, at meta.MirrorSource) error {
 	switch {
 	case e.token == "" && e.name == "":
@@ -110,7 +111,7 @@ func (e *elsewhere) join(ctx context.Context, at meta.MirrorSource) error {
 	return nil
 }
 
-// at is what a mirror's record keeps.
+// at returns the source in the form of the mirror's record.
 func (e *elsewhere) at() (meta.MirrorSource, error) {
 	at := meta.MirrorSource{Meta: e.meta}
 	for _, dir := range []struct{ from, to *string }{{&e.dir, &e.dir}, {&e.credentials, &at.Credentials}} {
@@ -134,7 +135,8 @@ func (e *elsewhere) at() (meta.MirrorSource, error) {
 	return at, nil
 }
 
-// sourceClient gives a client of the source's cluster: c for the same.
+// sourceClient runs work with a client of the source's cluster; with c if source and target
+// have the same cluster.
 func sourceClient(ctx context.Context, c *penstock.Client, at meta.MirrorSource, work func(*penstock.Client) error) error {
 	if len(at.Meta) == 0 {
 		return work(c)
@@ -193,9 +195,9 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 						return err
 					}
 					policy := src.Policy()
-					policy.NoAtime = true // nobody but the mirror writes it
+					policy.NoAtime = true // only the mirror writes to the target
 					policy.QuotaBytes, policy.QuotaInodes, policy.Immutable, policy.SealOnClose = 0, 0, false, false
-					if len(at.Meta) > 0 { // places are the other cluster's
+					if len(at.Meta) > 0 { // the places are of the other cluster
 						policy.Topology, policy.Class = "", ""
 					}
 					if _, err := p.change(cmd.Flags(), &policy); err != nil {
@@ -241,9 +243,9 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 	return cmd
 }
 
-// likeSource has a mirror's target begin with what its source has beside the policy, as far
-// as no flag says otherwise. Its advisory quota is not copied, as its quota is not; nor is
-// its schedule of snapshots, which a volume that is being filled refuses.
+// likeSource copies the source's trash time and compression to the target's words, unless a
+// flag set the word. likeSource copies neither quotas nor advisory quotas, and no schedule of
+// snapshots, because a volume that is being filled refuses a schedule.
 func likeSource(ctx context.Context, from *penstock.Client, src *penstock.Volume, words *penstock.VolumeWords) error {
 	all, err := from.Volumes()
 	if err != nil {
@@ -269,11 +271,11 @@ func mirrorFlags(cmd *cobra.Command, every *span, rate *sizeFlag, keep *int) {
 	f.IntVar(keep, "keep", 2, "how many complete snapshots stay in the target")
 }
 
-// mirrorView is a mirror as commands print it.
+// mirrorView is a mirror in the form that commands print.
 type mirrorView struct {
 	Target      string `json:"target" yaml:"target"`
 	meta.Mirror `yaml:",inline"`
-	// LagSeconds is how old what readers see is; -1: there is nothing yet.
+	// LagSeconds is the age of the target's visible state; -1: the target has no state yet.
 	LagSeconds int64 `json:"lag_seconds" yaml:"lag_seconds"`
 }
 
@@ -295,7 +297,7 @@ func (v *mirrorView) lag() string {
 	return (time.Duration(v.LagSeconds) * time.Second).String()
 }
 
-// doing is what goes on, in a word or two.
+// doing returns the mirror's activity, in a word or two.
 func (v *mirrorView) doing() string {
 	switch n := v.Round; {
 	case v.Mirror.State != meta.MirrorRunning:
@@ -403,7 +405,7 @@ func showMirror(t *table, v *mirrorView) {
 	}
 }
 
-// mirrorCommand makes a command that changes one mirror.
+// mirrorCommand makes a command that changes a single mirror.
 func mirrorCommand(use, short, long, example string, do func(ctx context.Context, c *penstock.Client, m penstock.Mirrors, target string) error) *cobra.Command {
 	var w where
 	cmd := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Args: cobra.ExactArgs(1),
@@ -504,7 +506,7 @@ it ends with status 1; the round goes on.`,
 	return cmd
 }
 
-// notComplete says why a round that was asked for is not complete yet.
+// notComplete says why a requested round is not complete yet.
 func notComplete(now *penstock.Mirror, asked uint64, target string) string {
 	see := " is under way, see 'penstock mirror status " + target + "'"
 	switch {

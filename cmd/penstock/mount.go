@@ -26,7 +26,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// mountFlags are what `penstock mount` takes beside source and directory.
+// mountFlags are the flags of `penstock mount`.
 type mountFlags struct {
 	where
 	logFlags
@@ -139,15 +139,14 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	return cmd
 }
 
-// readyEnv holds the descriptor on which a process in the background tells its
-// parent how mounting went: "ok", or the error for a person.
+// readyEnv holds the number of the descriptor on which a background process reports the result
+// of mounting to its parent: "ok", or an error text for the user.
 const readyEnv = "PENSTOCK_READY_FD"
 
-// backgroundEnv is set for a successor of a process that serves in the background;
-// no flag has this name.
+// backgroundEnv marks a successor of a background process; no flag does.
 const backgroundEnv = "PENSTOCK_SERVES_IN_BACKGROUND"
 
-// serve mounts and serves.
+// serve mounts source at dir and serves the mount until its end.
 func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Writer) (err error) {
 	outliveReaders()
 	ready := readyPipe()
@@ -212,7 +211,8 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 				return err
 			}
 		}
-		// First, so that it stays while its digest is asked for, also of who tries again.
+		// Pin first: the pin keeps the snapshot while the mount asks for the digest, also for
+		// a caller that tries again.
 		if m.pin != "" {
 			if err := root.Pin(ctx, m.pin, time.Duration(m.pinTTL)); err != nil {
 				return err
@@ -247,12 +247,12 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		Settling: func(mount *fuse.Mount) { m.settling(ctx, log, mount) },
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			hangup(ctx, mount.Held(), leave, unmount)
-			// A killed predecessor may not have ended yet, one that left may not have
-			// stopped listening.
+			// A killed predecessor may not have ended yet, and a predecessor that left the
+			// mount may still be listening.
 			m.port.replace, m.port.routes = mount.TookOver(), mountRoutes(mount)
 			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c, Hold: holder != nil}), nil)
 			if err != nil {
-				// The mount is there; programs may use it already.
+				// Programs may already use the mount, so go on without metrics.
 				log.Error("no metrics", "error", err)
 			} else {
 				stopAdmin = stop
@@ -262,7 +262,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 				fmt.Fprint(ready, readyOK)
 				ready.Close()
 				ready = nil
-				os.Chdir("/") // so that it keeps no file system busy
+				os.Chdir("/") // keeps no file system busy
 			}
 		},
 	})
@@ -277,7 +277,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	return err
 }
 
-// indexes is the folder for indexes of snapshots; empty: none are used.
+// indexes returns the folder for indexes of snapshots; "": the mount keeps no indexes.
 func (m *mountFlags) indexes() string {
 	if m.noIndex || m.indexDir != "" {
 		return m.indexDir
@@ -287,17 +287,17 @@ func (m *mountFlags) indexes() string {
 	}
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "" // without a home there is nowhere to keep them
+		return "" // without a home directory, no indexes
 	}
 	return filepath.Join(dir, "penstock", "indexes")
 }
 
-// watchdogProgram is this binary, also after its file was replaced.
+// watchdogProgram is the binary of this process, even after its file was replaced.
 const watchdogProgram = "/proc/self/exe"
 
 const readyOK = "ok"
 
-// readyPipe is the parent's pipe if there is a parent that waits.
+// readyPipe returns the pipe to a waiting parent, nil without a parent that waits.
 func readyPipe() *os.File {
 	fd, err := strconv.Atoi(os.Getenv(readyEnv))
 	if err != nil {
@@ -308,8 +308,9 @@ func readyPipe() *os.File {
 	return os.NewFile(uintptr(fd), "ready")
 }
 
-// hangup has the process go at SIGHUP: a mount that is held is left, any other is
-// unmounted, as its terminal is closed; unless nohup(1) says no.
+// hangup handles SIGHUP: a held mount is left to the holder; any other mount is unmounted,
+// because the terminal was closed. Without a holder, hangup respects an ignored SIGHUP
+// (nohup(1)).
 func hangup(ctx context.Context, held bool, leave chan struct{}, unmount func()) {
 	if !held && signal.Ignored(syscall.SIGHUP) {
 		return
@@ -329,14 +330,15 @@ func hangup(ctx context.Context, held bool, leave chan struct{}, unmount func())
 	}()
 }
 
-// unitOf gives the unit of systemd whose main process was started with env.
+// unitOf returns the systemd unit if process pid, started with env, is the unit's main
+// process.
 func unitOf(env []string, pid int) (name string, ok bool) {
 	main := strconv.Itoa(pid)
 	for _, v := range env {
 		switch name, value, _ := strings.Cut(v, "="); name {
 		case "INVOCATION_ID":
 			ok = true
-		case "SYSTEMD_EXEC_PID": // of a parent's: it was started by a process of the unit
+		case "SYSTEMD_EXEC_PID": // a parent's id: a process of the unit started pid
 			main = value
 		}
 	}
@@ -386,11 +388,11 @@ func (m *mountFlags) openLog(stderr io.Writer, background bool) (*slog.Logger, f
 	return log, done, err
 }
 
-// backgroundTimeout bounds how long a parent waits for its mount.
+// backgroundTimeout bounds a parent's wait for the mount.
 const backgroundTimeout = 60 * time.Second
 
-// inBackground starts this command again in a session of its own and waits
-// until it has mounted, or has said why it can't.
+// inBackground starts this command again in a session of its own, and waits until the new
+// process has mounted or reported an error.
 func (m *mountFlags) inBackground(cmd *cobra.Command, args []string) error {
 	if _, err := m.parse(); err != nil {
 		return err
@@ -405,8 +407,8 @@ func (m *mountFlags) inBackground(cmd *cobra.Command, args []string) error {
 	return startReady(cmd, child)
 }
 
-// startReady starts a process that serves a mount, and waits until it says on
-// descriptor 3 that it does, or why it can't.
+// startReady starts a process that serves a mount, and waits until the process reports success
+// or an error on descriptor 3.
 func startReady(cmd *cobra.Command, child *exec.Cmd) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -427,7 +429,7 @@ func startReady(cmd *cobra.Command, child *exec.Cmd) error {
 	select {
 	case b := <-said:
 		if string(b) == readyOK {
-			return nil // it outlives us
+			return nil // the child outlives this process
 		}
 		werr := child.Wait()
 		if len(b) == 0 {
@@ -442,7 +444,7 @@ func startReady(cmd *cobra.Command, child *exec.Cmd) error {
 	}
 }
 
-// sameCommand is the command line that says the same as cmd, in the foreground.
+// sameCommand returns the arguments of cmd, with --background=false.
 func sameCommand(cmd *cobra.Command, args []string) []string {
 	line := []string{cmd.Name()}
 	cmd.Flags().Visit(func(f *pflag.Flag) {

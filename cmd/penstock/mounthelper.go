@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/fuse"
 )
 
-// helperNames are what mount(8) calls its helper for this file system: by the type that
-// fstab has, and by those that the kernel shows of what is mounted.
+// helperNames are the names by which mount(8) calls the helper of this file system: by the
+// type in fstab, and by the types that the kernel shows for mounts.
 var helperNames = []string{"mount.penstock", "mount.fuse.penstock", "mount.fuseblk.penstock"}
 
 // isMountHelper reports whether the binary was called by one of the helper's names.
@@ -20,7 +20,7 @@ func isMountHelper(args []string) bool {
 	return len(args) > 0 && slices.Contains(helperNames, filepath.Base(args[0]))
 }
 
-// Exit statuses of the helper, as mount(8) has them.
+// Exit statuses of the helper, as defined by mount(8).
 const (
 	helperOK     = 0
 	helperWrong  = 1  // called wrongly
@@ -31,7 +31,7 @@ const (
 //
 //	mount.penstock SOURCE DIR [-sfnv] [-N namespace] [-o options] [-t type]
 //
-// With the option remount it changes the options of what is mounted at DIR.
+// With the option remount, mountHelper changes the options of the mount at DIR.
 func mountHelper(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var plain, options []string
 	fake, sloppy := false, false
@@ -56,7 +56,7 @@ func mountHelper(ctx context.Context, args []string, stdout, stderr io.Writer) i
 		options = slices.DeleteFunc(options, func(o string) bool { return !knownOption(o) && o != "remount" })
 	}
 	remount := slices.Contains(options, "remount")
-	// Before anything is done, and of a dry run, too.
+	// Check the options before any change, and for a dry run, too.
 	o, err := new(mountFlags).read(options, remount)
 	if err != nil {
 		fmt.Fprintln(stderr, "penstock: "+explain(err))

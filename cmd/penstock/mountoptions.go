@@ -7,8 +7,9 @@ import (
 	"penstock.io/penstock/fuse"
 )
 
-// What each option of mount(8) is here: one that it knows for all file systems is
-// honoured, so already, or refused with a reason, never passed over.
+// Options of mount(8). Each option that mount(8) knows for all file systems is honoured,
+// describes the only behaviour anyway, or is refused with a reason. No option is ignored
+// silently.
 
 // mountSwitches are the options of mount(8) without a value.
 var mountSwitches = map[string]func(*fuse.Options){
@@ -39,14 +40,14 @@ var mountSwitches = map[string]func(*fuse.Options){
 	"group":       func(o *fuse.Options) { o.SUID, o.Dev = false, false },
 }
 
-// mountAlready are options that say how it is anyway, and those that mount(8),
-// fstab(5) and systemd keep for themselves. Access times follow relatime unless they are
-// left alone; that they are kept in memory for a while is what lazytime allows, and
-// nobody can forbid it here.
+// mountAlready are options for behaviour that is the only behaviour here, and options that
+// only mount(8), fstab(5) and systemd use. Without noatime, access times follow relatime. The
+// mount keeps access times in memory for a while, as lazytime allows; no option can forbid the
+// delay.
 var mountAlready = []string{"defaults", "auto", "noauto", "_netdev", "nofail", "nouser", "nogroup", "noowner", "async", "nostrictatime", "norelatime", "lazytime", "nolazytime",
 	"nomand", "noiversion", "silent", "loud", "default_permissions"}
 
-// mountRefused are options of mount(8) that can't be kept, and why.
+// mountRefused are options of mount(8) that can't be honoured, with the reasons.
 var mountRefused = map[string]string{
 	"sync":        "what is written is durable after fsync(2), of a volume with --sync-on-close after close(2), or of files opened with O_SYNC",
 	"dirsync":     "names are durable after fsync(2) of their directory",
@@ -60,11 +61,11 @@ var mountRefused = map[string]string{
 	"remount": "it is the word of 'mount -o remount', through mount.penstock: options of what is mounted are changed by that",
 }
 
-// mountOfKernel are options that the kernel shows of a mount: mount(8) gives them back
-// when it remounts one that is not in fstab.
+// mountOfKernel are options that the kernel shows for a mount. mount(8) passes the options on
+// when it remounts a mount without a line in fstab.
 var mountOfKernel = []string{"user_id", "group_id", "max_read", "blksize", "fd", "rootmode"}
 
-// mountValues are options with a value, and where it goes.
+// mountValues maps options beside mountSwitches, most with a value, to setters of flags.
 var mountValues = map[string]func(m *mountFlags, value string){
 	"dir":         func(m *mountFlags, v string) { m.dir = v },
 	"cluster":     func(m *mountFlags, v string) { m.cluster = append(m.cluster, v) },
@@ -82,12 +83,12 @@ var mountValues = map[string]func(m *mountFlags, value string){
 	"indexdir": func(m *mountFlags, v string) { m.indexDir = v },
 }
 
-// parse turns -o into options and flags. remount accepts what the kernel shows, too.
+// parse turns the options of -o into options of the mount and flags.
 func (m *mountFlags) parse() (o fuse.Options, err error) { return m.read(m.options, false) }
 
 func (m *mountFlags) read(options []string, remount bool) (o fuse.Options, err error) {
 	if remount && slices.ContainsFunc(options, ofKernel) {
-		// The kernel names nosuid and nodev, and not their opposites.
+		// The kernel shows nosuid and nodev, but neither suid nor dev.
 		o.SUID, o.Dev = true, true
 	}
 	for _, option := range options {
@@ -117,12 +118,12 @@ func ofKernel(option string) bool {
 	return slices.Contains(mountOfKernel, name)
 }
 
-// keptByOthers tells options that nothing need be done about.
+// keptByOthers reports whether an option needs no action here.
 func keptByOthers(name string) bool {
 	return name == "" || slices.Contains(mountAlready, name) || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "comment")
 }
 
-// knownOption tells whether an option is one that this program has a word for.
+// knownOption reports whether this program knows an option.
 func knownOption(option string) bool {
 	name, _, _ := strings.Cut(option, "=")
 	return mountSwitches[name] != nil || mountValues[name] != nil || mountRefused[name] != "" || keptByOthers(name)

@@ -32,7 +32,7 @@ again from other replicas as soon as it is away for long, removed or not.`,
 	return cmd
 }
 
-// nodeView is a chunk server as commands print it.
+// nodeView is a chunk server in the form that commands print.
 type nodeView struct {
 	ID       uint64 `json:"id" yaml:"id"`
 	Name     string `json:"name" yaml:"name"`
@@ -45,19 +45,22 @@ type nodeView struct {
 	Free     uint64 `json:"free_bytes" yaml:"free_bytes"`
 	Disks    int    `json:"disks" yaml:"disks"`
 	BadDisks int    `json:"bad_disks" yaml:"bad_disks"`
-	// What the journals say that it has; Needed of these can't be missed.
+	// Chunks, Bytes and Open count the server's chunks according to the journals. Needed
+	// counts the chunks without enough other replicas.
 	Chunks uint64 `json:"chunks" yaml:"chunks"`
 	Bytes  uint64 `json:"chunk_bytes" yaml:"chunk_bytes"`
 	Open   uint64 `json:"open_chunks" yaml:"open_chunks"`
 	Needed uint64 `json:"needed_chunks" yaml:"needed_chunks"`
-	// What is still to be moved off it, or off one of its disks, and onto it.
+	// ToLeave and ToArrive count the chunks still to be moved off the server, or off one of
+	// its disks, and onto the server.
 	ToLeave       uint64 `json:"chunks_to_leave" yaml:"chunks_to_leave"`
 	ToLeaveBytes  uint64 `json:"bytes_to_leave" yaml:"bytes_to_leave"`
 	ToArrive      uint64 `json:"chunks_to_arrive" yaml:"chunks_to_arrive"`
 	ToArriveBytes uint64 `json:"bytes_to_arrive" yaml:"bytes_to_arrive"`
 }
 
-// moveText says what is still to be moved: "-12 (96.0 MiB)" off it, "+…" onto it.
+// moveText describes the chunks still to be moved: "-12 (96.0 MiB)" off the server, "+…" onto
+// the server.
 func (n nodeView) moveText() string {
 	var parts []string
 	if n.ToLeave > 0 {
@@ -79,8 +82,8 @@ func (n nodeView) stateText() string {
 	return n.State + ", away"
 }
 
-// readRepair sums what every owner says of the chunks of its volumes. With an error, of
-// servers that do not answer, what the others say stands.
+// readRepair sums the owners' counts of their volumes' chunks. If some servers do not answer,
+// readRepair returns the sum of the other servers' counts together with an error.
 func readRepair(ctx context.Context, c *admin.Client) (*server.RepairStatus, error) {
 	sum := &server.RepairStatus{Nodes: map[meta.ServerID]server.NodeChunks{}}
 	answer, err := c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{})
@@ -95,7 +98,7 @@ func readRepair(ctx context.Context, c *admin.Client) (*server.RepairStatus, err
 	return sum, errors.Join(errs...)
 }
 
-// listNodes gives the chunk servers that were ever seen, and what is on them.
+// listNodes returns all chunk servers ever seen, with the counts of their chunks.
 func listNodes(ctx context.Context, c *admin.Client) ([]nodeView, *server.RepairStatus, error) {
 	views, err := knownNodes(ctx, c)
 	if err != nil {
@@ -105,8 +108,8 @@ func listNodes(ctx context.Context, c *admin.Client) ([]nodeView, *server.Repair
 	return views, repair, err
 }
 
-// knownNodes gives them without what is on them, which takes every metadata
-// server to say.
+// knownNodes returns all chunk servers ever seen, without the counts of their chunks, for
+// which every metadata server must answer.
 func knownNodes(ctx context.Context, c *admin.Client) ([]nodeView, error) {
 	answer, err := c.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
 	if err != nil {
@@ -131,7 +134,7 @@ func knownNodes(ctx context.Context, c *admin.Client) ([]nodeView, error) {
 	return views, nil
 }
 
-// countChunks fills in what is on each node.
+// countChunks sets the counts of chunks of each node.
 func countChunks(ctx context.Context, c *admin.Client, views []nodeView) (*server.RepairStatus, error) {
 	repair, err := readRepair(ctx, c)
 	for i := range views {
@@ -143,7 +146,7 @@ func countChunks(ctx context.Context, c *admin.Client, views []nodeView) (*serve
 	return repair, err
 }
 
-// warn says on standard error what could not be found out.
+// warn prints err, which made the counts of chunks incomplete, on standard error.
 func warn(cmd *cobra.Command, err error) {
 	if err != nil {
 		cmd.PrintErrf("penstock: the counts of chunks are not complete: %v\n", err)
@@ -184,7 +187,7 @@ func newNodeList() *cobra.Command {
 	return cmd
 }
 
-// findNode finds a node by its number or its name; what is on it is not counted.
+// findNode finds a node by its number or its name, without the counts of chunks.
 func findNode(ctx context.Context, c *admin.Client, word string) (nodeView, error) {
 	all, err := knownNodes(ctx, c)
 	if err != nil {
@@ -259,8 +262,8 @@ those volumes have on the server has nowhere to go until another one is there.`,
 	return cmd
 }
 
-// forecastDrain says what a drain does to volumes, and asks: a person always, and where
-// some become worse off, nobody else goes on without yes.
+// forecastDrain prints the effects of a drain on volumes, and asks for confirmation unless yes
+// is set. Without a terminal, forecastDrain asks only if some volumes become worse off.
 func forecastDrain(cmd *cobra.Command, c *admin.Client, n nodeView, yes bool) error {
 	ctx := cmd.Context()
 	answer, err := c.Nodes.ForecastDrain(ctx, &admin.ForecastDrainRequest{Node: n.ID})
@@ -282,7 +285,7 @@ func forecastDrain(cmd *cobra.Command, c *admin.Client, n nodeView, yes bool) er
 	return confirm(cmd, fmt.Sprintf("Empty chunk server %d (%s, %s)?", n.ID, n.Name, bytesText(counted[0].Bytes)), fmt.Sprint(n.ID))
 }
 
-// forecastLines says what becomes of volumes; nothing if all stays as it is.
+// forecastLines describes the volumes that become worse off; nil if none does.
 func forecastLines(f *server.DrainForecast) (lines []string) {
 	for _, v := range f.Volumes {
 		switch {
@@ -301,7 +304,7 @@ func forecastLines(f *server.DrainForecast) (lines []string) {
 	return lines
 }
 
-// waitDrain shows how much is left on a node until that is nothing.
+// waitDrain shows the number of chunks left on a node until the node is empty.
 func waitDrain(ctx context.Context, cmd *cobra.Command, c *admin.Client, n nodeView) error {
 	p := newProgress(cmd)
 	defer p.end()

@@ -11,7 +11,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// output is the --output flag of a command that lists.
+// output is the flag --output of a command that lists objects.
 type output struct{ format string }
 
 func (o *output) flag(cmd *cobra.Command) {

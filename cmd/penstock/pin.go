@@ -40,7 +40,7 @@ func (s *span) Set(text string) error {
 	return err
 }
 
-// holders names who pinned a snapshot, in a table.
+// holders names the holders of a snapshot's pins, for a table.
 func holders(pins []meta.PinInfo) string {
 	var names []string
 	for _, p := range pins {
@@ -102,7 +102,7 @@ as it lives.`,
 	return cmd
 }
 
-// pinView is a pin as commands print it.
+// pinView is a pin in the form that commands print.
 type pinView struct {
 	Snapshot     string `json:"snapshot" yaml:"snapshot"`
 	meta.PinInfo `yaml:",inline"`

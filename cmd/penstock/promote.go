@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// promotePoll is how often the command asks how far it is, promoteTell how often
-// it tells.
+// promotePoll is the interval between requests for the progress; promoteTell is the interval
+// between printed lines.
 const (
 	promotePoll = 200 * time.Millisecond
 	promoteTell = 5 * time.Second
@@ -36,7 +36,7 @@ time: a bound holds until the command is run with another one.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			var bound *uint64 // nil: as it is
+			var bound *uint64 // nil: unchanged
 			if cmd.Flags().Changed("rate") {
 				bound = (*uint64)(&rate)
 			}
@@ -46,7 +46,7 @@ time: a bound holds until the command is run with another one.`,
 			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
 				for told := time.Now(); ; {
 					st, err := s.Promote(ctx, v.ID, bound)
-					bound = nil // somebody else may change it meanwhile
+					bound = nil // set once: another command may change the bound later
 					if err != nil || st.Done || detach {
 						return err
 					}

@@ -86,7 +86,7 @@ and is the backup unless --from names another.`,
 	return cmd
 }
 
-// surveyTable shows what is restored and what is lost.
+// surveyTable shows the restored state and the losses.
 func surveyTable(t *table, sv *server.Survey) {
 	t.row("cluster", sv.Cluster)
 	t.row("chunk servers", fmt.Sprint(len(sv.Servers)))

@@ -48,8 +48,8 @@ disk is; with --wait the command does, and ends when all are done.`,
 	return cmd
 }
 
-// waitScrub shows how far disks are until all have ended another pass than
-// before.
+// waitScrub shows the progress of the disks until each disk has completed a pass that is not
+// in before.
 func waitScrub(ctx context.Context, cmd *cobra.Command, c *admin.Client, node uint64, before []diskView) error {
 	p, began := newProgress(cmd), time.Now()
 	defer p.end()
@@ -94,8 +94,8 @@ func waitScrub(ctx context.Context, cmd *cobra.Command, c *admin.Client, node ui
 	}
 }
 
-// progress shows one line that changes on a terminal, and elsewhere plain lines,
-// one in ten seconds and the last.
+// progress shows a line that changes on a terminal. Without a terminal, progress prints at
+// most a line every ten seconds, and the last line.
 type progress struct {
 	cmd      *cobra.Command
 	terminal bool

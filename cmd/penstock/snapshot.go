@@ -43,13 +43,13 @@ func (w *where) withVolume(ctx context.Context, name string, fn func(s *client.S
 	})
 }
 
-// ofVolume runs fn with the administrative API and a volume's name, and adds what to do about
-// an error.
+// ofVolume runs fn with the administrative API and a volume's name, and adds advice to an
+// error.
 func (w *where) ofVolume(ctx context.Context, name string, fn func(c *admin.Client, v *admin.VolumeRef) error) error {
 	return w.api(ctx, func(c *admin.Client) error { return adviseSnapshot(fn(c, admin.Named(name)), name) })
 }
 
-// adviseSnapshot adds what to do about an error.
+// adviseSnapshot adds advice to an error.
 func adviseSnapshot(err error, volume string) error {
 	switch {
 	case errors.Is(err, meta.NoSuchSnapshot):
@@ -106,12 +106,12 @@ snapshot then, and it fails.`,
 	return cmd
 }
 
-// unansweredText says what a snapshot does not have.
+// unansweredText describes the files that a snapshot has only as last synced.
 func unansweredText(i *meta.SnapshotInfo) string {
 	return fmt.Sprintf("%d files are in %s only as they were synced last: their clients did not commit within a second what they had buffered (%s)", i.Unanswered, printable(i.Name), printable(strings.Join(i.UnansweredBy, ", ")))
 }
 
-// heldText says what snapshots hold.
+// heldText describes the bytes that snapshots hold.
 func heldText(n uint64, counted bool) string {
 	if counted {
 		return "alone hold " + bytesText(n)
@@ -165,7 +165,7 @@ func newSnapshotList() *cobra.Command {
 	return cmd
 }
 
-// shortDigest is enough of a digest to tell two apart, in a table.
+// shortDigest returns the beginning of a digest, for a table.
 func shortDigest(i *meta.SnapshotInfo) string {
 	switch {
 	case i.Digest == nil && i.DigestError != "":
@@ -273,7 +273,7 @@ seconds for a million changes; the volume stays in use. Nothing is changed.`,
 	return cmd
 }
 
-// snapshotPoll is how often a command looks whether what it waits for is done.
+// snapshotPoll is the interval at which a command checks for the end of a wait.
 const snapshotPoll = 100 * time.Millisecond
 
 func newSnapshotDelete() *cobra.Command {
@@ -329,14 +329,14 @@ asks; a script gives --yes.`,
 	return cmd
 }
 
-// changeView is a change as commands print it.
+// changeView is a change in the form that commands print.
 type changeView struct {
 	Change  string `json:"change" yaml:"change"` // added, removed, renamed, changed
 	Path    string `json:"path" yaml:"path"`
 	From    string `json:"from,omitempty" yaml:"from,omitempty"`
 	Type    string `json:"type" yaml:"type"`
 	Content bool   `json:"content,omitempty" yaml:"content,omitempty"`
-	// The same in base64 where a name is not text.
+	// PathBytes is the path in base64, if the path is not UTF-8.
 	PathBytes string `json:"path_bytes,omitempty" yaml:"path_bytes,omitempty"`
 	FromBytes string `json:"from_bytes,omitempty" yaml:"from_bytes,omitempty"`
 }
@@ -425,7 +425,7 @@ in proportion to what changed. A renamed directory is one line, whatever it hold
 	return cmd
 }
 
-// printable keeps a path from playing with the terminal.
+// printable quotes a path with characters that would control the terminal.
 func printable(path string) string {
 	if q := strconv.Quote(path); q != `"`+path+`"` {
 		return q

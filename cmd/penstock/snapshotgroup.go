@@ -27,7 +27,7 @@ that. Each is a snapshot of its volume, and used like others. There are all of t
 	return cmd
 }
 
-// groupAnswer is what commands tell of a group.
+// groupAnswer is a group in the form that commands print.
 type groupAnswer struct {
 	Name    string          `json:"name" yaml:"name"`
 	State   meta.GroupState `json:"state" yaml:"state"`
@@ -36,7 +36,7 @@ type groupAnswer struct {
 }
 
 type groupVolume struct {
-	Volume       string          `json:"volume" yaml:"volume"` // its name; of one that is gone, its number
+	Volume       string          `json:"volume" yaml:"volume"` // the name; the number of a deleted volume
 	ID           meta.VolumeID   `json:"id" yaml:"id"`
 	Generation   meta.Generation `json:"generation,omitempty" yaml:"generation,omitempty"`
 	Inodes       uint64          `json:"inodes" yaml:"inodes"`
@@ -102,7 +102,7 @@ a second at most, changes in the volumes wait.`,
 	return cmd
 }
 
-// adviseGroup adds what to do about an error.
+// adviseGroup adds advice to an error.
 func adviseGroup(err error) error {
 	switch {
 	case errors.Is(err, meta.Exists):
@@ -117,7 +117,7 @@ func adviseGroup(err error) error {
 	return adviseSnapshot(err, "VOLUME")
 }
 
-// namesOfVolumes gives the names of the volumes of groups.
+// namesOfVolumes returns the names of the volumes of groups.
 func namesOfVolumes(ctx context.Context, s *client.Session, groups []meta.Group) (map[meta.VolumeID]string, error) {
 	names := map[meta.VolumeID]string{}
 	for _, g := range groups {
@@ -213,7 +213,7 @@ script gives --yes.`,
 	return cmd
 }
 
-// confirmGroup names the volumes whose snapshots go with a group, and asks.
+// confirmGroup names the volumes with snapshots of a group, and asks for confirmation.
 func confirmGroup(ctx context.Context, cmd *cobra.Command, s *client.Session, name string) error {
 	l, err := s.Groups(ctx, 0)
 	if err != nil {

@@ -16,16 +16,16 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// statusView is the state of a system as `penstock status` prints it.
+// statusView is the output of `penstock status`.
 type statusView struct {
 	Cluster string       `json:"cluster" yaml:"cluster"`
 	Volumes []volumeView `json:"volumes" yaml:"volumes"`
 	Servers []serverView `json:"chunk_servers" yaml:"chunk_servers"`
-	// Meta is the meta server's own report, with counters since it started.
+	// Meta is the metadata server's own report, with counters since its start.
 	Meta map[string]any `json:"meta" yaml:"meta"`
 }
 
-// serverView is a chunk server.
+// serverView is a chunk server in the form that commands print.
 type serverView struct {
 	ID       uint64 `json:"id" yaml:"id"`
 	Address  string `json:"address" yaml:"address"`

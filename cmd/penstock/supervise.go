@@ -15,66 +15,69 @@ import (
 	"penstock.io/penstock/fuse/kernel"
 )
 
-// The node agent in a container. The kernel ends all processes of a container with
-// its first one, mounts with the agent: and the kubelet starts a container anew
-// later each time. So the first process is one that does next to nothing, and the
-// agent, that same program, is its child:
+// The node agent in a container. When a container's first process ends, the kernel ends all
+// processes of the container. If the first process were the agent, the mounts would end with
+// the agent, and the kubelet would restart the container after ever longer pauses. So the
+// first process is a supervisor that does almost nothing, and runs the agent, the same
+// program, as its child:
 //
 //	supervisor            the container's first process, which the kernel spares when memory is short
 //	  agent               penstock-node-agent csi --node ...: killed, another one is started
 //	    penstock mount    children of the supervisor when their agent is gone; the next one finds
 //	    penstock mount    them by their locks (csi/node, Recover)
 //
-// Killed together, as the kernel does with a group that has no memory left, the
-// mounts are taken up by the next agent from the holder. Such an agent may be unable
-// to end: a thread of it waits in the kernel for a mount that nobody serves, and that
-// only the next agent has taken up. So it counts as ended when it has been dying for a
-// while, and is reaped when it can be.
+// The kernel kills agent and mounts together if the group has no memory left. The next agent
+// then takes up the mounts from the holder. The killed agent may be unable to end: one of its
+// threads waits in the kernel for a mount without a server, until the next agent takes up the
+// mount. So the supervisor counts an agent as ended after agentDies of dying, and reaps the
+// agent later.
 
-// agentName is the agent's argv[0], by which people tell the two apart.
+// agentName is the agent's argv[0], to tell the agent from the supervisor in a process list.
 const agentName = "penstock-node-agent"
 
 const (
-	agentSettles  = time.Second            // an agent that lived for less has failed
-	agentPause    = 100 * time.Millisecond // before the one after a failed one; twice as long each time, up to
+	agentSettles  = time.Second            // an agent with a shorter life has failed
+	agentPause    = 100 * time.Millisecond // pause after the first failure; doubles up to
 	agentMaxPause = 5 * time.Second
-	agentKilled   = time.Second      // or up to this, if it did not end by itself
-	agentFailures = 5                // that it ended by itself in a row, and it is given up, unless mounts are left
-	agentEnds     = 10 * time.Second // so long after SIGTERM, at most
-	mountsLeave   = 15 * time.Second // and the mounts after it: a kubelet waits for 30 s
+	agentKilled   = time.Second      // the largest pause after a killed agent
+	agentFailures = 5                // exits in a row until the supervisor gives up, unless mounts are left
+	agentEnds     = 10 * time.Second // bound for the agent's end after SIGTERM
+	mountsLeave   = 15 * time.Second // bound for the mounts after the agent; a kubelet waits for 30 s
 	leaveLook     = 50 * time.Millisecond
-	agentLook     = 500 * time.Millisecond // whether it is dying,
-	agentDies     = 2 * time.Second        // and for so long: it can't end
+	agentLook     = 500 * time.Millisecond // interval of checks for a dying agent
+	agentDies     = 2 * time.Second        // an agent dying for longer can't end
 )
 
-// supervisor runs one agent after the other.
+// supervisor runs a node agent, and starts the next agent after each end.
 type supervisor struct {
 	log  *slog.Logger
-	args []string // the agent's, with its name
-	// held: a holder has the mounts, so that their processes may leave them.
+	args []string // the agent's arguments, with its name
+	// held: a holder has the mounts, so the mount processes may leave.
 	held bool
 	oom  string // oom_score_adj of all but the supervisor
 	agent
 }
 
-// agent is the present one.
+// agent is the state of the current agent and the counts of earlier agents.
 type agent struct {
 	pid      int // 0: none runs
 	begun    time.Time
-	dying    time.Time // since when it has been seen so; zero: it is not
-	failures int       // in a row, before it: soon after they had begun agents ended,
-	own      int       // so many of them by themselves
-	ended    int       // agents in all, before it
+	dying    time.Time // first time the agent was seen dying; zero: not dying
+	failures int       // agents in a row that failed before this agent,
+	own      int       // of which so many exited without a signal
+	ended    int       // all agents before this agent
 }
 
-// supervise is a supervisor's life. It ends after SIGTERM or SIGINT, or when agents
-// end again and again, with the agent's exit status.
+// supervise runs the supervisor until SIGTERM or SIGINT, or until agentFailures agents in a
+// row exited without a signal and no mounts are left. supervise returns the agent's exit
+// status.
 func supervise(args []string, held bool, log *slog.Logger) error {
 	s := &supervisor{log: log, args: append([]string{agentName}, args...), held: held, oom: "0"}
 	if b, err := os.ReadFile(oomFile); err == nil {
 		s.oom = string(bytes.TrimSpace(b))
 	}
-	// -1000, and not -999: it is spared as well when the kernel ends all of a group.
+	// With -1000 the kernel spares the supervisor even when it kills a whole group; -999 is
+	// not enough.
 	if err := os.WriteFile(oomFile, []byte("-1000"), 0); err != nil {
 		log.Warn("the supervisor of the node agent may be killed for want of memory as anybody", "err", err)
 	}
@@ -87,7 +90,7 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 	defer start.Stop()
 	look := time.NewTicker(agentLook)
 	defer look.Stop()
-	var late <-chan time.Time // the agent does not end
+	var late <-chan time.Time // fires agentEnds after the first SIGTERM
 	stopping := false
 	for {
 		status, ended := 0, false
@@ -149,8 +152,8 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 	}
 }
 
-// lost tells that the agent has been dying for so long that it can't end by itself;
-// from then on it is none of ours but to be reaped.
+// lost reports whether the agent has been dying for agentDies and so can't end by itself. If
+// so, lost forgets the agent; reap reaps the process later.
 func (s *supervisor) lost(now time.Time) bool {
 	if s.pid == 0 || !kernel.Dying(s.pid) {
 		s.dying = time.Time{}
@@ -166,13 +169,13 @@ func (s *supervisor) lost(now time.Time) bool {
 	return true
 }
 
-// failed counts a failure, and gives the pause after it.
+// failed counts a failure and returns the pause before the next start, at most limit.
 func (s *supervisor) failed(limit time.Duration) time.Duration {
 	s.failures++
 	return min(agentPause<<min(s.failures-1, 16), limit)
 }
 
-// killed and a signal's number is the status of who was killed by it.
+// killed plus the signal's number is the status of a process killed by a signal.
 const killed = 128
 
 // exitWith ends the program with a status.
@@ -186,9 +189,9 @@ func exitWith(status int) error {
 // start starts an agent.
 func (s *supervisor) start() error {
 	env := append(os.Environ(), hold.OOMEnv+"="+s.oom, agentsEnv+"="+strconv.Itoa(s.ended))
-	// Not by os/exec, which waits for its children itself: this process reaps all
-	// that come to it. In a group of its own, so that a signal to the supervisor's
-	// does not reach it twice.
+	// os/exec waits for its own children, but this process reaps all children, so start uses
+	// ForkExec. The agent has its own process group, so that a signal to the supervisor's
+	// group does not reach the agent twice.
 	pid, err := syscall.ForkExec("/proc/self/exe", s.args, &syscall.ProcAttr{
 		Env: env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
@@ -199,8 +202,8 @@ func (s *supervisor) start() error {
 	return nil
 }
 
-// reap takes in all that have ended, and tells how the agent did if it is one of
-// them: its exit status, or killed and the signal that did it.
+// reap reaps all ended children. If the agent is among the children, reap returns true and the
+// agent's exit status, or killed plus the number of the agent's signal.
 func (s *supervisor) reap() (status int, ended bool) {
 	for {
 		var how syscall.WaitStatus
@@ -221,9 +224,9 @@ func (s *supervisor) reap() (status int, ended bool) {
 	}
 }
 
-// leave has the processes of mounts make things durable and end, before the kernel
-// ends them with this one. Their mounts stay with the holder, for a container that
-// comes after.
+// leave sends SIGHUP to the mount processes and waits for at most mountsLeave, so that the
+// mount processes make their changes durable before the kernel kills them with this process.
+// The mounts stay with the holder for the next container.
 func (s *supervisor) leave(ends <-chan os.Signal) {
 	if !s.held {
 		return
@@ -254,16 +257,16 @@ func (s *supervisor) leave(ends <-chan os.Signal) {
 	}
 }
 
-// childProcesses lists this process's children that run: not what is dying.
+// childProcesses lists this process's running children, without dying processes.
 func childProcesses() (pids []int) {
 	self := strconv.Itoa(os.Getpid())
 	all, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, name := range all {
 		b, err := os.ReadFile(name)
 		if err != nil {
-			continue // it ended
+			continue // the process ended
 		}
-		// PID (NAME) STATE PARENT: a name may have brackets and spaces in it.
+		// PID (NAME) STATE PARENT: a name may contain brackets and spaces.
 		f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 		if len(f) < 2 || string(f[1]) != self || string(f[0]) == "Z" || string(f[0]) == "X" {
 			continue
@@ -275,27 +278,27 @@ func childProcesses() (pids []int) {
 	return pids
 }
 
-// agentsEnv tells an agent how many have ended before it below this supervisor.
+// agentsEnv holds the number of agents of this supervisor that ended before the current agent.
 const agentsEnv = "PENSTOCK_CSI_AGENTS_ENDED"
 
-// agentsEnded is what the supervisor told; none: there is no supervisor.
+// agentsEnded reads agentsEnv and removes the variable. told is false without a supervisor.
 func agentsEnded() (n int, told bool) {
 	v, told := os.LookupEnv(agentsEnv)
 	if !told {
 		return 0, false
 	}
-	os.Unsetenv(agentsEnv) // the mounts are not to know
+	os.Unsetenv(agentsEnv) // mount processes must not inherit the variable
 	n, err := strconv.Atoi(v)
 	return n, err == nil
 }
 
-// oomFile says how soon a process is killed when memory is short, from -1000
-// (never) to 1000.
+// oomFile holds the adjustment of this process's rank for the kernel's choice of a process to
+// kill when memory is short: -1000 (never) to 1000.
 const oomFile = "/proc/self/oom_score_adj"
 
-// takeOOM has this process be killed for want of memory as it was told to, and not
-// as who started it: before it does anything that takes memory. To ask for more
-// than one's parent has is anybody's right.
+// takeOOM sets this process's oom_score_adj to the value in hold.OOMEnv, in place of the
+// parent's inherited value. The caller calls takeOOM before other work, which takes memory.
+// Any process may raise its own value.
 func takeOOM() {
 	n, told := os.LookupEnv(hold.OOMEnv)
 	if !told {

@@ -38,7 +38,8 @@ func newTop() *cobra.Command {
 	return cmd
 }
 
-// top prints counters that moved since the reading before, with their rates.
+// top prints all counters after each interval, with the rates of changed counters. rounds
+// bounds the printed readings; 0: no bound.
 func top(cmd *cobra.Command, s *client.Session, c *admin.Client, interval time.Duration, rounds int) error {
 	clear := isTerminal(cmd.OutOrStdout())
 	read := func() (map[string]any, time.Time, error) {
@@ -62,7 +63,7 @@ func top(cmd *cobra.Command, s *client.Session, c *admin.Client, interval time.D
 	for n := 0; rounds == 0 || n < rounds; n++ {
 		select {
 		case <-cmd.Context().Done():
-			return nil // Ctrl-C is how top ends
+			return nil // Ctrl-C ends top without an error
 		case <-time.After(interval):
 		}
 		now, when, err := read()

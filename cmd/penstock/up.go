@@ -96,7 +96,7 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 	return configurable(cmd)
 }
 
-// markDirs lets the shell complete directories for these flags.
+// markDirs lets the shell complete directories for flags.
 func markDirs(cmd *cobra.Command, flags ...string) {
 	for _, name := range flags {
 		if err := cmd.MarkFlagDirname(name); err != nil {
@@ -105,8 +105,8 @@ func markDirs(cmd *cobra.Command, flags ...string) {
 	}
 }
 
-// untilFailed serves until the role fails or the command's context ends, then
-// stops it in order.
+// untilFailed waits until the role fails or the command's context ends, and stops the role in
+// order.
 func untilFailed(ctx context.Context, failed <-chan error, stop func(context.Context) error) error {
 	var err error
 	select {

@@ -7,10 +7,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is the release; the Makefile sets it with -ldflags -X.
+// version is the release. The Makefile sets version with -ldflags -X.
 var version = "0.1.0-dev"
 
-// versionInfo is what `penstock version` tells.
+// versionInfo is the output of `penstock version`.
 type versionInfo struct {
 	Version  string `json:"version" yaml:"version"`
 	Revision string `json:"revision,omitempty" yaml:"revision,omitempty"`

@@ -32,7 +32,7 @@ mount of the tree shows it there, and it can be mounted by its name alone.`,
 	return cmd
 }
 
-// volumeView is a volume as commands print it.
+// volumeView is a volume in the form that commands print.
 type volumeView struct {
 	ID          uint32 `json:"id" yaml:"id"`
 	Name        string `json:"name" yaml:"name"`
@@ -42,10 +42,10 @@ type volumeView struct {
 	UsedInodes  uint64 `json:"used_inodes" yaml:"used_inodes"`
 	QuotaBytes  uint64 `json:"quota_bytes,omitempty" yaml:"quota_bytes,omitempty"`
 	QuotaInodes uint64 `json:"quota_inodes,omitempty" yaml:"quota_inodes,omitempty"`
-	// QuotaSnapshots: what snapshots alone hold is in UsedBytes.
+	// QuotaSnapshots: UsedBytes includes the bytes that only snapshots hold.
 	QuotaSnapshots bool   `json:"quota_snapshots,omitempty" yaml:"quota_snapshots,omitempty"`
 	Replicas       uint32 `json:"replicas" yaml:"replicas"`
-	// MinReplicas is how many of them a chunk begins with at least.
+	// MinReplicas is the smallest number of replicas at the creation of a chunk.
 	MinReplicas uint32 `json:"min_replicas" yaml:"min_replicas"`
 	SealOnClose bool   `json:"seal_on_close" yaml:"seal_on_close"`
 	Immutable   bool   `json:"immutable" yaml:"immutable"`
@@ -57,23 +57,24 @@ type volumeView struct {
 	LocalFirst  bool   `json:"local_first" yaml:"local_first"`
 	Encrypt     bool   `json:"encrypt" yaml:"encrypt"`
 	MaxChunk    uint64 `json:"max_chunk" yaml:"max_chunk"` // bytes
-	// TrashSeconds is how long it stays in the trash once it is deleted.
+	// TrashSeconds is how long the volume stays in the trash after its deletion.
 	TrashSeconds uint64 `json:"trash_seconds" yaml:"trash_seconds"`
 	// Compression of sealed chunks: none, s2 or zstd.
 	Compression string `json:"compression" yaml:"compression"`
-	// The advisory quota refuses nothing; since when the volume counts as above it.
+	// The advisory quota refuses nothing. BytesOver and InodesOver are the times since when
+	// the volume counts as above the advisory quota.
 	AdvisoryBytes  uint64     `json:"advisory_bytes,omitempty" yaml:"advisory_bytes,omitempty"`
 	AdvisoryInodes uint64     `json:"advisory_inodes,omitempty" yaml:"advisory_inodes,omitempty"`
 	BytesOver      *time.Time `json:"bytes_over,omitempty" yaml:"bytes_over,omitempty"`
 	InodesOver     *time.Time `json:"inodes_over,omitempty" yaml:"inodes_over,omitempty"`
-	// Labels, which 'penstock volume list --label' looks for.
+	// Labels are the labels for 'penstock volume list --label'.
 	Labels map[string]string `json:"labels,omitempty" yaml:"labels,omitempty"`
-	// LabelsUnread is why labels can't be told.
+	// LabelsUnread is the reason why the labels are unknown.
 	LabelsUnread string     `json:"labels_unread,omitempty" yaml:"labels_unread,omitempty"`
 	Created      *time.Time `json:"created,omitempty" yaml:"created,omitempty"`
 	Deleted      *time.Time `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
 	Until        *time.Time `json:"until,omitempty" yaml:"until,omitempty"`
-	// Closed: nobody uses it, and what is used of it was not asked for.
+	// Closed: no client uses the volume, and its use was not asked for.
 	Closed bool `json:"closed,omitempty" yaml:"closed,omitempty"`
 }
 
@@ -96,7 +97,7 @@ func viewOf(v client.Volume) volumeView {
 		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
 }
 
-// options names what the policy switches on.
+// options names the options that the policy switches on.
 func (v volumeView) options() string {
 	var on []string
 	for _, o := range []struct {
@@ -162,10 +163,11 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.DurationVar(&p.trash, "trash", defaultTrash, "how long it can be taken out of the trash once it is deleted; 0 for not at all")
 }
 
-// defaultTrash is the trash time of a volume that is created here.
+// defaultTrash is the trash time of a volume created by this command.
 const defaultTrash = 24 * time.Hour
 
-// words are what the flags say beside the policy; all says what none says, too.
+// words returns the settings of flags outside the policy. With all, words includes the default
+// trash time without a flag.
 func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w wire.VolumeWords, err error) {
 	if f.Changed("trash") || all {
 		if p.trash < 0 || p.trash%time.Second != 0 {
@@ -218,8 +220,8 @@ func parseLabels(args []string) (map[string]*string, error) {
 	return all, nil
 }
 
-// change applies the flags that were given to a policy, and checks the outcome. It
-// names the words that they are about, of which there may be none.
+// change applies the given flags to a policy and checks the result. change returns the names
+// of the changed words of the policy; the list may be empty.
 func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (words []string, err error) {
 	spread, err := meta.ParseSpread(p.spread)
 	if err != nil {
@@ -497,7 +499,8 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
 				}
 				changed := len(only) > 0 || !words.Empty()
 				words.Force = force
-				// What no flag names stays, also if somebody else changes it now.
+				// Words without a flag stay unchanged, even if another client changes them
+				// now.
 				words.Only = append([]string{}, only...)
 				if cmd.Flags().Changed("events") {
 					if err := s.SetEvents(cmd.Context(), v.ID, events.keep); err != nil {

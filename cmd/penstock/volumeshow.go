@@ -17,7 +17,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// volumeFull is a volume with what has to be asked of its owner.
+// volumeFull is a volume with the facts that only its owner knows.
 type volumeFull struct {
 	volumeView `yaml:",inline"`
 	Snapshots  *snapshotsView `json:"snapshots,omitempty" yaml:"snapshots,omitempty"`
@@ -25,9 +25,9 @@ type volumeFull struct {
 	Data       *dataView      `json:"data,omitempty" yaml:"data,omitempty"`
 }
 
-// eventsView says which events are kept.
+// eventsView describes the kept events.
 type eventsView struct {
-	Keep  uint64 `json:"keep" yaml:"keep"` // at least so many
+	Keep  uint64 `json:"keep" yaml:"keep"` // smallest number of events kept
 	First uint64 `json:"first" yaml:"first"`
 	Last  uint64 `json:"last" yaml:"last"`
 }
@@ -37,14 +37,14 @@ type snapshotsView struct {
 	Count   int    `json:"count" yaml:"count"`
 	Held    uint64 `json:"held_bytes" yaml:"held_bytes"` // see meta.SnapshotList
 	Counted bool   `json:"held_counted" yaml:"held_counted"`
-	// Quota is what of that counts in the volume's quota, by its policy.
+	// Quota is the part of Held that counts in the volume's quota, by the volume's policy.
 	Quota *meta.SnapshotQuota `json:"quota,omitempty" yaml:"quota,omitempty"`
 	Keep  string              `json:"keep,omitempty" yaml:"keep,omitempty"`
-	// Failing is why the snapshot that is due by schedule could not be taken.
+	// Failing is the reason why a scheduled snapshot could not be taken.
 	Failing *meta.ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
 }
 
-// dataView says where a volume's chunks lie, and what is to be moved.
+// dataView describes the servers of a volume's chunks, and the chunks to be moved.
 type dataView struct {
 	Chunks uint64 `json:"chunks" yaml:"chunks"`
 	Bytes  uint64 `json:"bytes" yaml:"bytes"` // of sealed chunks, each counted once
@@ -52,27 +52,27 @@ type dataView struct {
 	// Short chunks have fewer replicas than the policy wants.
 	Short      uint64 `json:"short" yaml:"short"`
 	ShortBytes uint64 `json:"short_bytes" yaml:"short_bytes"`
-	Placed     bool   `json:"placed" yaml:"placed"`         // everything lies where the policy wants it
-	ToMove     uint64 `json:"to_move" yaml:"to_move"`       // chunks that do not
-	ToCopy     uint64 `json:"copy_bytes" yaml:"copy_bytes"` // bytes still to be copied for that
+	Placed     bool   `json:"placed" yaml:"placed"`         // all chunks lie as the policy wants
+	ToMove     uint64 `json:"to_move" yaml:"to_move"`       // chunks that do not lie so
+	ToCopy     uint64 `json:"copy_bytes" yaml:"copy_bytes"` // bytes still to be copied for ToMove
 	Blocked    uint64 `json:"blocked" yaml:"blocked"`       // of ToMove: nothing can be done now
-	// Unmet is why nothing in the cluster can meet the policy.
+	// Unmet is the reason why the cluster can't meet the policy.
 	Unmet   string       `json:"unmet,omitempty" yaml:"unmet,omitempty"`
 	Servers []serverData `json:"servers" yaml:"servers"`
-	Stored  *storedView  `json:"stored,omitempty" yaml:"stored,omitempty"` // if any is compressed, or to be
+	Stored  *storedView  `json:"stored,omitempty" yaml:"stored,omitempty"` // nil unless chunks are compressed, or will be
 }
 
 // storedView sums the replicas of sealed chunks.
 type storedView struct {
 	Replicas   uint64  `json:"replicas" yaml:"replicas"`
 	Compressed uint64  `json:"compressed" yaml:"compressed"` // of Replicas
-	Dense      uint64  `json:"dense" yaml:"dense"`           // of Replicas: to compress them saves nothing
+	Dense      uint64  `json:"dense" yaml:"dense"`           // of Replicas: compression saves nothing
 	Plain      uint64  `json:"plain_bytes" yaml:"plain_bytes"`
-	Stored     uint64  `json:"stored_bytes" yaml:"stored_bytes"` // what they take on the disks
+	Stored     uint64  `json:"stored_bytes" yaml:"stored_bytes"` // bytes of the replicas on the disks
 	Ratio      float64 `json:"ratio" yaml:"ratio"`               // Plain / Stored
 }
 
-// serverData is what one chunk server has of a volume.
+// serverData describes a chunk server's chunks of a volume.
 type serverData struct {
 	ID       uint64 `json:"id" yaml:"id"`
 	Topology string `json:"topology,omitempty" yaml:"topology,omitempty"`
@@ -82,7 +82,7 @@ type serverData struct {
 	Bytes    uint64 `json:"bytes" yaml:"bytes"`
 }
 
-// repairOf asks a volume's owner how its chunks stand.
+// repairOf asks a volume's owner for the state of the volume's chunks.
 func repairOf(ctx context.Context, c *admin.Client, v meta.VolumeID) (*server.RepairStatus, error) {
 	answer, err := c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{Volume: admin.Numbered(v)})
 	if err != nil {
@@ -115,7 +115,7 @@ func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name st
 	}
 	r, err := repairOf(ctx, c, v.ID)
 	if meta.KindOf(err) == meta.AccessDenied {
-		return full, nil // where chunks lie is for who administers the volume
+		return full, nil // only the volume's administrators may see the servers
 	}
 	if err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name st
 		d.Stored = &storedView{b.Replicas, b.Compressed, b.Dense, b.Plain, b.Stored, math.Round(b.Ratio()*1000) / 1000}
 	}
 	nodes, err := c.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
-	if err != nil && meta.KindOf(err) != meta.AccessDenied { // what servers there are is for administrators of the cluster
+	if err != nil && meta.KindOf(err) != meta.AccessDenied { // only the cluster's administrators may list servers
 		return nil, err
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.Nodes)) {
@@ -171,7 +171,7 @@ chunks of it.`,
 	return cmd
 }
 
-// countedText says what of snapshots counts in a quota.
+// countedText describes the bytes of snapshots that count in a quota.
 func countedText(q *meta.SnapshotQuota) string {
 	switch {
 	case !q.InForce:
@@ -238,9 +238,9 @@ func moveText(chunks, bytes, blocked uint64, rate float64) string {
 	return line
 }
 
-// setUntilHeld sets a policy again as long as it can't be held: while chunks that are being
-// appended to, and don't meet it, can't be ended, or mounts can't write back what they hold.
-// It shows why.
+// setUntilHeld sets a policy, and tries again once a second while the answer is Unavailable:
+// the owner can't seal open chunks that violate the policy, or mounts can't write their data
+// back. setUntilHeld shows the reason.
 func setUntilHeld(cmd *cobra.Command, s *client.Session, v client.Volume, words wire.VolumeWords) error {
 	p := newProgress(cmd)
 	defer p.end()
@@ -258,8 +258,8 @@ func setUntilHeld(cmd *cobra.Command, s *client.Session, v client.Volume, words 
 	}
 }
 
-// waitPlaced shows how much of a volume lies elsewhere than its policy wants,
-// until that is nothing.
+// waitPlaced shows how much of a volume does not lie as its policy wants, until nothing is
+// left to move.
 func waitPlaced(ctx context.Context, cmd *cobra.Command, c *admin.Client, v client.Volume) error {
 	p := newProgress(cmd)
 	defer p.end()
@@ -269,7 +269,7 @@ func waitPlaced(ctx context.Context, cmd *cobra.Command, c *admin.Client, v clie
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case meta.KindOf(err) == meta.AccessDenied:
-			return err // the grant was taken back
+			return err // the grant was revoked
 		case err != nil:
 			clean = 0
 			p.show("its owner does not answer: " + firstLine(err))

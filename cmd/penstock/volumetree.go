@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// onVolume is a command about one volume by its name.
+// onVolume makes a command about a single volume, named by the first argument.
 func onVolume(cmd *cobra.Command, work func(ctx context.Context, s *client.Session, v client.Volume, args []string) error) *cobra.Command {
 	var w where
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -29,8 +29,8 @@ func onVolume(cmd *cobra.Command, work func(ctx context.Context, s *client.Sessi
 	return cmd
 }
 
-// treePath refuses a path of the tree that does not begin at its root: a shell's working
-// directory has no place there.
+// treePath refuses a tree path without a leading /: a relative path would depend on the
+// shell's working directory, which is not a directory of the tree.
 func treePath(path string) error {
 	if path != "" && !strings.HasPrefix(path, "/") {
 		return usagef("%s: a path of the tree begins with /", printable(path))

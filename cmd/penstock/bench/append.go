@@ -9,7 +9,7 @@ import (
 
 const appends = 2_000
 
-// appendGroup is a log: each record durable before the next.
+// appendGroup appends records to a log, and syncs each record before the next.
 func appendGroup() group {
 	log := func(s *side) (cpath, int) { return newPath(filepath.Join(s.dir, "log")), s.cfg.scaled(appends) }
 	return group{name: "append", rows: []row{
@@ -37,7 +37,7 @@ func appendGroup() group {
 	}}
 }
 
-// checkLog reads the log back.
+// checkLog reads the log and checks each record.
 func (s *side) checkLog(p cpath, records int) error {
 	fd, err := rawOpen(p, unix.O_RDONLY, 0)
 	if err != nil {

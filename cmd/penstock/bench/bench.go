@@ -1,21 +1,19 @@
-// Package bench owns the project's workloads: what they do, how they are
-// timed, and how two directories are compared. It works on any directory and
-// never looks at which file system it runs on.
+// Package bench owns the project's workloads, their timing, and the comparison of two
+// directories. The package works on any directory and never looks at the type of the file
+// system.
 //
-// A row is one figure. Rows that share their files form a group. For each
-// round a group is prepared on every side, then each row runs on one side
-// after the other (the order changes with each round), so that whatever else
-// the machine does meets both alike. Before a cold row the restart command
-// runs and the kernel's caches are dropped, on every side. The figure of a row
-// is the median of its rounds.
+// A row is a single figure. Rows on the same files form a group. For each round, a group is
+// prepared on every side; then each row runs on one side after the other (the order changes
+// with each round), so that other load on the machine meets both sides alike. Before each run
+// of a cold row, the restart command runs for the side and the kernel's caches are dropped.
+// The figure of a row is the median of its rounds.
 //
-// Rows that remove many files run last, and nothing else is removed before: a
-// file system may be slow to give recently freed inodes out again, and then one
-// row would be measured by what another left behind.
+// Rows that remove many files run last, and nothing else is removed before: a file system may
+// be slow to reuse recently freed inodes, and a row would then measure the after-effects of
+// another row.
 //
-// Everything read is checked against what was written, with a stamp in each
-// 4 KiB block, so that a file system that returns wrong bytes is not fast but
-// wrong.
+// A stamp in each 4 KiB block checks all bytes read against the bytes written: a file system
+// that returns wrong bytes fails the run instead of counting as fast.
 package bench
 
 import (
@@ -34,9 +32,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says what to measure.
+// Config configures a run.
 type Config struct {
-	// Dirs are one or two directories; with two, ratios are first to second.
+	// Dirs are one or two directories. With two, ratios are of the first to the second.
 	Dirs []string
 	// Rounds of each row; the median counts. 0 means 3.
 	Rounds int
@@ -44,21 +42,20 @@ type Config struct {
 	Only []string
 	// Scale multiplies sizes and counts; 0 means 1.
 	Scale float64
-	// RestartCmd is a shell command that restarts whatever serves the
-	// directories, with BENCH_DIR set to each in turn; run before each cold
-	// row. Empty: nothing needs restarting.
+	// RestartCmd is a shell command that restarts the servers of a directory. The command runs
+	// before each cold row, with the directory in BENCH_DIR. Empty: no restart.
 	RestartCmd string
-	// PreparedCmd runs for each directory after a group's files were made and
-	// before its rows, FinishCmd after its rows, with BENCH_DIR set: to make a
-	// volume immutable and mutable again, say. Empty: nothing.
+	// PreparedCmd runs for each directory after a group's files were made and before its rows,
+	// FinishCmd after its rows, with the directory in BENCH_DIR: for example to make a volume
+	// immutable and mutable again. Empty: no command.
 	PreparedCmd, FinishCmd string
-	// PIDsCmd is a shell command that prints the ids of processes whose CPU
-	// time belongs to the first directory. Empty: none.
+	// PIDsCmd is a shell command that prints the ids of the first directory's processes, for
+	// their CPU time. Empty: none.
 	PIDsCmd string
-	// PIDs are such processes when they never change.
+	// PIDs are the ids of such processes if the ids never change.
 	PIDs []int
-	// Tree is the source tree to pack, unpack and search. Empty: the sources of
-	// the Go that is installed.
+	// Tree is the source tree to pack, unpack and search. Empty: the sources of the installed
+	// Go.
 	Tree string
 	// Scratch holds the packed tree; empty means /dev/shm.
 	Scratch string
@@ -66,7 +63,7 @@ type Config struct {
 	Progress io.Writer
 }
 
-// Unit says what a row's value counts and which way is better.
+// Unit is the unit of a row's value; each unit defines the better direction.
 type Unit string
 
 // Units of values.
@@ -76,27 +73,26 @@ const (
 	Seconds            Unit = "s"    // less is better
 )
 
-// Result is one row for all directories.
+// Result is a row's outcome for all directories.
 type Result struct {
 	Row   string   `json:"row"`
 	Title string   `json:"title"`
 	Unit  Unit     `json:"unit"`
 	Sides []Figure `json:"sides"`
-	// Ratio of the first directory's value to the second's; for seconds it
-	// says how many times longer the first takes. Zero with one directory.
+	// Ratio of the first directory's value to the second's; for seconds, how many times longer
+	// the first takes. Zero with a single directory.
 	Ratio float64 `json:"ratio,omitempty"`
 }
 
-// Figure is what one directory reached in one row.
+// Figure is a row's outcome for a single directory.
 type Figure struct {
 	Dir    string    `json:"dir"`
 	Value  float64   `json:"value"`  // median
 	Rounds []float64 `json:"rounds"` // in order
-	// CPU seconds for each operation, or for each gigabyte (10^9 bytes) where
-	// the unit is MB/s, or in all where it is seconds; medians. Machine counts
-	// everything that ran meanwhile, the kernel's threads too; Processes only
-	// this tool, its children and the processes it was told of (for the second
-	// directory, only the tool and its children).
+	// CPU seconds for each operation (unit /s), for each gigabyte of 10^9 bytes (MB/s), or for
+	// the whole run (s); medians. CPUMachine counts all processes of the machine and the
+	// kernel's threads. CPUProcesses counts this tool, its children and, for the first
+	// directory, the processes of PIDs and PIDsCmd.
 	CPUMachine   float64 `json:"cpu_machine"`
 	CPUProcesses float64 `json:"cpu_processes"`
 }
@@ -110,48 +106,47 @@ type Report struct {
 	Results []Result `json:"results"`
 }
 
-// row is one figure's workload.
+// row is the workload of a single figure.
 type row struct {
 	name, title string
 	unit        Unit
 	cold        bool // servers restarted, all caches dropped
 	dropEntries bool // the kernel's dentries and inodes dropped
-	removes     bool // removes what the group made: runs after all other groups
+	removes     bool // removes the group's files: runs after all other groups
 	// before prepares the timed part; may be nil.
 	before func(*side) error
-	// run is timed. It returns how much it did: bytes for MB/s, operations for
-	// /s; ignored for seconds.
+	// run is timed and returns the amount of work: bytes for MB/s, operations for /s; ignored
+	// for seconds.
 	run func(*side) (float64, error)
-	// after checks what was done; may be nil.
+	// after checks the result of run; may be nil.
 	after func(*side) error
 }
 
 // group is a set of rows on the same files.
 type group struct {
 	name string
-	once bool // prepared for the first round only: its rows change nothing
+	once bool // prepared for the first round only: the rows change nothing
 	// prepare makes the files in the empty directory of a round; may be nil.
 	prepare func(*side) error
 	rows    []row
-	// finish frees what the disk should not hold for the rest of the run; may
-	// be nil.
+	// finish frees disk space that later groups do not need; may be nil.
 	finish func(*side) error
 }
 
-// side is one directory under test, and what the workloads remember of it.
+// side is a directory under test with the state of its workloads.
 type side struct {
-	top   string // a fresh directory below the one that was asked for
-	dir   string // below top: of this group and round
+	top   string // a fresh directory below the directory of Config.Dirs
+	dir   string // below top: the directory of this group and round
 	cfg   *Config
 	first bool
-	seed  uint64 // of the contents of this round's files
+	seed  uint64 // seed of the contents of this round's files
 	pids  []int
 }
 
 func (c *Config) scaled(n int) int { return max(int(float64(n)*c.Scale), 16) }
 
-// Run measures. Whatever it creates is below a fresh directory in each of
-// cfg.Dirs, removed before it returns.
+// Run measures all selected rows. Run creates files only below a fresh directory in each of
+// cfg.Dirs, and removes the fresh directories before it returns.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -160,14 +155,14 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A worker that sits in a system call keeps its processor: enough of them
-	// that the others never wait for the runtime to notice.
+	// A worker blocked in a raw system call keeps its processor. With more processors than
+	// workers, no worker waits until the runtime notices.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16 + runtime.NumCPU()))
 
 	var sides []*side
 	defer func() {
 		for _, s := range sides {
-			os.RemoveAll(s.top) // what a failed run left
+			os.RemoveAll(s.top) // after a failed run
 		}
 	}()
 	for i, dir := range cfg.Dirs {
@@ -238,7 +233,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// selected filters the groups to the rows that were asked for.
+// selected returns the groups with only the rows named in only, all rows if only is empty.
 func selected(only []string) ([]group, error) {
 	all := groups()
 	if len(only) == 0 {
@@ -279,14 +274,14 @@ func Rows() []string {
 	return names
 }
 
-// measuring is a run under way.
+// measuring is the state of a run.
 type measuring struct {
 	cfg     *Config
 	sides   []*side
 	samples map[string][][]sample // by row: side, round
 }
 
-// group runs all rounds of a group's rows that remove, or don't.
+// group runs all rounds of a group's rows with row.removes equal to removing.
 func (m *measuring) group(ctx context.Context, g group, removing bool) error {
 	rows := slices.DeleteFunc(slices.Clone(g.rows), func(r row) bool { return r.removes != removing })
 	if len(rows) == 0 && (removing || len(g.rows) == 0) {
@@ -340,8 +335,8 @@ func (m *measuring) group(ctx context.Context, g group, removing bool) error {
 	return nil
 }
 
-// enter makes the side work in the directory of a group and round, with fresh
-// files in it.
+// enter sets the side's directory and seed for a group and round. With fresh, enter also
+// creates the directory and prepares the group's files.
 func (s *side) enter(g group, round int, fresh bool) error {
 	if g.once {
 		round = 0
@@ -371,7 +366,7 @@ func (m *measuring) result(r row) Result {
 	return res
 }
 
-// sample is one row, one side, one round.
+// sample is the outcome of a single row, side and round.
 type sample struct {
 	value      float64
 	cpuMachine float64 // as in Figure
@@ -404,7 +399,7 @@ func runRow(ctx context.Context, r row, s *side) (sample, error) {
 			return sample{}, err
 		}
 	}
-	// What earlier rows left dirty must not be written during this one.
+	// The kernel must not write an earlier row's dirty pages during this row.
 	if err := s.cfg.syncDirs(); err != nil {
 		return sample{}, err
 	}
@@ -465,7 +460,7 @@ func (s *side) restart(ctx context.Context) error {
 	return s.shell(ctx, s.cfg.RestartCmd)
 }
 
-// shell runs a command of the user's for this side.
+// shell runs one of the user's commands, with this side's directory in BENCH_DIR.
 func (s *side) shell(ctx context.Context, command string) error {
 	if command == "" {
 		return nil
@@ -502,5 +497,5 @@ func (s *side) findPIDs(ctx context.Context) error {
 	return nil
 }
 
-// errMismatch marks bytes that are not what was written.
+// errMismatch marks a difference between the bytes read and the bytes written.
 var errMismatch = errors.New("the bytes read are not those that were written")

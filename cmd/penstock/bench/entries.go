@@ -11,12 +11,12 @@ import (
 const (
 	emptyFiles = 20_000
 	listed     = 100_000
-	statPasses = 10 // over the files, so that the row takes long enough to time
+	statPasses = 10 // over the files, for a row long enough to time
 )
 
-// entriesGroup makes, stats and removes empty files; each thread has a
-// directory of its own, as jobs have. The first stat comes after the kernel's
-// dentries and inodes were dropped, the second follows the first.
+// entriesGroup makes, stats and removes empty files; each thread has its own directory, as
+// jobs do. The kernel's dentries and inodes are dropped before the first stat; the second stat
+// finds them in memory.
 func entriesGroup(threads int) group {
 	row1 := func(name, what string, run func(*side) (float64, error)) row {
 		plural := "s"
@@ -85,8 +85,7 @@ func (s *side) emptyPaths(threads int) []cpath {
 	return paths
 }
 
-// listGroup lists one directory of many entries with their attributes, as
-// ls -l does.
+// listGroup lists a single directory of many entries with their attributes, as ls -l does.
 func listGroup() group {
 	list := func(s *side) (float64, error) {
 		want := s.cfg.scaled(listed)

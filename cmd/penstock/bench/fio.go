@@ -14,11 +14,11 @@ import (
 	"text/tabwriter"
 )
 
-// Tolerance is how far a row may be from fio's figure for the same workload.
+// Tolerance is the largest relative difference between a row and its fio twin.
 const Tolerance = 0.15
 
-// fioTwin is the fio job that does the same as one of our rows. The page cache
-// is dropped by us and read-ahead left to the kernel, as our rows do.
+// fioTwin is the fio job with the same workload as one of our rows. As for our rows, the tool
+// drops the page cache, and the kernel decides on read-ahead.
 type fioTwin struct {
 	group, row string
 	read       bool // fio's figure is under "read"
@@ -45,9 +45,9 @@ func fioTwins() []fioTwin {
 	}
 }
 
-// CompareWithFio runs four rows and their fio twins on one directory, rounds
-// interleaved, and prints both medians. It fails if any differs by more than
-// Tolerance.
+// CompareWithFio runs four rows and their fio twins on the first directory, with interleaved
+// rounds, and prints the medians of each row and its twin. CompareWithFio fails if any row
+// differs from its twin by more than Tolerance.
 func CompareWithFio(ctx context.Context, cfg Config, w io.Writer) error {
 	if err := cfg.complete(); err != nil {
 		return err
@@ -81,8 +81,8 @@ func CompareWithFio(ctx context.Context, cfg Config, w io.Writer) error {
 				return err
 			}
 			if twin.read {
-				// The first read after writing meets a disk that is still busy,
-				// or a host that has not cached it: neither gets it.
+				// The first read after writing finds a disk that is still busy, or a host
+				// without the file in its cache, so an untimed read comes first.
 				if _, err := runRow(ctx, r, s); err != nil {
 					return fmt.Errorf("bench %s: %w", r.name, err)
 				}
@@ -124,8 +124,8 @@ func CompareWithFio(ctx context.Context, cfg Config, w io.Writer) error {
 	return nil
 }
 
-// runFio runs one fio job under the same conditions as runRow, and returns its
-// figure in the row's unit.
+// runFio runs a fio job after a sync and with dropped caches, after a restart for a cold row,
+// and returns fio's figure in the row's unit.
 func (s *side) runFio(ctx context.Context, r row, twin fioTwin) (float64, error) {
 	if err := errors.Join(s.cfg.syncDirs(), dropCaches(3)); err != nil {
 		return 0, err

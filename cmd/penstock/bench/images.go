@@ -15,16 +15,17 @@ import (
 const (
 	images     = 10_000
 	imageBytes = 1 + 3*32*32
-	imageDir   = 1_000 // images of one directory
+	imageDir   = 1_000 // images of a single directory
 )
 
-// imagePause is longer than a mount may believe what it knows of names: an epoch of a
-// training loop takes longer, too. Tests have no time for it.
+// imagePause is longer than a mount may trust its cached names, as an epoch of a training loop
+// is. Tests shorten the pause.
 var imagePause = 5 * time.Second
 
-// imagesGroup is a training loop over small images, as Python reads a file: open,
-// fstat, the question whether it is a terminal, lseek, fstat, read, read, close. The
-// first epoch is cold; in later ones all is cached, but names must be asked for again.
+// imagesGroup is a training loop over small images. The system calls for each file are
+// Python's: open, fstat, ioctl TCGETS (is the file a terminal?), lseek, fstat, read, read,
+// close. The first epoch is cold. In later epochs all data is cached, but the mount must ask
+// for the names again.
 func imagesGroup() group {
 	again := func(readers int) row {
 		return row{name: fmt.Sprintf("images-again-%d", readers), unit: PerSecond,

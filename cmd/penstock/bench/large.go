@@ -14,14 +14,14 @@ const (
 	largeBytes     = 1 << 30
 	coldRandReads  = 10_000
 	warmRandReads  = 400_000
-	warmPasses     = 4 // over the file, so that a row takes long enough to time
+	warmPasses     = 4 // over the file, for a row long enough to time
 	coldReadBlock  = 128 << 10
 	warmReadBlock  = 1 << 20
 	writeBlock     = 1 << 20
 	checkpointSize = 512 << 20
 )
 
-// largeGroup writes one large file and reads it in every way.
+// largeGroup writes a large file and reads the file in every way.
 func largeGroup() group {
 	return group{name: "large", rows: []row{
 		{name: "seq-write-fsync", title: "sequential write of 1 GiB in 1 MiB blocks, fsync", unit: MegabytesPerSecond,
@@ -49,7 +49,7 @@ func largeGroup() group {
 	}, finish: func(s *side) error { return os.Remove(filepath.Join(s.dir, "large")) }}
 }
 
-// passes repeats a workload.
+// passes returns a workload that runs run n times and sums the amounts.
 func passes(n int, run func(*side) (float64, error)) func(*side) (float64, error) {
 	return func(s *side) (sum float64, err error) {
 		for range n {
@@ -66,7 +66,7 @@ func passes(n int, run func(*side) (float64, error)) func(*side) (float64, error
 // largeSize is the scaled size of the large file: whole MiB.
 func (s *side) largeSize() int64 { return int64(s.cfg.scaled(largeBytes>>20)) << 20 }
 
-// writeLarge makes a file of size bytes, and syncs it.
+// writeLarge makes a file of size bytes and syncs the file.
 func (s *side) writeLarge(name string, size int64) (float64, error) {
 	p := newPath(filepath.Join(s.dir, name))
 	fd, err := rawOpen(p, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o644)
@@ -90,7 +90,7 @@ func (s *side) readWarm() (float64, error) {
 	return s.readLarge("large", s.largeSize(), warmReadBlock)
 }
 
-// readLarge reads a file that writeLarge made from end to end.
+// readLarge reads a file of writeLarge from end to end and checks each block.
 func (s *side) readLarge(name string, size int64, block int) (float64, error) {
 	fd, err := rawOpen(newPath(filepath.Join(s.dir, name)), unix.O_RDONLY, 0)
 	if err != nil {
@@ -140,8 +140,8 @@ func (s *side) readRandom(reads int) (float64, error) {
 	return float64(reads), nil
 }
 
-// readMapped copies the whole file out of a shared mapping. A page that the
-// file system can't fill is SIGBUS, which becomes an error.
+// readMapped copies the whole file out of a shared mapping. If the file system can't fill a
+// page, the process gets SIGBUS, and readMapped returns an error.
 func (s *side) readMapped() (n float64, err error) {
 	f, err := os.Open(filepath.Join(s.dir, "large"))
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockTick is the unit of CPU times in /proc, USER_HZ, which is 100 on every
-// Linux that Go runs on.
+// clockTick is the unit of CPU times in /proc in seconds. USER_HZ is 100 on every Linux that
+// Go runs on.
 const clockTick = 0.01
 
-// cpuTimes are CPU seconds since some fixed moment.
+// cpuTimes are CPU seconds. Only differences have a meaning.
 type cpuTimes struct {
-	machine   float64 // all that was not idle
+	machine   float64 // all CPU time but idle and iowait
 	processes float64 // this process, its waited-for children, and the given pids
 }
 
@@ -67,8 +67,8 @@ func busySeconds(stat []byte) (float64, error) {
 	return float64(ticks) * clockTick, nil
 }
 
-// processSeconds is user plus system time of one process: fields 14 and 15 of
-// /proc/PID/stat, counted from after the name, which may hold spaces.
+// processSeconds returns the user and system time of a process: fields 14 and 15 of
+// /proc/PID/stat, counted from the end of the name, because a name may contain spaces.
 func processSeconds(pid int) (float64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -99,7 +99,7 @@ func dropCaches(what int) error {
 	return nil
 }
 
-// syncDirs makes durable what is dirty on the file systems that are measured.
+// syncDirs syncs the file systems of all measured directories.
 func (c *Config) syncDirs() error {
 	for _, dir := range c.Dirs {
 		if err := syncAll(dir); err != nil {
@@ -109,7 +109,7 @@ func (c *Config) syncDirs() error {
 	return nil
 }
 
-// syncAll makes a directory and everything on its file system durable.
+// syncAll syncs the whole file system of a directory, and the directory.
 func syncAll(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls below go to the kernel without telling Go's scheduler, as a loop in
-// C would: the tool measures the file system, and a call that blocks for 50 µs
-// would otherwise cost as much again for giving its processor away and taking
-// it back. They retry EINTR.
+// The functions below make system calls without notice to Go's scheduler, as a loop in C
+// would: the tool measures the file system. With notice, a call that blocks for 50 µs would
+// cost about as much again to hand the processor over and to take the processor back. All
+// functions but rawClose retry EINTR.
 
-// cpath is a path with a NUL behind it, made before the clock starts.
+// cpath is a path with a final NUL, made before the clock starts.
 type cpath []byte
 
 func newPath(s string) cpath { return append([]byte(s), 0) }
@@ -121,8 +121,8 @@ func rawUnlink(p cpath) error {
 	return nil
 }
 
-// parallel runs work(i) for i in [0, n) on workers goroutines; worker w takes
-// w, w+workers, ... The first error of any is returned.
+// parallel runs work(i) for i in [0, n) on workers goroutines; worker w takes w, w+workers,
+// ... parallel returns the error of the first worker, in order of w, with an error.
 func parallel(workers, n int, work func(worker, i int) error) error {
 	errs := make([]error, workers)
 	var wg sync.WaitGroup
@@ -149,8 +149,8 @@ func parallel(workers, n int, work func(worker, i int) error) error {
 //	+0  8  seed of the round, mixed with the file's number
 //	+8  8  block number in the file
 //
-// and goes on with random bytes that are the same in every file, so that no
-// file system gains from compressing.
+// The rest of the block is random, and the same in every file. Compression gains nothing on
+// random bytes.
 const blockSize = 4 << 10
 
 var noise = sync.OnceValue(func() []byte {
@@ -160,7 +160,7 @@ var noise = sync.OnceValue(func() []byte {
 	return b
 })
 
-// newBuffer is a page-aligned buffer full of noise, of whole blocks.
+// newBuffer returns a buffer filled with noise.
 func newBuffer(size int) []byte {
 	b := make([]byte, size)
 	for n := 0; n < size; {
@@ -171,7 +171,7 @@ func newBuffer(size int) []byte {
 
 func mix(seed uint64, file int) uint64 { return seed ^ uint64(file)*0x9e3779b97f4a7c15 }
 
-// stamp marks the blocks of b, which lies at off of a file.
+// stamp writes the stamps of b's blocks. b lies at offset off of a file.
 func stamp(b []byte, id uint64, off int64) {
 	for i := 0; i+16 <= len(b); i += blockSize {
 		binary.LittleEndian.PutUint64(b[i:], id)
@@ -179,7 +179,7 @@ func stamp(b []byte, id uint64, off int64) {
 	}
 }
 
-// check compares the stamps of b with what stamp wrote.
+// check compares the stamps of b with the stamps for id and off.
 func check(b []byte, id uint64, off int64) error {
 	for i := 0; i+16 <= len(b); i += blockSize {
 		gotID, gotBlock := binary.LittleEndian.Uint64(b[i:]), binary.LittleEndian.Uint64(b[i+8:])

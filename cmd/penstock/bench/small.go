@@ -17,9 +17,8 @@ const (
 	smallWriters = 4
 )
 
-// smallGroup makes many files the size of an image and reads them in random
-// order. File i lies in directory i mod 100 of its set; each writing row makes a
-// set of its own.
+// smallGroup makes many files the size of an image and reads the files in random order. File i
+// is in directory i mod 100 of its set; each writing row makes its own set.
 func smallGroup() group {
 	read := func(readers int) func(*side) (float64, error) {
 		return func(s *side) (float64, error) { return s.readSmall(readers) }
@@ -41,7 +40,7 @@ func smallGroup() group {
 	}, finish: func(s *side) error {
 		for _, set := range []string{"one", "four", "read"} {
 			for _, p := range s.smallPaths(set) {
-				// Where written files can't be truncated, they stay until the end.
+				// On an immutable volume the files can't be truncated, and stay until the end.
 				err := os.Truncate(p.String(), 0)
 				if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
 					return err

@@ -56,7 +56,8 @@ func valueText(u Unit, v float64) string {
 	return fmt.Sprintf("%.0f %s", v, u)
 }
 
-// ratioText: for seconds it is times longer, else a share of the speed.
+// ratioText formats a ratio: times as long for seconds, else a share of the second directory's
+// speed.
 func ratioText(u Unit, v float64) string {
 	if u == Seconds {
 		return fmt.Sprintf("%.1f times", v)

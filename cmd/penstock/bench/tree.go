@@ -16,18 +16,17 @@ import (
 // pattern occurs in some files of any tree of Go sources.
 const pattern = "func NewReader("
 
-// sourceTree is what the tree rows unpack: packed once, with what the tools
-// must find in it.
+// sourceTree is the packed source tree of the tree rows, with the counts that the tools must
+// find.
 type sourceTree struct {
 	tar     string // path
-	entries int    // files and directories, without the top one
+	entries int    // files and directories, without the root
 	goFiles int
 	matches int // files with the pattern
 	bytes   int64
 }
 
-// treeGroup treats a source tree with the tools that people use: tar, find,
-// grep, rm.
+// treeGroup runs common tools on a source tree: tar, find, grep, rm.
 func treeGroup() group {
 	t := &treeState{}
 	src := func(s *side) string { return filepath.Join(s.dir, "src") }
@@ -95,8 +94,7 @@ func (t *treeState) doPack(cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	// The open file keeps the packed tree; nothing is left in the scratch
-	// folder whatever happens.
+	// The open file keeps the packed tree, so the scratch folder is empty even after a crash.
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
@@ -121,7 +119,7 @@ func goSources() (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "src"), nil
 }
 
-// count walks a tree for what the tools must find. It does not follow links.
+// count counts a tree's entries, Go files, bytes and matches. count does not follow links.
 func (t *sourceTree) count(root string) error {
 	*t = sourceTree{tar: t.tar}
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -147,7 +145,7 @@ func (t *sourceTree) count(root string) error {
 	})
 }
 
-// verify compares what was unpacked with what was packed.
+// verify compares the unpacked tree's counts with the packed tree's.
 func (t *treeState) verify(root string) error {
 	got := sourceTree{tar: t.tree.tar}
 	if err := got.count(root); err != nil {
@@ -159,7 +157,7 @@ func (t *treeState) verify(root string) error {
 	return nil
 }
 
-// tool runs a program in the C locale and returns what it printed.
+// tool runs a program in the C locale and returns its output.
 func tool(name string, args ...string) ([]byte, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C")

@@ -14,19 +14,19 @@ import (
 	"penstock.io/penstock/meta/cluster/embedded"
 )
 
-// BackupConfig says what etcd is backed up.
+// BackupConfig names the etcd to back up.
 type BackupConfig struct {
 	Etcd    []string
 	EtcdTLS EtcdTLS
-	// Dir is the data directory of a metadata server, or of 'penstock up', whose embedded etcd
-	// it is, running or not; used without Etcd.
+	// Dir is the data directory of a metadata server, or of 'penstock up', with an embedded
+	// etcd, running or not. Dir is used if Etcd is empty.
 	Dir    string
 	Logger *slog.Logger
 }
 
-// TakeBackup writes all that etcd holds of the cluster into a file, which only its owner may
-// read. It replaces one that is there when the new one is whole. Errors: NotFound (no
-// cluster is there), Unavailable, IO.
+// TakeBackup writes all of the cluster's records in etcd into a file of mode 0600. The new
+// file replaces an existing file once all of the new file is on disk. Errors: NotFound (etcd
+// holds no cluster), Unavailable, IO.
 func TakeBackup(ctx context.Context, cfg BackupConfig, path string) (b *cluster.Backup, size int, err error) {
 	cli, release, err := reachEtcd(ctx, cfg)
 	if err != nil {
@@ -43,8 +43,8 @@ func TakeBackup(ctx context.Context, cfg BackupConfig, path string) (b *cluster.
 	return b, len(all), nil
 }
 
-// reachEtcd gives a client of the etcd. One that is embedded in a directory that nobody
-// serves is run meanwhile.
+// reachEtcd returns a client of the etcd and a function to release the client. If no process
+// serves cfg.Dir, reachEtcd starts the embedded etcd, and release stops it.
 func reachEtcd(ctx context.Context, cfg BackupConfig) (*clientv3.Client, func() error, error) {
 	if len(cfg.Etcd) > 0 {
 		t, err := cfg.EtcdTLS.Config()
@@ -83,7 +83,7 @@ func reachEtcd(ctx context.Context, cfg BackupConfig) (*clientv3.Client, func() 
 	return e.Client(), func() error { return errors.Join(e.Close(), lock.Close()) }, nil
 }
 
-// ReadBackup reads a backup from its file. Errors: NotFound, IO, Corrupt, Version.
+// ReadBackup reads a backup file. Errors: NotFound, IO, Corrupt, Version.
 func ReadBackup(path string) (*cluster.Backup, error) {
 	const op = "read backup"
 	all, err := os.ReadFile(path)

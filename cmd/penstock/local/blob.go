@@ -17,9 +17,9 @@ import (
 	"penstock.io/penstock/meta/server"
 )
 
-// chunkBlob keeps the files of checkpoints as chunks of volume 0, which has no
-// state of its own: their ids and places stand in the checkpoint's record in
-// etcd, so that no volume is needed to restore a volume.
+// chunkBlob keeps the files of checkpoints as chunks of volume 0. Volume 0 has no state: the
+// checkpoint's record in etcd lists the chunks' ids and servers, so that restoring a volume
+// needs no other volume.
 type chunkBlob struct {
 	creds  *peer.Credentials
 	log    *slog.Logger
@@ -31,7 +31,7 @@ type chunkBlob struct {
 	client *chunkclient.Client
 }
 
-// blobPart is the largest part of a blob, in bytes: one chunk each.
+// blobPart is the largest part of a blob, in bytes. Each part is a chunk.
 const blobPart = 256 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -63,7 +63,8 @@ func (b *chunkBlob) Close() error {
 	return b.client.Close()
 }
 
-// Put writes, syncs, seals and reads back.
+// Put writes a blob's chunks, syncs and seals the chunks, and reads the blob back. After an
+// error, Put deletes the parts.
 func (b *chunkBlob) Put(ctx context.Context, of meta.BlobOwner, name string, r io.Reader) (ref meta.BlobRef, err error) {
 	ref.Name = name
 	defer func() {
@@ -95,9 +96,9 @@ func (b *chunkBlob) Put(ctx context.Context, of meta.BlobOwner, name string, r i
 	return ref, errors.Join(err, rd.Close())
 }
 
-// putPart writes one chunk; io.EOF says that the reader is at its end.
+// putPart writes a chunk. io.EOF: the reader is at its end.
 func (b *chunkBlob) putPart(ctx context.Context, of meta.BlobOwner, r io.Reader, buf []byte) (part meta.BlobPart, n uint64, err error) {
-	// A volume's term belongs to one owner in one process: the id is new.
+	// A volume's term belongs to a single owner in a single process, so the id is new.
 	id := meta.ChunkID{Term: uint32(of.Term), Counter: uint64(of.Volume)<<32 | uint64(b.last.Add(1))}
 	grant, err := b.server.SystemGrant(id, blobPart)
 	if err != nil {
@@ -124,8 +125,8 @@ func (b *chunkBlob) putPart(ctx context.Context, of meta.BlobOwner, r io.Reader,
 	return part, n, nil
 }
 
-// write appends at most limit bytes to a chunk and syncs it; end says that the
-// reader is at its end.
+// write appends at most limit bytes to a chunk and syncs the chunk. end: the reader is at its
+// end.
 func (b *chunkBlob) write(ctx context.Context, grant meta.ChunkGrant, r io.Reader, buf []byte, limit uint64) (n uint64, end bool, err error) {
 	w := b.chunks().NewWriter(grant)
 	defer w.Close()
@@ -155,7 +156,8 @@ func (b *chunkBlob) Write(ctx context.Context, g meta.ChunkGrant, r io.Reader) (
 	return n, err
 }
 
-// Get reads a blob; the last Read gives Corrupt unless everything matched.
+// Get returns a reader of a blob. At the end of the blob, Read returns Corrupt if the length
+// or the checksum is wrong.
 func (b *chunkBlob) Get(ctx context.Context, ref meta.BlobRef) (io.ReadCloser, error) {
 	for _, p := range ref.Parts {
 		if err := b.server.AwaitServer(ctx, p.Servers); err != nil {
@@ -207,7 +209,7 @@ func (b *chunkBlob) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, of
 	return b.chunks().ReadAt(ctx, pl, p, off)
 }
 
-// Delete removes the parts.
+// Delete removes a blob's parts from their servers.
 func (b *chunkBlob) Delete(ctx context.Context, ref meta.BlobRef) error {
 	var errs []error
 	for _, p := range ref.Parts {

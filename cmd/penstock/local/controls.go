@@ -7,12 +7,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// ControlVariable names the environment variable that switches one or several
-// safety mechanisms off, by name with commas between. It exists for 'make
-// controls' alone, which proves that the tests notice.
+// ControlVariable names the environment variable with the safety mechanisms to switch off,
+// separated by commas. Only 'make controls' sets the variable, to prove that the tests detect
+// the loss of each mechanism.
 const ControlVariable = "PENSTOCK_CONTROL"
 
-// Controls reads the switches. Errors: Invalid (an unknown name).
+// Controls parses the value of ControlVariable. Errors: Invalid (an unknown name).
 func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 	for name := range strings.SplitSeq(value, ",") {
 		switch name {

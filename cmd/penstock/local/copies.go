@@ -13,16 +13,18 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A metadata server's copies of volumes' states are of the journals that it followed. After
-// 'penstock cluster restore' the journals begin anew at checkpoints, and the copies are ahead
-// of them. The cluster's format record tells when it was restored last; which restoring the
-// copies are of stands beside them. Older copies are set aside: a person may want what they
-// have, and nothing else can tell whether anybody does.
+// A metadata server keeps copies of volumes' states, made from the journals that the server
+// followed. 'penstock cluster restore' begins the journals anew at checkpoints, and the older
+// copies are ahead of the new journals. The cluster's format record has the time of the last
+// restore; the file COPIES has the time of the restore that the copies belong to. Copies from
+// before the last restore are moved aside, not deleted: an operator may want changes that only
+// the copies have.
 
-// copiesFile says which restoring the copies in a folder are of; absent: of none.
+// copiesFile holds the time of the restore that the copies in a folder belong to. Without the
+// file, the copies belong to a cluster that was never restored.
 const copiesFile = "COPIES"
 
-// copiesOf is what it holds.
+// copiesOf is the content of copiesFile.
 type copiesOf struct {
 	Version  int       `json:"v"` // 1
 	Restored meta.Time `json:"restored"`
@@ -30,9 +32,9 @@ type copiesOf struct {
 
 const copiesVersion = 1
 
-// ageCopies sets the copies in a folder aside if the cluster was restored since they were
-// made, by renaming. Errors: Invalid (etcd is older than the restoring that the copies
-// are of), Version, Corrupt, IO.
+// ageCopies moves the copies in a folder aside if the cluster was restored after the copies
+// were made. Errors: Invalid (the copies belong to a later restore than etcd's records),
+// Version, Corrupt, IO.
 func ageCopies(dir string, restored meta.Time, log *slog.Logger) error {
 	const op = "look at the copies of volumes"
 	var of copiesOf
@@ -65,8 +67,8 @@ func ageCopies(dir string, restored meta.Time, log *slog.Logger) error {
 	return nil
 }
 
-// setAside moves all copies, and what was computed from them, to a folder beside them. Who
-// was killed on the way moves the rest the next time.
+// setAside moves all copies, and the digests computed from the copies, to the subfolder
+// "before-TIME". After a crash in setAside, the next start moves the rest.
 func setAside(dir string, restored meta.Time, log *slog.Logger) error {
 	names, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -97,10 +99,10 @@ func setAside(dir string, restored meta.Time, log *slog.Logger) error {
 	return nil
 }
 
-// stamp renders when a cluster was restored, for names and people.
+// stamp renders the time of a restore, for file names and people.
 func stamp(t meta.Time) string { return time.Unix(0, int64(t)).UTC().Format("20060102T150405.000Z") }
 
-// replaceFile writes a file beside and renames it over: write, sync, rename, sync the folder.
+// replaceFile replaces a file: write path.new, sync, rename, sync the folder.
 func replaceFile(path string, b []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

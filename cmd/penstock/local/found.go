@@ -20,39 +20,39 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// FoundConfig is what a new cluster is made of.
+// FoundConfig describes a new cluster.
 type FoundConfig struct {
-	// Dir is the data directory of the first meta server, whose embedded etcd
-	// holds the cluster; or Etcd are the endpoints of one.
+	// Dir is the data directory of the first metadata server, with the embedded etcd for the
+	// cluster. If Etcd has endpoints, Dir is not used.
 	Dir     string
 	Etcd    []string
 	EtcdTLS EtcdTLS
-	// Credentials is a directory that does not exist yet, or is empty and then keeps
-	// its owner and mode: it gets one for the first meta server and one for the
-	// administrator.
+	// Credentials is a directory that does not exist yet, or an empty directory. Found creates
+	// "meta" for the first metadata server and "admin" for the administrator in the directory.
+	// An empty directory keeps its owner and mode.
 	Credentials string
 	Meta        string        // name of the first meta server
 	Life        time.Duration // of certificates
 	Logger      *slog.Logger
 
-	// step is told what is done; a test ends the process there.
+	// step is called after each step with the step's name; a test ends the process in step.
 	step func(string)
 }
 
-// notYet is added to the name of FoundConfig.Credentials as long as the cluster may be
-// made or not.
+// notYet is the suffix of the staging directory beside FoundConfig.Credentials, until the
+// cluster certainly exists.
 const notYet = ".new"
 
-// Found makes a cluster with a certificate authority. It never touches one that
-// is there.
+// Found makes a cluster with a certificate authority. Found never changes an existing cluster.
 //
-// Who is killed on the way, or gets no answer from etcd, calls it again and gets the
-// same cluster: all that can't be made a second time, the key that opens the authority
-// above all, is on disk before etcd knows of it, in a directory beside Credentials that
-// gets that name last. (Made in memory first, the key of a cluster that was there
-// already was lost once, and nobody could join it for ever.)
+// After a crash, or a call to etcd without an answer, the caller calls Found again and gets
+// the same cluster: Found writes all that can't be made a second time, above all the key of
+// the authority, to disk before the first write to etcd. The files are in a directory beside
+// Credentials; the last step renames the directory to Credentials. (An earlier version kept
+// the key only in memory and lost the key of a cluster that already existed: no server could
+// ever join that cluster.)
 //
-// Errors: Exists, Busy (another process does it now), Invalid, Unavailable.
+// Errors: Exists, Busy (another process makes a cluster there), Invalid, Unavailable.
 func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	const op = "make cluster"
 	if err := peer.CheckName(cfg.Meta); err != nil {
@@ -68,7 +68,7 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	if len(list) > 0 || errors.Is(err, unix.ENOTDIR) {
 		return "", meta.E(op, meta.Exists, cfg.Credentials, errors.New("credentials are written to a directory that does not exist yet, or is empty"))
 	}
-	var empty unix.Stat_t // what is there, if anything
+	var empty unix.Stat_t // an existing empty directory
 	if err == nil {
 		err = unix.Stat(cfg.Credentials, &empty)
 	}
@@ -88,7 +88,7 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	staged := cfg.Credentials + notYet
 	first, admin, err := cfg.staged(staged)
 	if meta.KindOf(err) == meta.NotFound {
-		// Nothing of what is there was told to etcd.
+		// The staged files are incomplete, so etcd has no record of the staged cluster.
 		if err := cluster.Vacant(ctx, cli, cluster.Config{}); err != nil {
 			return "", err
 		}
@@ -111,7 +111,8 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	id = first.Identity().Cluster
 	if err := cluster.Found(ctx, cli, cluster.Config{}, id, sealed); err != nil {
 		if errors.Is(err, meta.Exists) {
-			// If that one was made at another etcd, these are its only keys.
+			// If the staged cluster was made at another etcd, the staged keys are the only
+			// copy.
 			err = fmt.Errorf("%w; %s has the keys of a cluster %s: remove it only if no etcd has that", err, staged, id)
 		}
 		return "", err
@@ -128,7 +129,7 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 			return id, err
 		}
 		cfg.step("enrolled " + string(who.Role))
-		if time.Now().After(creds.RenewAt()) { // it was staged long ago
+		if time.Now().After(creds.RenewAt()) { // staged long ago
 			if err := reissue(creds, first, sealed); err != nil {
 				return id, err
 			}
@@ -139,15 +140,15 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 			return id, meta.E(op, meta.IO, staged, err)
 		}
 	}
-	// Not os.Rename, which takes no directory's place.
+	// Not os.Rename, which does not replace a directory.
 	if err := errors.Join(unix.Rename(staged, cfg.Credentials), syncDir(filepath.Dir(cfg.Credentials))); err != nil {
 		return id, meta.E(op, meta.IO, cfg.Credentials, err)
 	}
 	return id, nil
 }
 
-// stage writes a cluster's authority and first credentials to a directory; those of
-// the administrator last.
+// stage writes a cluster's authority and first credentials to a directory. stage writes the
+// administrator's credentials last.
 func (cfg *FoundConfig) stage(dir string) error {
 	id, key := cluster.NewID(), make([]byte, peer.SealKeySize)
 	rand.Read(key)
@@ -175,8 +176,8 @@ func (cfg *FoundConfig) stage(dir string) error {
 	return nil
 }
 
-// staged reads what stage wrote. Errors: NotFound (not all of it is there), Invalid (it
-// is of another name).
+// staged reads the files that stage wrote. Errors: NotFound (files are missing), Invalid (the
+// first metadata server has another name).
 func (cfg *FoundConfig) staged(dir string) (first, admin *peer.Credentials, err error) {
 	if admin, err = peer.Load(filepath.Join(dir, "admin"), cfg.Logger); err != nil {
 		return nil, nil, err
@@ -194,7 +195,7 @@ func (cfg *FoundConfig) staged(dir string) (first, admin *peer.Credentials, err 
 	return first, admin, err
 }
 
-// reissue gives credentials a new certificate.
+// reissue gives credentials a new certificate, signed by the staged authority.
 func reissue(creds, first *peer.Credentials, sealed peer.Sealed) error {
 	key, err := first.ClusterKey()
 	if err != nil {
@@ -207,7 +208,7 @@ func reissue(creds, first *peer.Credentials, sealed peer.Sealed) error {
 	return metaclient.RenewBy(creds, func(request []byte) ([]byte, error) { return a.Sign(creds.Identity(), request) })
 }
 
-// etcd gives a client, and what ends it.
+// etcd returns a client of the cluster's etcd and a function to release the client.
 func (cfg *FoundConfig) etcd(ctx context.Context) (*clientv3.Client, func(), error) {
 	if len(cfg.Etcd) == 0 {
 		_, lock, err := lockAndCheck(&cfg.Dir)
@@ -231,8 +232,8 @@ func (cfg *FoundConfig) etcd(ctx context.Context) (*clientv3.Client, func(), err
 	return cli, func() { cli.Close() }, nil
 }
 
-// lockParent lets one process at a time make something in a directory, which is made
-// if it does not exist. Errors: Busy, IO.
+// lockParent creates the parent directory of path if the directory does not exist, and locks
+// the directory against other calls of Found. Errors: Busy, IO.
 func lockParent(path string) (unlock func(), err error) {
 	const op = "make cluster"
 	parent := filepath.Dir(path)

@@ -1,6 +1,6 @@
-// Package local owns the wiring of roles into processes: one machine in one
-// process (Up), or one role each. Every part talks to the others as it does in
-// a cluster, through the same sockets, protocols and formats.
+// Package local owns the wiring of roles into processes: a whole machine in a single process
+// (Up), or a process for each role. The parts use the same sockets, protocols and formats in a
+// single process as in a cluster.
 package local
 
 import (
@@ -36,7 +36,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Where things lie in a data directory.
+// Names in a data directory.
 const (
 	MetaSocket  = "meta.sock"
 	ChunkSocket = "chunk.sock"
@@ -48,18 +48,19 @@ const (
 // RootVolumeName is the name of the volume at "/".
 const RootVolumeName = "root"
 
-// MetaConfig is what a metadata server needs.
+// MetaConfig configures a metadata server.
 type MetaConfig struct {
 	Dir string // data directory
-	// Cluster is the id of the cluster that Dir belongs to; empty: any, or a new
-	// one.
+	// Cluster is the id of the cluster that Dir belongs to; empty: any cluster, or a new
+	// cluster.
 	Cluster string
-	// Etcd are the endpoints of a cluster's etcd; empty embeds one in Dir.
+	// Etcd are the endpoints of the cluster's etcd; if empty, the server embeds an etcd in
+	// Dir.
 	Etcd    []string
 	EtcdTLS EtcdTLS
 	// Listen is "host:port", served beside Dir's socket; empty: the socket alone.
 	Listen string
-	// Advertise is the address that others are told; empty: Listen, else the socket.
+	// Advertise is the address announced to other processes; empty: Listen, else the socket.
 	Advertise string
 	Creds     *peer.Credentials // for Listen, and to reach chunk servers
 	Name      string
@@ -68,14 +69,14 @@ type MetaConfig struct {
 	CommitDelay     time.Duration
 	SessionTTL      time.Duration
 	CheckpointBytes int
-	// CheckpointEvery bounds what is lost with an etcd that is lost whole;
-	// Followers is how many servers follow a volume besides its owner; zero
-	// takes the defaults.
+	// CheckpointEvery bounds the time of changes lost if all of etcd is lost. Followers is the
+	// number of servers that follow a volume besides the owner. Zero takes the defaults.
 	CheckpointEvery   time.Duration
 	Followers         int
 	KeepForCheckpoint bool // see server.Config
-	// DigestRate is how many bytes a second are read for the digests of snapshots,
-	// AwaitedDigestRate for those that somebody waits for; zero takes the defaults.
+	// DigestRate is the rate of reading for digests of snapshots, in bytes a second.
+	// AwaitedDigestRate is the rate for digests that a caller waits for. Zero takes the
+	// defaults.
 	DigestRate, AwaitedDigestRate uint64
 	// Repair says how chunks are repaired; zero takes the defaults.
 	Repair        Repair
@@ -107,10 +108,10 @@ type Meta struct {
 	cli        *clientv3.Client
 	cluster    *cluster.Cluster
 	leaseMu    sync.Mutex
-	lease      *etcd.Lease                // nil before a volume was taken
+	lease      *etcd.Lease                // nil before register, and after a loss
 	owners     *etcd.Owners               // on lease
-	left       atomic.Pointer[etcd.Lease] // lease, to be asked without leaseMu
-	registered bool                       // leaseMu
+	left       atomic.Pointer[etcd.Lease] // lease, readable without leaseMu
+	registered bool                       // guarded by leaseMu
 	unregister context.CancelFunc         // nil before register
 	shared     *state.Shared
 	blob       *chunkBlob
@@ -133,7 +134,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		return m, err
 	}
 	if id := cfg.Creds.Identity(); id.Role != "" {
-		// A cluster with certificates is made by 'penstock cluster init' alone.
+		// Only 'penstock cluster init' makes a cluster with certificates.
 		if cfg.Cluster == "" {
 			cfg.Cluster = id.Cluster
 		}
@@ -215,7 +216,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		Owners: func(ctx context.Context) (*etcd.Owners, error) {
 			return m.takeOwners(ctx, etcd.OwnersConfig{
 				Prefix: m.cluster.Prefix(), Server: cfg.Name, Addr: addr, Process: self,
-				// What this process owned before it lost its lease it serves no more.
+				// After the loss of its lease, this process serves none of its former volumes.
 				Dead:          func(o etcd.Owner) bool { return o.Process == self || o.Process.Dead(self) },
 				UnsafeNoFence: cfg.Unsafe.NoFence,
 			})
@@ -253,8 +254,8 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	if err = m.register(ctx, backend.Owners); err != nil {
 		return m, err
 	}
-	// Chunk servers may be needed to restore a volume, so they may connect
-	// before the volumes are open; clients are served then, too, and wait.
+	// Restoring a volume may need chunk servers, so the server accepts chunk servers before
+	// the volumes are open. Clients can connect, too, and wait.
 	serving = true
 	if trust != nil {
 		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -271,12 +272,12 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	return m, nil
 }
 
-// ownerTTL is the life of the lease at etcd that ownerships and registration
-// hang on: after a crash nobody else takes a volume before it is over.
+// ownerTTL is the life of the etcd lease of this server's ownerships and registration. After a
+// crash no other server takes a volume until the lease expires.
 const ownerTTL = 3 * time.Second
 
-// takeOwners gives the process' standing as an owner, on a new lease if the one
-// before was lost: the process stood still, or etcd was away.
+// takeOwners returns the process' ownerships, bound to the lease at etcd. If the lease was
+// lost, because the process stood still or etcd was unreachable, takeOwners makes a new lease.
 func (m *Meta) takeOwners(ctx context.Context, cfg etcd.OwnersConfig) (*etcd.Owners, error) {
 	m.leaseMu.Lock()
 	defer m.leaseMu.Unlock()
@@ -284,13 +285,13 @@ func (m *Meta) takeOwners(ctx context.Context, cfg etcd.OwnersConfig) (*etcd.Own
 		return m.owners, nil
 	}
 	if old := m.lease; old != nil {
-		// Nothing is served on it any more before there is another.
+		// The server stops serving on the old lease before a new lease exists.
 		if m.Server != nil {
 			m.Server.LeaseLost()
 		}
 		m.lease = nil
 		m.left.Store(nil)
-		// What hangs on it may still stand at etcd; a new term fences it.
+		// Keys of the old lease may still exist at etcd; a new term fences them.
 		if err := old.Close(ctx); err != nil {
 			m.cfg.Logger.Warn("a lost lease could not be given back", "error", err)
 		}
@@ -309,7 +310,7 @@ func (m *Meta) takeOwners(ctx context.Context, cfg etcd.OwnersConfig) (*etcd.Own
 	return m.owners, nil
 }
 
-// leaseLeft is what is left of the lease; it waits for nothing.
+// leaseLeft returns the rest of the lease's life, 0 without a lease. leaseLeft does not block.
 func (m *Meta) leaseLeft() time.Duration {
 	if l := m.left.Load(); l != nil {
 		return l.Left()
@@ -317,7 +318,8 @@ func (m *Meta) leaseLeft() time.Duration {
 	return 0
 }
 
-// Ready tells why the server can't serve now, nil if it can. It waits for nothing.
+// Ready returns the reason why the server can't serve now, nil if the server can. Ready does
+// not block.
 func (m *Meta) Ready() error {
 	if m.leaseLeft() <= 0 {
 		return meta.E("metadata server", meta.Unavailable, m.cfg.Name, errors.New("it has no lease at etcd, so it serves nothing: see whether etcd has a majority"))
@@ -325,8 +327,8 @@ func (m *Meta) Ready() error {
 	return nil
 }
 
-// register puts this process on the list of meta servers, and keeps it there
-// over the loss of a lease.
+// register adds this process to the list of metadata servers. A goroutine registers the
+// process again after the loss of a lease.
 func (m *Meta) register(ctx context.Context, owners func(context.Context) (*etcd.Owners, error)) error {
 	m.leaseMu.Lock()
 	m.registered = true
@@ -338,7 +340,7 @@ func (m *Meta) register(ctx context.Context, owners func(context.Context) (*etcd
 	if err := m.cluster.RegisterMetaServer(ctx, o.Lease().ID(), m.cfg.Name, m.Addr); err != nil {
 		return err
 	}
-	if _, err := m.cluster.Refresh(ctx); err != nil { // it is on its own list
+	if _, err := m.cluster.Refresh(ctx); err != nil { // the list now has this server
 		return err
 	}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -375,7 +377,7 @@ func (m *Meta) register(ctx context.Context, owners func(context.Context) (*etcd
 	return nil
 }
 
-// leave takes this process off the list of meta servers.
+// leave removes this process from the list of metadata servers.
 func (m *Meta) leave(ctx context.Context) error {
 	m.leaseMu.Lock()
 	m.registered = false
@@ -386,12 +388,14 @@ func (m *Meta) leave(ctx context.Context) error {
 	return m.cluster.UnregisterMetaServer(ctx, m.cfg.Name, m.Addr)
 }
 
-// ownBlocks is what ext4 keeps for its own metadata and counts as free: a fiftieth
-// of the disk with its inode tables, which the size told here leaves out, at most
-// 4,096 blocks (ext4_calculate_resv_clusters). Not even root may write there.
+// ownBlocks is the largest number of blocks that ext4 reserves for its own metadata and
+// reports as free (ext4_calculate_resv_clusters). Not even root may write to the reserved
+// blocks. ext4 reserves a fiftieth of the disk, including the inode tables; statfs leaves the
+// inode tables out of the disk's size, so room subtracts up to a fortieth of that size.
 const ownBlocks = 4096
 
-// room tells what this process may still write on a folder's file system.
+// room returns how many bytes this process may still write on dir's file system, and the file
+// system's size.
 func room(dir string) (free, total uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -404,8 +408,8 @@ func room(dir string) (free, total uint64, err error) {
 	return blocks * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
-// listen opens a role's socket, and its TCP address if there is one. addr is
-// what others are told.
+// listen opens a role's socket, and a TCP listener if tcp is not empty. addr is the address
+// announced to other processes.
 func listen(onTCP func(string, *peer.Credentials) (net.Listener, error), socket, tcp, advertise string, creds *peer.Credentials, log *slog.Logger) (all []net.Listener, addr string, err error) {
 	addr = "unix:" + socket
 	l, err := peer.Listen(addr, creds)
@@ -436,7 +440,7 @@ func closeAll(all []net.Listener) {
 	}
 }
 
-// ClusterID is the cluster's identity as disks record it.
+// ClusterID returns the cluster's id in the form recorded on disks.
 func (m *Meta) ClusterID() [16]byte { return diskCluster(m.cluster.ID()) }
 
 func diskCluster(id string) (b [16]byte) {
@@ -445,23 +449,23 @@ func diskCluster(id string) (b [16]byte) {
 	return b
 }
 
-// NewServerID gives a chunk server its number.
+// NewServerID allocates the number of a new chunk server.
 func (m *Meta) NewServerID(ctx context.Context) (meta.ServerID, error) {
 	return m.cluster.NewServerID(ctx)
 }
 
-// OpenVolumes opens every volume, so that sessions of an earlier run can go on.
+// OpenVolumes opens every volume, so that sessions of an earlier run can continue.
 func (m *Meta) OpenVolumes(ctx context.Context) error { return m.Server.OpenAll(ctx) }
 
-// openVolumes is OpenVolumes for callers that do not serve before it is done.
+// openVolumes calls OpenVolumes for callers that wait until all volumes are open.
 func (m *Meta) openVolumes(ctx context.Context) error {
 	return waitsOf(m.cfg.Logger, startBound).forStep(ctx, "open the volumes", filepath.Join(m.cfg.Dir, metaDir), m.OpenVolumes)
 }
 
-// Failed tells when the server can't go on.
+// Failed returns a channel with the error that ends the server's service.
 func (m *Meta) Failed() <-chan error { return m.failed }
 
-// fail tells once; what fails after it is a consequence.
+// fail reports the first error; later errors are consequences of the first.
 func (m *Meta) fail(err error) {
 	select {
 	case m.failed <- err:
@@ -469,7 +473,7 @@ func (m *Meta) fail(err error) {
 	}
 }
 
-// Close stops in order, until ctx ends.
+// Close stops the server's parts in order. After ctx ends, Close waits for at most closeGrace.
 func (m *Meta) Close(ctx context.Context) error {
 	return closing(m.cfg.Logger).forStep(ctx, "stop the metadata server", m.cfg.Dir, m.close)
 }
@@ -506,12 +510,13 @@ func (m *Meta) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ChunkConfig is what a chunk server needs.
+// ChunkConfig configures a chunk server.
 type ChunkConfig struct {
 	Dir string // data directory, for the socket and the identity
-	// Disks are directories, "[class=]DIR" each; empty: one in Dir.
+	// Disks are directories, each "[class=]DIR"; empty: a directory in Dir.
 	Disks []string
-	// AnyDisk: serve though no disk could be opened, so that one can be replaced.
+	// AnyDisk starts the server even if a disk can't be opened, so that an operator can
+	// replace the disk.
 	AnyDisk bool
 	// PullRate and ScrubPeriod: as in the server's Config.
 	PullRate    uint64
@@ -522,7 +527,7 @@ type ChunkConfig struct {
 	Listen    string
 	Advertise string
 	Creds     *peer.Credentials
-	// LocalClients: clients on this machine are told of the socket in Dir, to
+	// LocalClients announces the socket in Dir to clients on this machine, so that the clients
 	// share memory and descriptors with the server.
 	LocalClients bool
 	// Congestion is the TCP congestion control of connections; "" leaves the
@@ -535,8 +540,8 @@ type ChunkConfig struct {
 	Name        string
 	Logger      *slog.Logger
 	Store       store.Options // switches of positive controls
-	UnsafeNoCap bool          // another one
-	// UnsafeOwnClock is another one: capabilities are judged by this machine's clock.
+	UnsafeNoCap bool          // a positive control, too
+	// UnsafeOwnClock, a positive control, judges capabilities by this machine's clock.
 	UnsafeOwnClock bool
 }
 
@@ -545,16 +550,16 @@ type Chunk struct {
 	Server *chunks.Server
 	Addr   string
 	creds  *peer.Credentials
-	dir    string // its data directory
+	dir    string // the data directory
 	log    *slog.Logger
 	disks  *chunks.Disks
-	links  atomic.Int32 // streams that stand
+	links  atomic.Int32 // connected streams to metadata servers
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	failed chan error
 }
 
-// StartChunkServer opens the disks and serves them.
+// StartChunkServer opens the disks, listens, and connects to the metadata servers.
 func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error) {
 	c = &Chunk{creds: cfg.Creds, failed: make(chan error, 1), dir: cfg.Dir, log: cfg.Logger}
 	defer func() {
@@ -624,7 +629,7 @@ func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error
 		})
 	}
 	c.wg.Go(func() { keepRenewed(run, cfg.Meta, cfg.Creds, cfg.Logger) })
-	// A stream to every metadata server: each may own a volume.
+	// Keep a stream to every metadata server: each server may own a volume.
 	c.wg.Go(func() {
 		err := metaclient.RunLink(run, metaclient.LinkConfig{
 			Addrs: cfg.Meta, Name: cfg.Name, Logger: cfg.Logger, Creds: cfg.Creds,
@@ -647,7 +652,7 @@ func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error
 	return c, nil
 }
 
-// Ready tells why the server can't serve now, or nil.
+// Ready returns the reason why the server can't serve now, nil if the server can.
 func (c *Chunk) Ready() error {
 	if c.links.Load() == 0 {
 		return meta.E("chunk server", meta.Unavailable, "", errors.New("no metadata server is connected"))
@@ -660,10 +665,10 @@ func (c *Chunk) Ready() error {
 	return meta.E("chunk server", meta.Unavailable, "", errors.New("no disk is well"))
 }
 
-// diskClasses are the classes that a disk may have.
+// diskClasses are the valid classes of a disk.
 var diskClasses = []string{"nvme", "ssd", "hdd"}
 
-// diskSpecs reads "[class=]DIR".
+// diskSpecs parses cfg.Disks, each "[class=]DIR". Errors: Invalid.
 func diskSpecs(cfg ChunkConfig) ([]chunks.DiskSpec, error) {
 	const op = "open disks"
 	if len(cfg.Disks) == 0 {
@@ -684,7 +689,7 @@ func diskSpecs(cfg ChunkConfig) ([]chunks.DiskSpec, error) {
 	return specs, nil
 }
 
-// Failed tells when the server can't go on.
+// Failed returns a channel with the error that ends the server's service.
 func (c *Chunk) Failed() <-chan error { return c.failed }
 
 func (c *Chunk) fail(err error) {
@@ -694,7 +699,7 @@ func (c *Chunk) fail(err error) {
 	}
 }
 
-// Close stops in order, until ctx ends.
+// Close stops the server's parts in order. After ctx ends, Close waits for at most closeGrace.
 func (c *Chunk) Close(ctx context.Context) error {
 	return closing(c.log).forStep(ctx, "stop the chunk server", c.dir, c.close)
 }

@@ -13,8 +13,8 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Metrics collects what the parts of this process count, in Prometheus's
-// naming: penstock_<part>_<what>_<unit>. Parts that do not run are nil.
+// Metrics collects the counters of this process's parts. The names follow Prometheus's
+// convention: penstock_<part>_<what>_<unit>. Parts that do not run are nil.
 func Metrics(m *Meta, c *Chunk, mount *Mount) prometheus.Gatherer {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{meta: m, chunk: c, mount: mount, health: lastHealth{turn: make(chan struct{}, 1)}})
@@ -28,19 +28,19 @@ type collector struct {
 	health lastHealth
 }
 
-// lastHealth is what a metadata server said of its health, for a moment: each time it
-// asks all members of etcd, and metrics may be open to strangers who ask without end.
+// lastHealth caches a metadata server's health for healthHolds: computing the health asks all
+// members of etcd, and anybody may read metrics as often as they like.
 type lastHealth struct {
-	turn chan struct{} // who has its element asks, or looks what another one was told
+	turn chan struct{} // a lock: the holder asks or reads the cache
 	at   time.Time
 	h    *meta.ServerHealth
 }
 
-// healthHolds is how long an answer is given to others: less than any Prometheus waits
-// between two questions.
+// healthHolds is how long an answer is reused: shorter than the scrape interval of any
+// Prometheus.
 const healthHolds = 3 * time.Second
 
-// ask gives an answer that is not older than healthHolds.
+// ask returns a health no older than healthHolds, calling of if needed.
 func (l *lastHealth) ask(of func(context.Context) *meta.ServerHealth) *meta.ServerHealth {
 	l.turn <- struct{}{}
 	defer func() { <-l.turn }()
@@ -53,18 +53,18 @@ func (l *lastHealth) ask(of func(context.Context) *meta.ServerHealth) *meta.Serv
 	return l.h
 }
 
-// healthWithin bounds how long etcd is waited for.
+// healthWithin bounds the computation of a health, which asks etcd.
 const healthWithin = 3 * time.Second
 
-// labelled are readings with labels of their own.
+// labelled is a set of readings with the same labels.
 type labelled struct {
 	labels   map[string]string
 	readings []reading
 }
 
-// serverHealth is what a metadata server knows of what might be wrong, in numbers: what
-// `penstock health` says in words. Each server tells of the volumes that it serves, so
-// chunks are added up over all of them; all see the same chunk servers and etcd.
+// serverHealth converts a metadata server's health into metrics, for the same facts as
+// `penstock health` prints. Each server counts the chunks of the volumes it serves, so a query
+// adds the chunk counts of all servers. Chunk servers and etcd are the same for every server.
 func serverHealth(h *meta.ServerHealth) []labelled {
 	const gauge = prometheus.GaugeValue
 	one := func(is bool) float64 {
@@ -118,7 +118,8 @@ func serverHealth(h *meta.ServerHealth) []labelled {
 	return all
 }
 
-// certificate tells from when to when credentials hold; nothing without any.
+// certificate returns the begin and the end of the certificate's validity; nil without a
+// certificate.
 func certificate(creds *peer.Credentials) []reading {
 	if creds == nil || creds.IsInsecure() {
 		return nil
@@ -130,8 +131,8 @@ func certificate(creds *peer.Credentials) []reading {
 	}
 }
 
-// CertificateMetrics tells of the credentials of a process that none of Metrics is
-// about.
+// CertificateMetrics collects the validity of a process's credentials, for processes without
+// Metrics.
 func CertificateMetrics(creds *peer.Credentials) prometheus.Collector { return bearer{creds} }
 
 type bearer struct{ creds *peer.Credentials }
@@ -144,7 +145,7 @@ func (b bearer) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// Describe tells nothing: the set of disks may change.
+// Describe sends nothing: the set of disks may change.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 type reading struct {
@@ -153,7 +154,7 @@ type reading struct {
 	value      float64
 }
 
-// Collect takes a reading of every part.
+// Collect sends the metrics of every part.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	send := func(labels map[string]string, rs ...reading) {
 		for _, r := range rs {

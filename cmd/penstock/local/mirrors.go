@@ -14,9 +14,9 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// DialSource connects to the cluster of a mirror's source. Its certificate is
-// renewed when it is used, after half of its life: nothing else on the machine may
-// know of it.
+// DialSource connects to the cluster of a mirror's source. DialSource renews the certificate
+// in at.Credentials after half of its life, because no other process on the machine may renew
+// the certificate.
 func DialSource(ctx context.Context, at meta.MirrorSource, log *slog.Logger) (*penstock.Client, error) {
 	return dialSource(ctx, at, log, time.Now())
 }
@@ -29,7 +29,7 @@ func dialSource(ctx context.Context, at meta.MirrorSource, log *slog.Logger, now
 			return nil, err
 		}
 		if now.After(creds.RenewAt()) {
-			// The certificate still holds, or dialling says what is wrong.
+			// If the renewal fails, the certificate is still valid, or Dial returns the error.
 			if err := client.Renew(ctx, at.Meta, creds); err != nil {
 				log.Warn("the certificate for a mirror's source could not be renewed, that is tried again", "credentials", at.Credentials, "error", err)
 			}
@@ -74,10 +74,11 @@ func RunMirrors(ctx context.Context, cfg penstock.Config, log *slog.Logger) erro
 		}})
 }
 
-// mirrorPoll is how often one machine looks whether it has mirrors by now.
+// mirrorPoll is the interval at which runMirrors looks for the first mirror.
 const mirrorPoll = 2 * time.Second
 
-// runMirrors runs the mirrors of one machine, once there are some; stop ends that.
+// runMirrors runs the cluster's mirrors in the background as soon as the cluster has a mirror.
+// stop ends the mirrors and waits for the goroutine.
 func (m *Meta) runMirrors(log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

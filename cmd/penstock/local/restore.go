@@ -20,27 +20,26 @@ import (
 	"penstock.io/penstock/meta/state"
 )
 
-// RestoreConfig says how a cluster whose etcd was lost is made again. The
-// restoring stands where a metadata server of the cluster stood, so that the
-// chunk servers find it.
+// RestoreConfig says how to restore a cluster whose etcd was lost. Restore listens at the
+// address of a former metadata server of the cluster, so that the chunk servers connect.
 type RestoreConfig struct {
 	MetaConfig
-	Servers int           // chunk servers to wait for; 0: until no other came for Quiet
+	Servers int           // chunk servers to wait for; 0: until no other connected for Quiet
 	Quiet   time.Duration // default 10 s
-	Wait    time.Duration // for the chunk servers at all; default 5 min
-	// From is the file of a backup, "" without. Overwrite: etcd holds the cluster, set back or
-	// broken, and it is written over; what it held is kept in Dir, and is the backup if
-	// there is no other.
+	Wait    time.Duration // bounds the wait for chunk servers; default 5 min
+	// From is the file of a backup; "": no file. Overwrite allows Restore to replace the
+	// cluster in etcd, which was set back or is broken. Restore saves the replaced records in
+	// Dir, and uses the records as the backup if From is "".
 	From      string
 	Overwrite bool
-	// Confirm is asked before anything is written; false ends it.
+	// Confirm is called before the first write to etcd; false ends the restore.
 	Confirm func(*server.Survey) (bool, error)
 }
 
-// Restore surveys the chunk servers and writes the cluster's records and the
-// volumes' journals into an etcd that holds none. A data directory that has a
-// disk of its own serves it meanwhile. Errors: Exists (etcd holds a cluster),
-// NotFound (no checkpoint is on the disks), Unavailable.
+// Restore surveys the chunk servers and writes the cluster's records and the volumes' journals
+// into an etcd without a cluster. If cfg.Dir has a chunk server's disk, Restore serves the
+// disk during the survey. Errors: Exists (etcd holds a cluster), NotFound (the disks hold no
+// checkpoint), Unavailable.
 func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err error) {
 	if cfg.Quiet == 0 {
 		cfg.Quiet = 10 * time.Second
@@ -121,8 +120,8 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 	return sv, err
 }
 
-// overwritten makes sure that etcd holds no cluster, or gives the one that is to be written
-// over, nil if there is none. Errors: Exists, Busy, Version, Unavailable.
+// overwritten checks that etcd holds no cluster, or returns a backup of the cluster to be
+// overwritten; nil if etcd holds no cluster. Errors: Exists, Busy, Version, Unavailable.
 func overwritten(ctx context.Context, cli *clientv3.Client, cfg RestoreConfig) (*cluster.Backup, error) {
 	err := cluster.Absent(ctx, cli, "")
 	if !cfg.Overwrite || !errors.Is(err, meta.Exists) {
@@ -134,8 +133,8 @@ func overwritten(ctx context.Context, cli *clientv3.Client, cfg RestoreConfig) (
 	return cluster.TakeBackup(ctx, cli, "")
 }
 
-// keptAuthority is the certificate authority as the credentials of a metadata
-// server have it, checked with the key that opens it; nil without certificates.
+// keptAuthority returns the certificate authority from a metadata server's credentials, after
+// a check that the cluster's key opens the authority; nil without certificates.
 func keptAuthority(creds *peer.Credentials) (*peer.Sealed, error) {
 	if creds == nil || creds.IsInsecure() {
 		return nil, nil
@@ -146,7 +145,7 @@ func keptAuthority(creds *peer.Credentials) (*peer.Sealed, error) {
 	}
 	sealed, err := creds.SealedAuthority()
 	if errors.Is(err, meta.NotFound) {
-		// A program wrote these that still put it into checkpoints.
+		// An older program wrote the credentials, and kept the authority in checkpoints.
 		return nil, nil
 	}
 	if err != nil {
@@ -158,7 +157,8 @@ func keptAuthority(creds *peer.Credentials) (*peer.Sealed, error) {
 	return &sealed, nil
 }
 
-// survey listens where a metadata server would and looks.
+// survey listens at a metadata server's address, waits for the chunk servers, and surveys
+// their disks.
 func survey(ctx context.Context, cfg RestoreConfig, id identity, backup *cluster.Backup) (sv *server.Survey, err error) {
 	dir := filepath.Join(cfg.Dir, metaDir)
 	scratch := filepath.Join(dir, "scratch")
@@ -216,14 +216,14 @@ func survey(ctx context.Context, cfg RestoreConfig, id identity, backup *cluster
 	return sv, err
 }
 
-// noteNewerCopies says of which volumes this metadata server has a copy that is newer than
-// what is restored, as a person must know who decides.
+// noteNewerCopies adds a note for each volume of which this metadata server has a copy newer
+// than the restored state. The operator needs the notes to decide about the restore.
 func noteNewerCopies(sv *server.Survey, dir string, shared *state.Shared) {
 	for _, v := range sv.Volumes {
 		path := filepath.Join(dir, fmt.Sprintf("volume-%08x", uint32(v.ID)))
 		st, err := state.Open(path, v.ID, shared)
 		if err != nil {
-			continue // there is none, or it is of no use
+			continue // no copy, or an unusable copy
 		}
 		at := st.Applied().Seq
 		if err := st.Close(); err == nil && at > v.Seq {

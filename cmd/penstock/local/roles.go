@@ -16,7 +16,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// lockAndCheck takes a data directory for this process.
+// lockAndCheck makes *dir absolute, locks the data directory for this process, and returns the
+// directory's identity. A new directory gets an identity file.
 func lockAndCheck(dir *string) (identity, *embedded.Lock, error) {
 	abs, err := filepath.Abs(*dir)
 	if err != nil {
@@ -39,8 +40,8 @@ func lockAndCheck(dir *string) (identity, *embedded.Lock, error) {
 	return id, lock, nil
 }
 
-// RunMeta starts a metadata server as a process of its own. Volumes are opened
-// in the background: they may wait for chunk servers.
+// RunMeta starts a metadata server as a process of its own. RunMeta opens the volumes in the
+// background, because opening a volume may wait for chunk servers.
 func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
 	id, lock, err := lockAndCheck(&cfg.Dir)
 	if err != nil {
@@ -70,10 +71,10 @@ func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
 	return m, lock.Close, nil
 }
 
-// whenAvailable does what may find etcd, or others, away for a moment, until it is done
-// or fails for another reason; meanwhile it tells why not. Who starts while etcd changes
-// its leader, or stands still until another takes a volume that it is opening, serves
-// later, and does not end.
+// whenAvailable calls do until do succeeds or fails with a lasting error. Before each retry,
+// whenAvailable passes the error to later. So a server that starts while etcd elects a leader,
+// or loses a volume to another server while opening the volume, does not exit, and serves
+// later.
 func whenAvailable(ctx context.Context, do func(context.Context) error, later func(error)) error {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := do(ctx)
@@ -89,7 +90,7 @@ func whenAvailable(ctx context.Context, do func(context.Context) error, later fu
 	}
 }
 
-// passes: none of the errors that err joins is of what stays so.
+// passes reports whether every error joined in err is transient (Unavailable or Fenced).
 func passes(err error) bool {
 	switch err := err.(type) {
 	case *meta.Error:
@@ -102,14 +103,15 @@ func passes(err error) bool {
 	return false
 }
 
-// hello is what a chunk server must know of the cluster before it opens disks.
+// hello is the metadata server's answer to a chunk server that enrols, before the chunk server
+// opens its disks.
 type hello struct {
 	Cluster string        `json:"cluster"`
 	Server  meta.ServerID `json:"server"`
 }
 
-// RunChunkServer starts a chunk server as a process of its own. A new one asks
-// the cluster for its number.
+// RunChunkServer starts a chunk server as a process of its own. A new chunk server gets its
+// number from the cluster.
 func RunChunkServer(ctx context.Context, cfg ChunkConfig) (*Chunk, func() error, error) {
 	id, lock, err := lockAndCheck(&cfg.Dir)
 	if err != nil {
@@ -132,7 +134,7 @@ func RunChunkServer(ctx context.Context, cfg ChunkConfig) (*Chunk, func() error,
 		return fail(meta.E("enrol", meta.Protocol, "", err))
 	}
 	if h.Cluster == "" {
-		h.Cluster = id.Cluster // who answers restores the cluster and does not know yet
+		h.Cluster = id.Cluster // from a restore that does not know the id yet
 	}
 	if id.ServerID == 0 || id.Cluster == "" {
 		id.ServerID, id.Cluster = h.Server, h.Cluster

@@ -16,12 +16,12 @@ import (
 	"penstock.io/penstock/meta/server"
 )
 
-// EtcdTLS names the files that are shown to etcd; all empty: no TLS.
+// EtcdTLS names the CA, certificate and key files for etcd; all empty: no TLS.
 type EtcdTLS struct {
 	CA, Cert, Key string
 }
 
-// Config reads them; nil without.
+// Config reads the files; nil if all names are empty.
 func (e EtcdTLS) Config() (*tls.Config, error) {
 	const op = "read etcd's certificates"
 	if e == (EtcdTLS{}) {
@@ -45,7 +45,7 @@ func (e EtcdTLS) Config() (*tls.Config, error) {
 		if _, err := tls.LoadX509KeyPair(e.Cert, e.Key); err != nil {
 			return nil, meta.E(op, meta.Corrupt, e.Cert, err)
 		}
-		// Read again for each connection: etcd's certificates are renewed, too.
+		// Read the files for each connection: etcd's certificates are renewed, too.
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			c, err := tls.LoadX509KeyPair(e.Cert, e.Key)
 			return &c, err
@@ -54,8 +54,8 @@ func (e EtcdTLS) Config() (*tls.Config, error) {
 	return cfg, nil
 }
 
-// trust is what a meta server with credentials lets others join with; nil
-// without.
+// trust returns the means of a metadata server with credentials to let others join: the
+// members, the cluster's key and the authority. trust returns nil without credentials.
 func trust(ctx context.Context, c *cluster.Cluster, creds *peer.Credentials, log *slog.Logger) (*server.Trust, error) {
 	if creds == nil || creds.IsInsecure() {
 		return nil, nil
@@ -80,8 +80,8 @@ func trust(ctx context.Context, c *cluster.Cluster, creds *peer.Credentials, log
 		if open, err = sealed.Open(key); err != nil {
 			return nil, err
 		}
-		// No checkpoint has it: this copy is what it comes back from with a lost
-		// etcd.
+		// No checkpoint has the authority: if etcd is lost, 'penstock cluster restore' takes
+		// the authority from this copy.
 		if err := peer.KeepAuthority(creds.Dir(), sealed); err != nil {
 			log.Warn("the copy of the certificate authority could not be written beside cluster.key", "error", err)
 		}
@@ -101,7 +101,8 @@ func checkRole(creds *peer.Credentials, role peer.Role) error {
 	return meta.E("start", meta.AccessDenied, creds.Identity().String(), errors.New("these credentials are not a "+string(role)+"'s"))
 }
 
-// boundTo is what capabilities for a holder of credentials are bound to.
+// boundTo returns the identity that capabilities for a holder of creds are bound to; ""
+// without certificates.
 func boundTo(creds *peer.Credentials) string {
 	if creds == nil || creds.IsInsecure() {
 		return ""
@@ -109,18 +110,20 @@ func boundTo(creds *peer.Credentials) string {
 	return creds.Identity().String()
 }
 
-// keepRenewed renews a process's certificate at the cluster's meta servers.
+// keepRenewed renews a process's certificate at the cluster's metadata servers, until ctx
+// ends.
 func keepRenewed(ctx context.Context, addrs []string, creds *peer.Credentials, log *slog.Logger) {
 	metaclient.KeepRenewed(ctx, creds, func(err error) { log.Warn("the certificate could not be renewed", "error", err) },
 		func(ctx context.Context) error { return metaclient.Renew(ctx, addrs, creds) })
 }
 
-// KeepRenewed renews a client's certificate at the cluster's meta servers.
+// KeepRenewed renews a client's certificate at the cluster's metadata servers, until ctx ends.
 func KeepRenewed(ctx context.Context, addrs []string, creds *peer.Credentials, log *slog.Logger) {
 	keepRenewed(ctx, addrs, creds, log)
 }
 
-// keepRenewed renews a meta server's certificate: it signs its own.
+// keepRenewed renews the metadata server's own certificate; the server signs with the
+// cluster's authority.
 func (m *Meta) keepRenewed(ctx context.Context, t *server.Trust) {
 	creds := m.cfg.Creds
 	metaclient.KeepRenewed(ctx, creds, func(err error) { m.cfg.Logger.Warn("the certificate could not be renewed", "error", err) },

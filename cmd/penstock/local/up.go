@@ -18,11 +18,11 @@ import (
 	"penstock.io/penstock/meta/server"
 )
 
-// Config of one machine in one process.
+// Config configures a whole machine in a single process.
 type Config struct {
 	Dir   string
 	Mount string // "" mounts nothing
-	// MountOptions and the client's bounds; zero values take their defaults.
+	// MountOptions, WriteBuffer and MetaCache: zero values take the defaults.
 	MountOptions fuse.Options
 	WriteBuffer  int64
 	MetaCache    int
@@ -32,25 +32,25 @@ type Config struct {
 	Unsafe       Unsafe
 }
 
-// Unsafe switches safety mechanisms off, for the runs that prove that their
-// tests notice (make controls). Nothing else may set it.
+// Unsafe switches safety mechanisms off. Only 'make controls' sets Unsafe, to prove that the
+// tests detect the loss of each mechanism.
 type Unsafe struct {
 	Meta      server.Unsafe
 	Mirrors   penstock.MirrorUnsafe
 	NoJournal bool // etcd does not sync
 	Store     store.Options
 	NoCap     bool // chunk servers check no capability
-	OwnClock  bool // chunk servers judge capabilities by their own clocks
+	OwnClock  bool // chunk servers judge capabilities by local clocks
 	NoLaunder bool // mounts give leases back with pages of mappings still in the kernel
-	NoDrain   bool // a mount that ends gives up what is not durable
+	NoDrain   bool // a mount that ends discards changes that are not durable
 }
 
-// identity is what a data directory remembers of itself.
+// identity is the content of a data directory's identityFile.
 type identity struct {
 	Version  int           `json:"version"` // 1
 	ServerID meta.ServerID `json:"chunk_server"`
-	// Cluster is the id of the cluster that the directory belongs to, once it
-	// was part of one.
+	// Cluster is the id of the directory's cluster; empty before the directory is part of a
+	// cluster.
 	Cluster string `json:"cluster,omitempty"`
 }
 
@@ -115,19 +115,20 @@ func (id identity) write(dir string) error {
 	return nil
 }
 
-// System is everything on one machine, running.
+// System is a whole machine, running.
 type System struct {
 	Meta  *Meta
 	Chunk *Chunk
 	Mount *Mount
-	// stopMirrors ends what runs the mirrors, and waits for it.
+	// stopMirrors stops the mirrors and waits for their goroutine.
 	stopMirrors func()
 	lock        *embedded.Lock
 	log         *slog.Logger
 }
 
-// Up starts everything. Errors: DirectoryInUse, Version, Invalid (the
-// directory is something else), Busy, and those of mounting.
+// Up starts the metadata server, the chunk server, the mirrors, and the mount if cfg.Mount is
+// set. Errors: DirectoryInUse, Version, Invalid (not a Penstock data directory), Busy, and the
+// errors of StartMount.
 func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
 		return nil, meta.E("open data directory", meta.Invalid, cfg.Dir, err)
@@ -194,8 +195,8 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	return s, nil
 }
 
-// Failed tells when a part can't go on, or nil when the mount was taken away
-// by umount.
+// Failed waits for the failure of a part, and returns the part's error. Failed returns nil if
+// ctx ends, or if umount removes the mount.
 func (s *System) Failed(ctx context.Context) error {
 	var unmounted <-chan struct{}
 	if s.Mount != nil {
@@ -213,10 +214,10 @@ func (s *System) Failed(ctx context.Context) error {
 	}
 }
 
-// Close stops in order: the mount flushes, the chunk server's log is folded,
-// the journal gets what was answered. Each step may take a part of the time until
-// ctx ends, so that those after it have some, too: a chunk server elsewhere may be
-// silent, and a mount waits for it as long as it may.
+// Close stops the parts in order: the mirrors; the mount, which flushes; the metadata server,
+// which seals open chunks and commits the journal; the chunk server. Each of these steps takes
+// at most a share of the time until ctx ends, so that later steps have time left: a remote
+// chunk server may be silent, and the mount waits for the chunk server until its context ends.
 func (s *System) Close(ctx context.Context) error {
 	var errs []error
 	step := func(of float64, stop func(context.Context) error) {
@@ -231,7 +232,7 @@ func (s *System) Close(ctx context.Context) error {
 		step(0.6, s.Mount.Close)
 	}
 	if s.Meta != nil && s.Meta.Server != nil {
-		// Chunks that the mount left are sealed while the chunk server is here.
+		// Chunks that the mount left open are sealed while the chunk server runs.
 		step(0.3, s.Meta.Server.Settle)
 	}
 	if s.Meta != nil {
@@ -246,7 +247,7 @@ func (s *System) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// part gives a context that ends when this part of ctx's time is over.
+// part returns a context that ends after the fraction of of the time until ctx ends.
 func part(ctx context.Context, of float64) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -255,7 +256,7 @@ func part(ctx context.Context, of float64) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, time.Duration(of*float64(time.Until(end))))
 }
 
-// MountConfig says what to mount.
+// MountConfig configures a mount.
 type MountConfig struct {
 	Meta        []string
 	Volume      string // name; "" is the root volume
@@ -269,15 +270,16 @@ type MountConfig struct {
 	NoLaunder   bool // see Unsafe
 }
 
-// Mount is a client with its mount.
+// Mount is a client together with its mount.
 type Mount struct {
 	*fuse.Mount
 	Client *penstock.Client
-	// Hold: it was to be left to a holder, whether one has it or not (Held).
+	// Hold: the mount was to be handed to a holder. Held reports whether a holder has the
+	// mount.
 	Hold bool
 }
 
-// StartMount dials and mounts.
+// StartMount connects to the metadata servers and mounts.
 func StartMount(ctx context.Context, cfg MountConfig) (*Mount, error) {
 	n := fuse.NewNotifier()
 	host, err := os.Hostname()
@@ -304,7 +306,7 @@ func StartMount(ctx context.Context, cfg MountConfig) (*Mount, error) {
 	return &Mount{Mount: m, Client: c}, nil
 }
 
-// findRoot names the directory that becomes the mount's root.
+// findRoot sets fc.Volume and fc.Root to the directory that becomes the mount's root.
 func findRoot(ctx context.Context, c *penstock.Client, cfg MountConfig, fc *fuse.Config) error {
 	fc.Volume, fc.Root = meta.RootVolume, meta.RootIno
 	if cfg.Volume == "" && (cfg.Path == "" || cfg.Path == "/") {
@@ -328,11 +330,11 @@ func findRoot(ctx context.Context, c *penstock.Client, cfg MountConfig, fc *fuse
 	return nil
 }
 
-// busyGrace is how long a mount that is in use keeps the system up.
+// busyGrace bounds how long Close waits for a mount in use.
 const busyGrace = 10 * time.Second
 
-// Close unmounts, by force if the mount stays in use, flushes, and ends the
-// session.
+// Close unmounts, flushes, and ends the session. A mount still in use after busyGrace is
+// unmounted by force.
 func (m *Mount) Close(ctx context.Context) error {
 	return errors.Join(m.Stop(ctx, busyGrace, nil), m.Client.Close(ctx))
 }

@@ -9,25 +9,26 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A start and a stop wait for what this process does not have in its hands: disks, etcd,
-// other servers. Each of these waits has an end, a name in the log, and ends on SIGTERM,
-// which ends the context of a start.
+// A start and a stop wait for disks, etcd and other servers. Each wait has a bound and a name
+// in the log. SIGTERM ends the context of a start, and so its waits.
 
 const (
-	// startBound bounds each wait of a start. Opening reads much where much is stored.
+	// startBound bounds each wait of a start. A start with much data reads much.
 	startBound = 10 * time.Minute
-	// failedStart bounds the stop of what a start that failed had begun.
+	// failedStart bounds the stop of the parts that a failed start had begun.
 	failedStart = time.Minute
-	// waitWord is the time between two words about the same wait.
+	// waitWord is the interval of log lines about the same wait.
 	waitWord = 10 * time.Second
-	// waitGrace is for how long a step may go on whose context ended, to say by itself why
-	// it did not get further. A step that waits for a disk may not hear of its context.
+	// waitGrace is how long forStep waits for a step after the step's context ended, so that
+	// the step can return a precise error. A step blocked on a disk may not notice its
+	// context.
 	waitGrace = 3 * time.Second
-	// closeGrace is that of a stop: what it does not wait for was asked for all the same.
+	// closeGrace is the grace of a stop, longer than waitGrace: a step given up has at least
+	// begun.
 	closeGrace = 10 * time.Second
 )
 
-// waits says how long and how loudly something is waited for.
+// waits holds the bound, the interval of log lines and the grace of a wait.
 type waits struct {
 	log                *slog.Logger
 	bound, word, grace time.Duration
@@ -37,16 +38,17 @@ func waitsOf(log *slog.Logger, bound time.Duration) waits {
 	return waits{log: log, bound: bound, word: waitWord, grace: waitGrace}
 }
 
-// closing is waitsOf for a step that stops something.
+// closing returns the waits for a step that stops a part.
 func closing(log *slog.Logger) waits {
 	w := waitsOf(log, startBound)
 	w.grace = closeGrace
 	return w
 }
 
-// forStep runs a step and waits for it until ctx ends or the bound is over. A step that is
-// given up goes on by itself until the process ends: the caller must use nothing that the
-// step uses. Errors: those of the step, Interrupted (ctx ended), Unavailable (the bound).
+// forStep runs a step and waits until the step returns, ctx ends or the bound is over. After
+// ctx or the bound, forStep waits for the grace and gives the step up. The given-up step runs
+// until the process ends: the caller must use nothing that the step uses. Errors: the step's
+// error, Interrupted (ctx ended), Unavailable (the bound).
 func (w waits) forStep(ctx context.Context, step, object string, do func(context.Context) error) error {
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
@@ -78,7 +80,7 @@ func (w waits) forStep(ctx context.Context, step, object string, do func(context
 	}
 }
 
-// stopping gives a context in which what a failed start had begun is stopped.
+// stopping returns a context for stopping the parts that a failed start had begun.
 func stopping(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), failedStart)
 }
