@@ -1,11 +1,11 @@
 // Package csi is the driver of the Container Storage Interface, version 1.13
-// (github.com/container-storage-interface/spec): its services on a Unix socket.
-// Controller and Node are packages of their own; the Identity service, the
-// socket, logs and counters of calls are here.
+// (github.com/container-storage-interface/spec). The driver serves its services on a Unix
+// socket. The Controller and Node services are packages of their own; this package has the
+// Identity service, the socket, and the logs and counters of calls.
 //
-// Nothing of a request but ids, names and paths is ever logged, so that no secret
-// can be: not those that the specification marks, nor those that somebody wrote
-// where they don't belong.
+// The driver logs only ids, names and paths of a request, so that no secret reaches the log:
+// neither a field marked secret by the specification nor a secret that a user wrote into a
+// wrong field.
 package csi
 
 import (
@@ -32,36 +32,38 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Name is the driver's.
+// Name is the driver's name.
 const Name = "csi.penstock.io"
 
-// Config says what is served.
+// Config names the socket, the services on it, and the services' surroundings.
 type Config struct {
 	// Endpoint is the socket: unix:///path, unix:/path or a path.
 	Endpoint string
 	Version  string
-	// Controller and Node are served if they are not nil.
+	// Controller and Node are the services to serve; nil: the service is not served.
 	Controller *controller.Server
 	Node       *node.Server
 	// Registration is the directory in which the kubelet looks for drivers
-	// (/var/lib/kubelet/plugins_registry); it must exist. "": none looks.
+	// (/var/lib/kubelet/plugins_registry). The directory must exist. "": the driver does not
+	// register with a kubelet.
 	Registration string
-	// Dying tells that a process was killed, and is not gone: its sockets are
-	// replaced, though they look as if somebody served there. Nil: of nobody.
+	// Dying reports whether process pid was killed but has not ended. The driver replaces the
+	// socket of such a process, although the socket still accepts connections. Nil: no process
+	// counts as dying.
 	Dying func(pid int) bool
-	// Ready tells whether the cluster answers.
+	// Ready returns an error unless the cluster answers.
 	Ready   func(context.Context) error
 	Logger  *slog.Logger
-	Metrics prometheus.Registerer // nil: nobody counts
+	Metrics prometheus.Registerer // nil: metrics are not registered
 }
 
-// Server serves.
+// Server is the running driver.
 type Server struct {
 	csi.UnimplementedIdentityServer
 	cfg       Config
 	path      string
 	grpc      *grpc.Server
-	registrar *registrar // nil: no kubelet looks
+	registrar *registrar // nil: without Registration
 	failed    chan error
 	calls     *prometheus.CounterVec
 	seconds   *prometheus.HistogramVec
@@ -82,9 +84,9 @@ func socketPath(endpoint string) (string, error) {
 	return p, nil
 }
 
-// listen opens the socket; one that a dead process left behind is replaced, and one
-// of a process that is dying: the kernel takes connections there as long as one of
-// its threads can't end. Errors: Invalid, Busy (somebody answers there), IO.
+// listen opens the socket. listen replaces the socket of a dead process, and the socket of a
+// dying process: the kernel accepts connections on that socket until the last thread of the
+// process has ended. Errors: Invalid, Busy (another process serves on the socket), IO.
 func (c *Config) listen(socket string) (net.Listener, error) {
 	const op = "listen"
 	st, err := os.Lstat(socket)
@@ -115,8 +117,8 @@ func (c *Config) listen(socket string) (net.Listener, error) {
 	return l, nil
 }
 
-// listener is the process that listens where a connection leads; 0: it is not known,
-// or in another name space of processes.
+// listener returns the id of the process listening at the other end of c. 0: the id is
+// unknown, or the process is in another PID namespace.
 func listener(c *net.UnixConn) (pid int) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -130,7 +132,7 @@ func listener(c *net.UnixConn) (pid int) {
 	return int(cred.Pid)
 }
 
-// Serve begins to serve.
+// Serve opens the socket and begins to serve. Errors: Invalid, Busy, IO.
 func Serve(cfg Config) (*Server, error) {
 	socket, err := socketPath(cfg.Endpoint)
 	if err != nil {
@@ -165,9 +167,9 @@ func Serve(cfg Config) (*Server, error) {
 		}
 	}()
 	if cfg.Registration != "" {
-		// Last: the kubelet calls as soon as it sees the socket.
+		// Register last: the kubelet calls the driver as soon as the kubelet sees the socket.
 		if err := s.register(cfg.Registration); err != nil {
-			l.Close() // Serve may not have seen it yet
+			l.Close() // grpc.Serve may not own the listener yet
 			s.grpc.Stop()
 			return nil, err
 		}
@@ -175,7 +177,7 @@ func Serve(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// fail notes why serving ended; one reason is enough.
+// fail records the reason why serving ended; only the first reason is kept.
 func (s *Server) fail(err error) {
 	select {
 	case s.failed <- err:
@@ -183,11 +185,11 @@ func (s *Server) fail(err error) {
 	}
 }
 
-// Failed says why serving ended without Close.
+// Failed delivers the error that ended serving without Close.
 func (s *Server) Failed() <-chan error { return s.failed }
 
-// Close tells the kubelet that the driver is gone, by removing the socket that it
-// watches; lets calls under way end, until ctx does, and stops.
+// Close removes the socket watched by the kubelet, so that the kubelet unregisters the driver.
+// Then Close waits for running calls, at most until ctx ends, and stops the server.
 func (s *Server) Close(ctx context.Context) {
 	if s.registrar != nil {
 		s.registrar.close()
@@ -202,7 +204,7 @@ func (s *Server) Close(ctx context.Context) {
 	}
 }
 
-// told are the fields of requests that may be logged.
+// The interfaces select the fields of requests that observe may log.
 type (
 	ofVolume interface{ GetVolumeId() string }
 	ofName   interface{ GetName() string }
@@ -255,7 +257,7 @@ func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: s.cfg.Version}, nil
 }
 
-// GetPluginCapabilities tells what the driver as a whole can do.
+// GetPluginCapabilities lists the capabilities of the driver as a whole.
 func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	service := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
@@ -273,11 +275,11 @@ func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	return r, nil
 }
 
-// probeWait bounds how long the cluster may take to answer a probe.
+// probeWait bounds how long Probe waits for the cluster.
 const probeWait = 5 * time.Second
 
-// Probe tells whether the driver and its cluster are there. A cluster that does
-// not answer is not ready; the driver is healthy.
+// Probe reports whether the driver is ready. If the cluster does not answer within probeWait,
+// the driver is healthy but not ready.
 func (s *Server) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()

@@ -12,14 +12,14 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// versionOfCSI is what the kubelet is told: it takes drivers of the first major
-// version, which is all that it compares.
+// versionOfCSI is the version announced to the kubelet. The kubelet accepts drivers of the
+// first major version, and compares nothing else.
 const versionOfCSI = "1.0.0"
 
-// registrar makes the driver known to the kubelet of its machine, which watches a
-// directory for sockets (k8s.io/kubelet/pkg/apis/pluginregistration/v1), asks each
-// what it is, and tells it whether it was taken. A driver that was refused does
-// nothing about it: the kubelet asks again by itself.
+// registrar registers the driver with the kubelet of its machine. The kubelet watches a
+// directory for sockets (k8s.io/kubelet/pkg/apis/pluginregistration/v1), calls GetInfo on each
+// socket, and reports the result. After a refusal the driver does nothing: the kubelet calls
+// again by itself.
 type registrar struct {
 	registration.UnimplementedRegistrationServer
 	s     *Server
@@ -34,8 +34,7 @@ type registrar struct {
 	again sync.WaitGroup
 }
 
-// register begins to serve on DIR/csi.penstock.io-reg.sock. Errors: those of
-// Config.listen.
+// register begins to serve on DIR/csi.penstock.io-reg.sock. Errors: as of Config.listen.
 func (s *Server) register(dir string) error {
 	r := &registrar{
 		s: s, dir: dir,
@@ -85,8 +84,8 @@ func (r *registrar) listen() error {
 	return nil
 }
 
-// anew has the kubelet ask for everything again, NodeGetInfo too: it does when the
-// socket goes and another one comes.
+// anew makes the kubelet register the driver again, and so call NodeGetInfo again, by
+// replacing the socket.
 func (r *registrar) anew() error {
 	r.mu.Lock()
 	r.grpc.Stop()
@@ -94,7 +93,7 @@ func (r *registrar) anew() error {
 	return r.listen()
 }
 
-// close takes the socket away.
+// close stops the registration, and removes the socket.
 func (r *registrar) close() {
 	r.stop()
 	r.again.Wait()
@@ -104,13 +103,13 @@ func (r *registrar) close() {
 	r.grpc.Stop()
 }
 
-// GetInfo tells the kubelet what this is and where it serves: the path must be
-// the same one for the kubelet.
+// GetInfo returns the driver's type, name and socket. The driver and the kubelet must see the
+// socket at the same path.
 func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: Name, Endpoint: r.s.path, SupportedVersions: []string{versionOfCSI}}, nil
 }
 
-// NotifyRegistrationStatus is told what came of it.
+// NotifyRegistrationStatus records whether the kubelet accepted the driver.
 func (r *registrar) NotifyRegistrationStatus(_ context.Context, q *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if q.GetPluginRegistered() {
 		r.taken.Set(1)

@@ -8,16 +8,15 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// Clone makes a volume out of a snapshot of another or, with snapshot empty, of
-// what the other is now. It begins with the other's policy. Errors: VolumeExists,
-// NoSuchVolume, NoSuchSnapshot, NotSupported (volumes are attached inside).
+// Clone makes a volume from a snapshot of volume of or, with snapshot empty, from the present
+// state of volume of. The clone begins with the policy of volume of. Errors: VolumeExists,
+// NoSuchVolume, NoSuchSnapshot, NotSupported (volumes are attached in volume of).
 func (c *Cluster) Clone(ctx context.Context, of meta.VolumeID, snapshot, name string) (Volume, error) {
 	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.Clone(ctx, of, snapshot, name) })
 }
 
-// Origin tells of which snapshot of a volume another one is a clone; of one that
-// was taken for the clone alone the name is empty. Errors: NotFound, it is no
-// clone of that volume.
+// Origin returns the name of the snapshot from which clone was made; "" if the cluster took
+// the snapshot for the clone alone. Errors: NotFound (clone is no clone of volume of).
 func (c *Cluster) Origin(ctx context.Context, of, clone meta.VolumeID) (snapshot string, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
 		all, err := s.Clones(ctx, of)

@@ -1,6 +1,6 @@
-// Package cluster speaks to a Penstock cluster for the driver: volumes, where
-// they hang in the tree, snapshots, and the machines that store bytes. It is a
-// session and words; what is to be done is decided by its callers.
+// Package cluster speaks to a Penstock cluster for the driver: volumes, their places in the
+// tree, snapshots, and the machines with chunk servers. The package keeps a session and
+// translates requests; its callers decide what to do.
 package cluster
 
 import (
@@ -22,73 +22,73 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Volume is one of the cluster's.
+// Volume is a volume of the cluster.
 type Volume struct {
 	ID   meta.VolumeID
 	Name string
-	Path string // in the tree; "": it stands alone
+	Path string // in the tree; "": not attached
 	policy.Terms
 	Origin Origin // of a clone
-	// Deleting: it is not there for anybody to use, because it is being made or
-	// deleted, or in the trash.
+	// Deleting: the volume is being created or deleted, or is in the trash. No client can use
+	// the volume.
 	Deleting bool
-	Trashed  bool // deleted, and kept for a while in case it was a mistake
+	Trashed  bool // deleted, but restorable for a while
 }
 
-// Origin is the snapshot that a clone was made of: Volume is zero for what is no
-// clone, and for one whose snapshot was taken for it alone.
+// Origin is the snapshot from which a clone was made. Volume is zero for a volume that is no
+// clone, and for a clone of a snapshot taken for the clone alone.
 type Origin struct {
 	Volume   meta.VolumeID
 	Snapshot string
 }
 
-// Snapshot is one of a volume's.
+// Snapshot is a snapshot of a volume.
 type Snapshot struct {
 	Name    string
 	At      meta.Generation
 	Created time.Time
-	Bytes   uint64 // of the volume when it was taken
-	Ready   bool   // else it is being deleted, or rolled back to
-	Group   uint64 // the id of the group that it belongs to; 0: of none
+	Bytes   uint64 // size of the volume when the snapshot was taken
+	Ready   bool   // false: the snapshot is being deleted, or rolled back to
+	Group   uint64 // the id of the snapshot's group; 0: no group
 }
 
-// Config says where the cluster is and who asks.
+// Config has the cluster's addresses and the driver's identity.
 type Config struct {
 	Addrs []string
 	Creds *peer.Credentials
 	Name  string // for people
-	// Admin: as an administrator, who may make and delete volumes; else as a
-	// client, who learns of the volumes that it was granted.
+	// Admin: connect as an administrator, able to create and delete volumes; else as a client,
+	// which sees only the volumes granted to it.
 	Admin  bool
 	Logger *slog.Logger
 }
 
-// Cluster is a connection that is made when it is needed, and again when its
-// session has ended for good. It is safe for concurrent use.
+// Cluster is a connection to a cluster. Cluster connects at the first use, and again after its
+// session has ended for good. All methods are safe for concurrent use.
 type Cluster struct {
 	cfg Config
 
 	mu     sync.Mutex
 	sess   *client.Session
 	dial   *dialing      // under way; nil: none is
-	api    *admin.Client // nil: nobody has needed it yet
+	api    *admin.Client // nil: not used yet
 	closed bool
 }
 
-// dialing is a session's beginning: one at a time, for all who wait for it, each as
-// long as it likes.
+// dialing is the start of a session: one at a time, shared by all waiting callers. Each caller
+// waits as long as its own context allows.
 type dialing struct {
-	done   chan struct{} // closed when there is an outcome:
+	done   chan struct{} // closed once sess or err is set
 	sess   *client.Session
 	err    error
 	cancel context.CancelFunc
 }
 
-// New makes one; nothing is connected yet.
+// New returns an unconnected Cluster.
 func New(cfg Config) *Cluster { return &Cluster{cfg: cfg} }
 
-// administration gives a client of the administrative API. Errors: Canceled (the Cluster is
-// closed), Invalid (no address).
+// administration returns the client of the administrative API. Errors: Canceled (the Cluster
+// is closed), Invalid (no address).
 func (c *Cluster) administration() (*admin.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,7 +105,7 @@ func (c *Cluster) administration() (*admin.Client, error) {
 	return c.api, nil
 }
 
-// known lists the metadata servers that the session was told of.
+// known lists the metadata servers known to the session.
 func (c *Cluster) known() (addrs []string) {
 	c.mu.Lock()
 	s := c.sess
@@ -121,8 +121,8 @@ func (c *Cluster) known() (addrs []string) {
 // dialWait bounds a connection's beginning.
 const dialWait = 10 * time.Second
 
-// session gives the one that there is, or a new one. Errors: Unavailable (ctx has
-// ended before), Canceled (the Cluster is closed), those of client.Dial.
+// session returns the present session, or starts a session. Errors: Unavailable (ctx ended
+// before), Canceled (the Cluster is closed), and client.Dial's.
 func (c *Cluster) session(ctx context.Context) (*client.Session, error) {
 	const op = "connect"
 	c.mu.Lock()
@@ -138,10 +138,10 @@ func (c *Cluster) session(ctx context.Context) (*client.Session, error) {
 	if d == nil {
 		d = &dialing{done: make(chan struct{})}
 		c.dial = d
-		// Not the caller's: others may wait for it, too.
+		// Not the caller's context: other callers may wait for the same dialing.
 		var within context.Context
 		within, d.cancel = context.WithTimeout(context.WithoutCancel(ctx), dialWait)
-		go c.begin(within, d) // ends within dialWait; Close waits for it
+		go c.begin(within, d) // ends within dialWait; Close waits for the end
 	}
 	c.mu.Unlock()
 	select {
@@ -177,8 +177,8 @@ func (cacheless) Granted(meta.VolumeID, meta.Grant) {}
 func (cacheless) Recall(_ meta.Recall, done func()) { done() }
 func (cacheless) Expired([]meta.VolumeID, error)    {}
 
-// with runs work in a session. One that has ended is given up, so that the next
-// call begins another.
+// with runs work in a session. with closes an expired session, so that the next call starts a
+// session.
 func (c *Cluster) with(ctx context.Context, work func(*client.Session) error) error {
 	s, err := c.session(ctx)
 	if err != nil {
@@ -193,7 +193,7 @@ func (c *Cluster) with(ctx context.Context, work func(*client.Session) error) er
 		c.mu.Unlock()
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = s.Close(end) // it has ended; only what it still holds goes
+		_ = s.Close(end) // the session has ended; Close only releases its resources
 	}
 	return err
 }
@@ -228,12 +228,12 @@ func (c *Cluster) ID(ctx context.Context) (id string, err error) {
 	return id, err
 }
 
-// Ready tells whether the cluster answers.
+// Ready returns an error unless the cluster answers.
 func (c *Cluster) Ready(ctx context.Context) error {
 	return c.with(ctx, func(s *client.Session) error {
 		_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: meta.RootVolume})
 		if errors.Is(err, meta.AccessDenied) || errors.Is(err, meta.NotPermitted) || errors.Is(err, meta.NoSuchVolume) {
-			return nil // it answers; that volume is not ours
+			return nil // the cluster answers; the root volume is not granted
 		}
 		return err
 	})
@@ -250,7 +250,7 @@ func volumeOf(v client.Volume) (Volume, error) {
 	return x, err
 }
 
-// one runs a request whose answer is a volume.
+// one runs a request for one volume.
 func (c *Cluster) one(ctx context.Context, ask func(*client.Session) (client.Volume, error)) (v Volume, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
 		got, err := ask(s)
@@ -272,7 +272,7 @@ func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error)
 	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.FindVolume(ctx, name) })
 }
 
-// Volumes lists all volumes by number, those that are going, too.
+// Volumes lists all volumes by number, including volumes being deleted.
 func (c *Cluster) Volumes(ctx context.Context) (all []Volume, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
 		for v, err := range s.Volumes(ctx) {
@@ -298,16 +298,15 @@ func (c *Cluster) Create(ctx context.Context, name string, t policy.Terms) (Volu
 	})
 }
 
-// Set changes a volume's terms where those that it is to have differ from those that
-// it was seen to have: what others change at the same moment stays. Errors:
-// NoSuchVolume, Invalid, NotSupported.
+// Set changes the terms of a volume in which to differs from from, the terms last seen.
+// Concurrent changes of other terms stay. Errors: NoSuchVolume, Invalid, NotSupported.
 func (c *Cluster) Set(ctx context.Context, id meta.VolumeID, from, to policy.Terms) (Volume, error) {
 	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
 		return s.SetVolume(ctx, id, to.Policy, changed(from, to))
 	})
 }
 
-// changed are the words of terms that differ from those of before.
+// changed returns the words of the terms in which to differs from from.
 func changed(from, to policy.Terms) wire.VolumeWords {
 	w := words(to)
 	w.Only = to.Policy.Differs(&from.Policy)
@@ -331,16 +330,15 @@ func words(t policy.Terms) wire.VolumeWords {
 	return wire.VolumeWords{Compression: &name, TrashSeconds: &t.TrashSeconds, AdvisoryBytes: &t.AdvisoryBytes, AdvisoryInodes: &t.AdvisoryInodes}
 }
 
-// Delete deletes a volume that hangs nowhere, with everything in it; one that an
-// administrator gave a trash time goes into the trash. It goes on where an
-// earlier call ended. Errors: NoSuchVolume, Busy (it is attached), NotEmpty
-// (another is attached in it).
+// Delete deletes an unattached volume with everything in it; a volume with a trash time goes
+// into the trash. Delete continues the work of an earlier, interrupted call. Errors:
+// NoSuchVolume, Busy (the volume is attached), NotEmpty (another volume is attached in it).
 func (c *Cluster) Delete(ctx context.Context, id meta.VolumeID) error {
 	return c.with(ctx, func(s *client.Session) error { return s.DeleteVolume(ctx, id, false) })
 }
 
-// Nodes lists the machines that store bytes, also those that don't answer now, but not
-// those that were given up.
+// Nodes lists the machines with chunk servers, including machines that don't answer now, but
+// not removed machines.
 func (c *Cluster) Nodes(ctx context.Context) (sites []policy.Site, err error) {
 	api, err := c.administration()
 	if err != nil {
@@ -369,17 +367,17 @@ func (c *Cluster) Nodes(ctx context.Context) (sites []policy.Site, err error) {
 	return sites, nil
 }
 
-// How long is listened for chunk servers: two seconds.
+// Here waits for the list of chunk servers for hearTries * hearPoll, two seconds.
 const (
 	hearTries = 100
 	hearPoll  = 20 * time.Millisecond
 )
 
-// Here is the place of the chunk server that stands on this machine; "" where
-// none does.
+// Here returns the place of the chunk server on this machine; "" without such a chunk server.
 func (c *Cluster) Here(ctx context.Context) (at string, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
-		// A session hears of chunk servers a moment after it began.
+		// The metadata servers send a session the list of chunk servers shortly after its
+		// start.
 		for range hearTries {
 			all := s.Servers()
 			for _, i := range all {
@@ -422,7 +420,7 @@ func snapshotOf(x *admin.Snapshot) Snapshot {
 	}
 }
 
-// TakeSnapshot keeps a volume as it is now. Errors: Exists, NoSuchVolume,
+// TakeSnapshot takes a snapshot of a volume's present state. Errors: Exists, NoSuchVolume,
 // ResourceExceeded, Unavailable.
 func (c *Cluster) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (Snapshot, error) {
 	api, err := c.administration()
@@ -436,8 +434,8 @@ func (c *Cluster) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string
 	return snapshotOf(x), nil
 }
 
-// Unpin gives up what a holder has of a snapshot; that there is nothing is no
-// error. Errors: NoSuchVolume, AccessDenied.
+// Unpin releases a holder's pin on a snapshot. Without such a pin or snapshot, Unpin succeeds.
+// Errors: NoSuchVolume, AccessDenied.
 func (c *Cluster) Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder string) error {
 	api, err := c.administration()
 	if err != nil {
@@ -450,8 +448,8 @@ func (c *Cluster) Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder s
 	return err
 }
 
-// DeleteSnapshot deletes one; if clones need it, it goes with the last of them, and is
-// not Ready until then. Errors: NoSuchSnapshot, Busy.
+// DeleteSnapshot deletes a snapshot. If clones need the snapshot, the cluster deletes it with
+// the last clone; until then the snapshot is not Ready. Errors: NoSuchSnapshot, Busy.
 func (c *Cluster) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) error {
 	api, err := c.administration()
 	if err != nil {
@@ -461,8 +459,8 @@ func (c *Cluster) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 	return err
 }
 
-// Attach hangs a volume into the tree and makes the directories on the way to
-// it. Errors: Exists (the name is taken, or the volume hangs elsewhere), NotDir.
+// Attach attaches a volume to the tree at path at, and makes missing parent directories.
+// Errors: Exists (the name is taken, or the volume is attached elsewhere), NotDir.
 func (c *Cluster) Attach(ctx context.Context, id meta.VolumeID, at string) error {
 	return c.with(ctx, func(s *client.Session) error {
 		_, err := s.AttachVolume(ctx, id, at, true)
@@ -475,8 +473,8 @@ func (c *Cluster) Detach(ctx context.Context, id meta.VolumeID) error {
 	return c.with(ctx, func(s *client.Session) error { return s.DetachVolume(ctx, id) })
 }
 
-// Tidy removes the directory that a volume hung in if nothing is left in it. One
-// that lies in the root of the tree stays.
+// Tidy removes a directory in which a volume was attached if the directory is empty. A
+// directory in the tree's root stays.
 func (c *Cluster) Tidy(ctx context.Context, dir string) error {
 	if path.Dir(dir) == "/" || dir == "/" {
 		return nil

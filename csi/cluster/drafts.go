@@ -7,19 +7,19 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// Rename gives a volume another name. Errors: NoSuchVolume, VolumeExists, Invalid.
+// Rename renames a volume. Errors: NoSuchVolume, VolumeExists, Invalid.
 func (c *Cluster) Rename(ctx context.Context, id meta.VolumeID, name string) (Volume, error) {
 	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.RenameVolume(ctx, id, name) })
 }
 
-// Discard deletes a volume that hangs nowhere and that nobody ever used, past the
-// trash, if it still has the name. Errors: as Delete, and Busy (it has another).
+// Discard deletes an unattached, never used volume without putting it into the trash, if the
+// volume still has this name. Errors: as of Delete, and Busy (the volume has another name).
 func (c *Cluster) Discard(ctx context.Context, id meta.VolumeID, name string) error {
 	return c.with(ctx, func(s *client.Session) error { return s.DiscardVolume(ctx, id, name) })
 }
 
-// Dirs names the directories in a directory of the tree, without the volumes that
-// hang there. Errors: NotFound, NotDir.
+// Dirs lists the directories in a directory of the tree, without the volumes attached in it.
+// Errors: NotFound, NotDir.
 func (c *Cluster) Dirs(ctx context.Context, at string) (names []string, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
 		v, dir, err := s.Walk(ctx, at, false)
@@ -37,7 +37,7 @@ func (c *Cluster) Dirs(ctx context.Context, at string) (names []string, err erro
 				end = r.Off
 			}
 			for _, e := range r.Entries {
-				if end != 0 && e.Cookie >= end { // it was added meanwhile
+				if end != 0 && e.Cookie >= end { // the entry was added after the listing began
 					return nil
 				}
 				if e.Type&meta.TypeMask == meta.TypeDir && e.Volume == 0 {

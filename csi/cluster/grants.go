@@ -13,13 +13,13 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// use names what a volume's handle is published for, in grants.
+// use begins the Use of grants made for a volume's handle.
 const use = "csi:"
 
-// Publish lets a node have volumes for the sake of a handle; true: it may write. With
-// alone, it does so if no other node has that handle. A cluster without certificates lets
-// everybody. Errors: NotFound (no such node), NoSuchVolume, Exists (it may do something
-// else for that handle already), Busy (another node has it).
+// Publish grants a node the rights to volumes, for a handle; true: the right to write. With
+// alone, Publish refuses if another node has the handle. In a cluster without certificates
+// every client has all rights. Errors: NotFound (no such node), NoSuchVolume, Exists (the node
+// has other rights for the handle), Busy (another node has the handle).
 func (c *Cluster) Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool, alone bool) error {
 	if alone {
 		have, err := c.Published(ctx, handle)
@@ -47,7 +47,8 @@ func (c *Cluster) Publish(ctx context.Context, node, handle string, volumes map[
 	})
 }
 
-// Unpublish takes back what Publish gave a node for a handle; "": what it gave all.
+// Unpublish revokes the rights that Publish granted a node for a handle; node "": the rights
+// of all nodes.
 func (c *Cluster) Unpublish(ctx context.Context, node, handle string) error {
 	q := &admin.EndUseRequest{Use: use + handle}
 	if node != "" {
@@ -60,8 +61,8 @@ func (c *Cluster) Unpublish(ctx context.Context, node, handle string) error {
 	})
 }
 
-// Published tells which handles, or with a handle whether that one, are published to which
-// nodes, these by what their certificates call them.
+// Published returns, for each published handle, the nodes' names in their certificates. With
+// handle, Published returns only the nodes of this handle.
 func (c *Cluster) Published(ctx context.Context, handle string) (nodes map[string][]string, err error) {
 	nodes = map[string][]string{}
 	api, err := c.administration()
@@ -93,14 +94,17 @@ func (c *Cluster) Published(ctx context.Context, handle string) (nodes map[strin
 	}
 }
 
-// grantTries bounds how often a call is made again because of others about the same
-// node that came between; the orchestrator makes it again after that.
+// grantTries bounds the tries of a call refused because of other calls about the same node;
+// after these tries the orchestrator calls again.
 const grantTries = 20
 
-// inOrder grants something for a use, or ends it. A call may be given up and served later, when
-// the orchestrator has made another one about the same node and volume. So it carries a
-// revision that was read while this one was waited for, and the metadata servers refuse
-// it if another came since: then this one may be the later, and looks again.
+// inOrder runs change, which grants rights for a use or revokes the rights. The server may
+// execute a cancelled request late, after the orchestrator's next call about the same node and
+// volume. So the request carries a revision read while its call was running. With Again the
+// metadata servers refuse a grant older than a revocation of the node's rights, and a
+// revocation older than a grant for the use. The refused call may nevertheless be the newer
+// call, so inOrder reads the revision again and retries. Errors: change's, Unavailable (ctx
+// ended).
 func (c *Cluster) inOrder(ctx context.Context, use string, change func(grants admin.GrantsClient, asOf int64) error) error {
 	api, err := c.administration()
 	if err != nil {
@@ -111,7 +115,7 @@ func (c *Cluster) inOrder(ctx context.Context, use string, change func(grants ad
 		if rerr != nil {
 			return rerr
 		}
-		// Nobody waits any more: that revision may be younger than the next call.
+		// The call was cancelled: the revision may be newer than the orchestrator's next call.
 		if ctx.Err() != nil {
 			return meta.E("publish", meta.Unavailable, use, context.Cause(ctx))
 		}

@@ -16,9 +16,9 @@ func (c *Cluster) Group(ctx context.Context, name string) (g meta.Group, err err
 	return g, err
 }
 
-// TakeGroup takes a snapshot of each volume, as of one moment, or none. Errors: Exists,
-// Busy (such a group is being taken), NoSuchVolume, Unavailable, ResourceExceeded,
-// NotSupported.
+// TakeGroup takes a snapshot of each volume, all as of one moment, or no snapshot. Errors:
+// Exists, Busy (a group of this name is being taken), NoSuchVolume, Unavailable,
+// ResourceExceeded, NotSupported.
 func (c *Cluster) TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID) (g meta.Group, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
 		g, err = s.TakeGroup(ctx, name, volumes, false)
@@ -27,8 +27,9 @@ func (c *Cluster) TakeGroup(ctx context.Context, name string, volumes []meta.Vol
 	return g, err
 }
 
-// DeleteGroup deletes a group and its snapshots; those that clones need go with the last
-// of them. Errors: NotFound, Busy (a snapshot is pinned, or the group is being taken).
+// DeleteGroup deletes a group and its snapshots. The cluster deletes a snapshot with clones
+// together with its last clone. Errors: NotFound, Busy (a snapshot is pinned, or the group is
+// being taken).
 func (c *Cluster) DeleteGroup(ctx context.Context, name string) error {
 	return c.with(ctx, func(s *client.Session) error { return s.DeleteGroup(ctx, name) })
 }

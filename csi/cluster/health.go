@@ -7,11 +7,10 @@ import (
 	"penstock.io/penstock/meta/admin"
 )
 
-// Health tells of the volumes that something is wrong with, as the metadata servers
-// know it: of those that are open, as of the last inspection of their chunks, some
-// seconds ago. The others were as they should be when they were closed, and are
-// opened when a chunk server goes. Errors: AccessDenied; Unavailable, a metadata
-// server that runs does not answer.
+// Health returns the volumes that the metadata servers know to be unhealthy. For an open
+// volume the report is as of the last inspection of its chunks, some seconds ago. A closed
+// volume was healthy when its owner closed it, and is opened when a chunk server fails.
+// Errors: AccessDenied, Unavailable (a running metadata server does not answer).
 func (c *Cluster) Health(ctx context.Context) (map[meta.VolumeID]meta.VolumeHealth, error) {
 	api, err := c.administration()
 	if err != nil {
@@ -34,7 +33,7 @@ func (c *Cluster) Health(ctx context.Context) (map[meta.VolumeID]meta.VolumeHeal
 	return all, nil
 }
 
-// healthAt adds what one server tells, page by page.
+// healthAt adds the report of one metadata server to all, page by page.
 func healthAt(ctx context.Context, one *admin.Client, all map[meta.VolumeID]meta.VolumeHealth) error {
 	for q := (&admin.ListVolumeHealthRequest{}); ; {
 		page, err := one.Health.ListVolumeHealth(ctx, q)
@@ -45,7 +44,8 @@ func healthAt(ctx context.Context, one *admin.Client, all map[meta.VolumeID]meta
 			var v meta.VolumeHealth
 			admin.Hear(&v, answer)
 			x := all[v.ID]
-			// One that moves may be told of by two: what is worst.
+			// Two servers may report a volume moving between the servers: keep the worse of
+			// each value.
 			if v.Failed == "" {
 				v.Failed = x.Failed
 			}

@@ -1,8 +1,8 @@
-// Package controller is the Controller service of the Container Storage
-// Interface: volumes and snapshots of a cluster, made, changed and deleted for
-// an orchestrator. It keeps nothing: a volume's name says that it was made here,
-// and the cluster has the rest, so that a call that was cut off anywhere is
-// simply made again, by this process or another.
+// Package controller is the Controller service of the Container Storage Interface. The service
+// creates, changes and deletes volumes and snapshots of a cluster for an orchestrator. The
+// service keeps no state of its own: a volume's name shows that the service made the volume,
+// and the cluster has all other state. So after a call was cut off anywhere, the orchestrator
+// can repeat the call to this process or another.
 package controller
 
 import (
@@ -23,19 +23,19 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Cluster is what the service needs of one; cluster.Cluster is it.
+// Cluster is the service's view of a cluster, implemented by cluster.Cluster.
 type Cluster interface {
 	ID(ctx context.Context) (string, error)
 	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
 	Create(ctx context.Context, name string, t policy.Terms) (cluster.Volume, error)
-	// Set changes what differs between the two.
+	// Set changes the terms in which to differs from from.
 	Set(ctx context.Context, id meta.VolumeID, from, to policy.Terms) (cluster.Volume, error)
 	Rename(ctx context.Context, id meta.VolumeID, name string) (cluster.Volume, error)
 	Delete(ctx context.Context, id meta.VolumeID) error
-	// Discard deletes what nobody ever used, past the trash, if it still has the
-	// name; else it is Busy.
+	// Discard deletes a never used volume without putting it into the trash, if the volume
+	// still has this name. Errors: Busy (the volume has another name).
 	Discard(ctx context.Context, id meta.VolumeID, name string) error
 	Attach(ctx context.Context, id meta.VolumeID, at string) error
 	Detach(ctx context.Context, id meta.VolumeID) error
@@ -48,13 +48,13 @@ type Cluster interface {
 	DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) error
 }
 
-// Config says what the service works on.
+// Config has the settings and surroundings of the service.
 type Config struct {
 	Cluster Cluster
 	Grants  Grants
 	Logger  *slog.Logger
-	// Step is called between the steps of each call with the step's name: tests
-	// end the process there. Nil: nobody is.
+	// Step is called between the steps of each call with the step's name: tests end the
+	// process in Step. Nil: no function is called.
 	Step func(step string)
 }
 
@@ -75,7 +75,7 @@ func New(cfg Config) *Server {
 	return &Server{Config: cfg, index: newIndex()}
 }
 
-// capabilities are what ControllerGetCapabilities answers.
+// capabilities are the capabilities of the service for every cluster.
 var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 	csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
@@ -91,7 +91,7 @@ var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
 }
 
-// ControllerGetCapabilities tells what this service can do.
+// ControllerGetCapabilities lists the capabilities of this service.
 func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	r := &csi.ControllerGetCapabilitiesResponse{}
 	can := capabilities
@@ -113,10 +113,8 @@ func (s *Server) handleOf(ctx context.Context, id meta.VolumeID) (string, error)
 	return handle.Volume{Cluster: handle.ClusterOf(c), Volume: id}.String(), nil
 }
 
-// find gives the volume that a handle names. Errors: NoSuchVolume for handles
-// that no volume can have, too, as the specification wants it; Busy for those of
-// another cluster and those written by hand, whose volumes are not this
-// service's to touch.
+// find returns the volume named by a handle. Errors: NoSuchVolume, also for a malformed
+// handle, as the specification demands; Busy (the handle is another cluster's).
 func (s *Server) find(ctx context.Context, id string) (cluster.Volume, error) {
 	const op = "find volume"
 	h, err := handle.ParseVolume(id)
@@ -136,9 +134,9 @@ func (s *Server) find(ctx context.Context, id string) (cluster.Volume, error) {
 	return s.Cluster.Volume(ctx, h.Volume)
 }
 
-// there gives the volume that a handle names, for calls that use it as it is. Errors:
-// as of find; NoSuchVolume for one that is being made or deleted, too, NoSuchSnapshot
-// for a snapshot that a handle by hand names.
+// there returns the volume named by a handle, for calls that don't change the volume. Errors:
+// as of find; NoSuchVolume also for a volume being made or deleted; NoSuchSnapshot for the
+// snapshot of a handle written by hand.
 func (s *Server) there(ctx context.Context, id string) (cluster.Volume, error) {
 	v, err := s.find(ctx, id)
 	if err != nil {
@@ -155,7 +153,7 @@ func (s *Server) there(ctx context.Context, id string) (cluster.Volume, error) {
 	return v, nil
 }
 
-// ours refuses what belongs to another cluster.
+// ours refuses the handle of another cluster.
 func (s *Server) ours(ctx context.Context, of string) error {
 	c, err := s.Cluster.ID(ctx)
 	if err != nil {
@@ -167,7 +165,9 @@ func (s *Server) ours(ctx context.Context, of string) error {
 	return nil
 }
 
-// mine finds a volume that this service may change: one that it made.
+// mine returns the volume named by a handle if this service made the volume, and so may change
+// it. Errors: as of find; Busy (the service did not make the volume, or the handle is written
+// by hand).
 func (s *Server) mine(ctx context.Context, id string) (cluster.Volume, error) {
 	if id == "" {
 		return cluster.Volume{}, status.Error(codes.InvalidArgument, "no volume id")
@@ -186,14 +186,13 @@ func (s *Server) mine(ctx context.Context, id string) (cluster.Volume, error) {
 	return v, nil
 }
 
-// made tells which volumes this service made: by their names, since it keeps no
-// books. Those that pods brought along are the node service's, and those that are
-// not whole yet nobody's.
+// made reports whether this service made a volume, by the volume's name, because the service
+// keeps no list. Inline volumes belong to the node service, and drafts to the running call.
 func made(v cluster.Volume) bool {
 	return strings.HasPrefix(v.Name, handle.Made) && !strings.HasPrefix(v.Name, handle.Inline) && !handle.IsDraft(v.Name)
 }
 
-// ValidateVolumeCapabilities tells whether a volume can be used so.
+// ValidateVolumeCapabilities reports whether a volume supports capabilities and parameters.
 func (s *Server) ValidateVolumeCapabilities(ctx context.Context, q *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if q.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no volume id")
@@ -215,7 +214,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, q *csi.Validate
 	}}, nil
 }
 
-// GetCapacity tells how large a volume of a class could be now.
+// GetCapacity returns the largest size, in bytes, of a new volume of a class.
 func (s *Server) GetCapacity(ctx context.Context, q *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	c, err := policy.ReadClass(q.GetParameters(), nil, "capacity")
 	if err != nil {
@@ -233,5 +232,5 @@ func (s *Server) GetCapacity(ctx context.Context, q *csi.GetCapacityRequest) (*c
 	return &csi.GetCapacityResponse{AvailableCapacity: signed(policy.Room(c, sites, q.GetAccessibleTopology().GetSegments()))}, nil
 }
 
-// signed is a number of bytes as messages have it.
+// signed converts a number of bytes for messages, at most 1<<63-1.
 func signed(n uint64) int64 { return int64(min(n, 1<<63-1)) }

@@ -18,11 +18,11 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Grouper is a Cluster that takes snapshots of several volumes as of one moment.
+// Grouper is a Cluster able to take snapshots of several volumes as of one moment.
 type Grouper interface {
 	// Group finds a group of any state. Errors: NotFound.
 	Group(ctx context.Context, name string) (meta.Group, error)
-	// TakeGroup takes all snapshots or none. Errors: Exists, Busy (it is being taken).
+	// TakeGroup takes all snapshots or none. Errors: Exists, Busy (the group is being taken).
 	TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID) (meta.Group, error)
 	// DeleteGroup deletes the snapshots and the group. Errors: NotFound, Busy.
 	DeleteGroup(ctx context.Context, name string) error
@@ -35,7 +35,7 @@ type Groups struct {
 	c Grouper
 }
 
-// Groups gives the service of groups, nil if the cluster takes none.
+// Groups returns the service of groups; nil if the cluster takes no groups or makes no clones.
 func (s *Server) Groups() *Groups {
 	c, can := s.Cluster.(Grouper)
 	if _, clones := s.cloner(); !can || !clones {
@@ -44,7 +44,7 @@ func (s *Server) Groups() *Groups {
 	return &Groups{s: s, c: c}
 }
 
-// GroupControllerGetCapabilities tells what this service can do.
+// GroupControllerGetCapabilities lists the capabilities of this service.
 func (*Groups) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
 	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
 		Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
@@ -53,7 +53,7 @@ func (*Groups) GroupControllerGetCapabilities(context.Context, *csi.GroupControl
 	}}}, nil
 }
 
-// describe is a group in the words of the interface.
+// describe translates a group into the interface's message.
 func (x *Groups) describe(ctx context.Context, g *meta.Group) (*csi.VolumeGroupSnapshot, error) {
 	c, err := x.s.Cluster.ID(ctx)
 	if err != nil {
@@ -72,7 +72,7 @@ func (x *Groups) describe(ctx context.Context, g *meta.Group) (*csi.VolumeGroupS
 		switch meta.KindOf(err) {
 		case meta.KindOK:
 			y.SizeBytes = signed(there.Bytes)
-		case meta.NoSuchSnapshot, meta.NoSuchVolume: // an administrator deleted it
+		case meta.NoSuchSnapshot, meta.NoSuchVolume: // an administrator deleted the snapshot
 			y.ReadyToUse, out.ReadyToUse = false, false
 		default:
 			return nil, err
@@ -84,8 +84,8 @@ func (x *Groups) describe(ctx context.Context, g *meta.Group) (*csi.VolumeGroupS
 	return out, nil
 }
 
-// CreateVolumeGroupSnapshot keeps several volumes as they are at one moment, or finds
-// what an earlier call kept.
+// CreateVolumeGroupSnapshot takes snapshots of several volumes as of one moment, or finds the
+// group taken by an earlier call.
 func (x *Groups) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	s := x.s
 	if q.GetName() == "" {
@@ -127,7 +127,7 @@ func (x *Groups) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVol
 	case err != nil || g.State != meta.GroupReady:
 		s.Step("group.take")
 		if g, err = x.c.TakeGroup(ctx, name, volumes); errors.Is(err, meta.Busy) {
-			return nil, status.Error(codes.Aborted, err.Error()) // of a call that was cut off: soon it is nobody's
+			return nil, status.Error(codes.Aborted, err.Error()) // a cut-off call's group; the cluster soon ends the attempt
 		}
 		if err != nil {
 			return nil, reply.Error(err)
@@ -141,8 +141,8 @@ func (x *Groups) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVol
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: out}, nil
 }
 
-// named reads a handle. Errors: NotFound for what is none, Busy (of another cluster, or
-// not this driver's).
+// named parses the handle of a group. Errors: NotFound (malformed), Busy (of another cluster,
+// or not taken by this driver).
 func (x *Groups) named(ctx context.Context, id string) (h handle.Group, err error) {
 	const op = "read handle"
 	if h, err = handle.ParseGroup(id); err != nil {
@@ -157,9 +157,9 @@ func (x *Groups) named(ctx context.Context, id string) (h handle.Group, err erro
 	return h, nil
 }
 
-// find finds what a handle names, and whether it has the snapshots that the caller
-// believes, if that says which. Errors: NotFound, Busy (being taken), Invalid (other
-// snapshots).
+// find returns the group named by a handle. If snapshots is not empty, find checks that
+// snapshots lists exactly the group's snapshots. Errors: NotFound, Busy (being taken), Invalid
+// (other snapshots).
 func (x *Groups) find(ctx context.Context, h handle.Group, snapshots []string) (meta.Group, error) {
 	const op = "find group"
 	g, err := x.c.Group(ctx, h.Name)
@@ -185,7 +185,7 @@ func (x *Groups) find(ctx context.Context, h handle.Group, snapshots []string) (
 	return g, nil
 }
 
-// DeleteVolumeGroupSnapshot deletes a group that this driver took.
+// DeleteVolumeGroupSnapshot deletes a group taken by this driver, with its snapshots.
 func (x *Groups) DeleteVolumeGroupSnapshot(ctx context.Context, q *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	if q.GetGroupSnapshotId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no group snapshot id")
@@ -198,7 +198,8 @@ func (x *Groups) DeleteVolumeGroupSnapshot(ctx context.Context, q *csi.DeleteVol
 	if err != nil {
 		return nil, reply.Error(err)
 	}
-	// Before it is found: it is deleted by its name, which another one may get else.
+	// Claim the name before find: DeleteGroup deletes by name, and another group could get the
+	// name in between.
 	end, err := x.s.pending.Begin("snapshot " + h.Name)
 	if err != nil {
 		return nil, err
@@ -218,7 +219,7 @@ func (x *Groups) DeleteVolumeGroupSnapshot(ctx context.Context, q *csi.DeleteVol
 	return done, nil
 }
 
-// GetVolumeGroupSnapshot tells of one.
+// GetVolumeGroupSnapshot describes a group.
 func (x *Groups) GetVolumeGroupSnapshot(ctx context.Context, q *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
 	if q.GetGroupSnapshotId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no group snapshot id")

@@ -16,9 +16,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// conditions are what is wrong with a volume, in the words of the interface. That
-// chunks can't be reached is no loss: nobody but an operator knows that a server
-// does not come back.
+// conditions translates a volume's health into the entries of the interface. Unreachable
+// chunks are no data loss: only an operator knows that a server does not come back.
 func conditions(h meta.VolumeHealth) (all []*csi.VolumeHealth_VolumeHealthEntry) {
 	say := func(is csi.VolumeHealthErrorType, reason, text string, args ...any) {
 		all = append(all, &csi.VolumeHealth_VolumeHealthEntry{Status: is, Reason: reason, Message: fmt.Sprintf(text, args...)})
@@ -66,7 +65,7 @@ func conditions(h meta.VolumeHealth) (all []*csi.VolumeHealth_VolumeHealthEntry)
 	return all
 }
 
-// ControllerGetVolumeHealth tells what is wrong with a volume.
+// ControllerGetVolumeHealth reports a volume's health.
 func (s *Server) ControllerGetVolumeHealth(ctx context.Context, q *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	if q.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no volume id")
@@ -82,8 +81,8 @@ func (s *Server) ControllerGetVolumeHealth(ctx context.Context, q *csi.Controlle
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: q.GetVolumeId(), HealthStatuses: conditions(all[v.ID])}}, nil
 }
 
-// ControllerListVolumeHealth lists the volumes of this driver that something is
-// wrong with, by number, as ListVolumes does.
+// ControllerListVolumeHealth lists this driver's unhealthy volumes by number, with tokens as
+// of ListVolumes.
 func (s *Server) ControllerListVolumeHealth(ctx context.Context, q *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	after, err := readToken(q.GetStartingToken(), q.GetMaxEntries())
 	if err != nil {

@@ -13,21 +13,21 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Grants say which nodes may use which volumes; cluster.Cluster keeps them.
+// Grants grants nodes rights to volumes; cluster.Cluster implements Grants.
 type Grants interface {
-	// Publish lets a node have volumes for a handle; true: to write; alone: if no other
-	// node has it. Errors: NotFound (the node), NoSuchVolume, Exists (it may do something
-	// else for it already), Busy (another node has it).
+	// Publish grants a node the rights to volumes for a handle; true: the right to write;
+	// alone: refuse if another node has the handle. Errors: NotFound (the node), NoSuchVolume,
+	// Exists (the node has other rights for the handle), Busy (another node has the handle).
 	Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool, alone bool) error
-	// Unpublish takes that back; from all nodes if node is "".
+	// Unpublish revokes the rights; node "": the rights of all nodes.
 	Unpublish(ctx context.Context, node, handle string) error
-	// Published tells to which nodes a handle is published; with "", each handle.
+	// Published returns the nodes to which a handle is published; with "", of each handle.
 	Published(ctx context.Context, handle string) (nodes map[string][]string, err error)
 }
 
-// ControllerPublishVolume lets a node have a volume: a grant of the node's name, which
-// ends with ControllerUnpublishVolume. Nothing is attached to a machine. A volume
-// that is to be used by one node is refused to a second one.
+// ControllerPublishVolume grants a node the right to a volume. ControllerUnpublishVolume
+// revokes the grant. The service attaches nothing to a machine. With an access mode for one
+// node, a second node is refused.
 func (s *Server) ControllerPublishVolume(ctx context.Context, q *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	switch {
 	case q.GetVolumeId() == "":
@@ -40,7 +40,7 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, q *csi.ControllerP
 	}
 	about := []string{publication(q.GetNodeId(), q.GetVolumeId())}
 	alone := reply.OneNode(q.GetVolumeCapability())
-	if alone { // else two nodes at once would find that nobody has it
+	if alone { // else two calls for two nodes could both find no other node
 		about = append(about, publication("", q.GetVolumeId()))
 	}
 	end, err := s.pending.Begin(about...)
@@ -60,12 +60,12 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, q *csi.ControllerP
 	return &csi.ControllerPublishVolumeResponse{}, nil
 }
 
-// publication is what calls about one volume and node are pending by.
+// publication returns the key in pending of calls about a volume and a node.
 func publication(node, volume string) string { return "node " + node + " " + volume }
 
-// needed are the volumes that a node opens for a handle; true: to write. One that was
-// made of a snapshot for readers alone is mounted as that snapshot, which lies in the
-// volume that it was taken of (csi/node, source).
+// needed returns the volumes that a node opens for a handle; true: to write. The node mounts
+// an immutable volume made of a snapshot as the snapshot itself, which lies in the volume of
+// origin (csi/node, source).
 func (s *Server) needed(ctx context.Context, id string, write bool) (map[meta.VolumeID]bool, error) {
 	v, err := s.there(ctx, id)
 	if err != nil {
@@ -87,8 +87,8 @@ func (s *Server) needed(ctx context.Context, id string, write bool) (map[meta.Vo
 	return all, nil
 }
 
-// ControllerUnpublishVolume takes the grant back; with no node, those of all nodes. The
-// volume and the node may be gone by now.
+// ControllerUnpublishVolume revokes a node's grant; without a node, the grants of all nodes.
+// The volume and the node may not exist any more.
 func (s *Server) ControllerUnpublishVolume(ctx context.Context, q *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if q.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no volume id")
@@ -96,7 +96,7 @@ func (s *Server) ControllerUnpublishVolume(ctx context.Context, q *csi.Controlle
 	done := &csi.ControllerUnpublishVolumeResponse{}
 	h, err := handle.ParseVolume(q.GetVolumeId())
 	if err != nil {
-		return done, nil // nobody was granted anything for it
+		return done, nil // no node has a grant for a malformed handle
 	}
 	if !h.ByHand() {
 		if err := s.ours(ctx, h.Cluster); err != nil {

@@ -11,20 +11,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// index knows in which volume a snapshot of a name is: names are unique among
-// volumes here, but snapshots' names only in theirs. It learns that from the
-// volumes, each of which is asked once. The plain way, to ask all before the first
-// snapshot is taken, let one volume that nobody can open refuse every snapshot of
-// the others, and opened thousands that nobody uses within one call. An orchestrator
-// gives no name twice, so the look may end early: see look. What it knows is
-// believed only after the volume was asked again.
+// index maps a snapshot's name to its volume: in this interface a snapshot's name is unique
+// among all volumes, in the cluster only within its volume. index lists the snapshots of each
+// volume once. The plain way, to list all volumes' snapshots before taking the first snapshot,
+// failed: one volume that could not be opened made every snapshot of the other volumes fail,
+// and one call opened thousands of unused volumes. An orchestrator does not reuse names, so
+// look may stop early. Before a caller relies on an entry, the caller lists the volume's
+// snapshots again.
 type index struct {
-	looking chan struct{} // room for the one call that looks at volumes
+	looking chan struct{} // has room for the one call that runs look
 
 	mu sync.Mutex
 	of map[string]meta.VolumeID
-	// Which volumes were asked, and those that did not answer, until when they are
-	// left alone; nil once all were.
+	// The volumes whose snapshots were listed, and, for each volume that did not answer, the
+	// time of the next try; both nil once all volumes have answered.
 	asked  map[meta.VolumeID]bool
 	silent map[meta.VolumeID]time.Time
 }
@@ -34,8 +34,8 @@ func newIndex() index {
 }
 
 const (
-	// lookFor bounds how long one call looks at volumes of others, askFor how long
-	// one of them is waited for; one that is silent is left alone for askAgain.
+	// lookFor bounds how long one call lists snapshots of other volumes, and askFor how long
+	// the call waits for one volume. A volume without an answer is not asked for askAgain.
 	lookFor  = 2 * time.Second
 	askFor   = 500 * time.Millisecond
 	askAgain = time.Minute
@@ -43,15 +43,14 @@ const (
 	askAtOnce = 8
 )
 
-// full tells whether all volumes were asked.
+// full reports whether all volumes have been asked.
 func (x *index) full() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.asked == nil
 }
 
-// due gives those of all volumes that are to be asked now, and forgets what is
-// not there any more.
+// due returns the volumes to ask now, and removes volumes that no longer exist from the index.
 func (x *index) due(all []cluster.Volume, now time.Time) (due []cluster.Volume) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -80,7 +79,7 @@ func (x *index) due(all []cluster.Volume, now time.Time) (due []cluster.Volume) 
 	return due
 }
 
-// learn takes over what a volume has.
+// learn records the snapshots of a volume, or the error of listing the snapshots.
 func (x *index) learn(v meta.VolumeID, all []cluster.Snapshot, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -125,15 +124,15 @@ func (x *index) drop(v meta.VolumeID) {
 	maps.DeleteFunc(x.of, func(_ string, of meta.VolumeID) bool { return of == v })
 }
 
-// look asks volumes that were not asked yet, for lookFor at most; a later call goes
-// on. Errors: those of listing volumes.
+// look lists the snapshots of volumes not asked yet, for lookFor at most; a later call
+// continues. Errors: only of listing the volumes.
 func (s *Server) look(ctx context.Context) error {
 	soon, cancel := context.WithTimeout(ctx, lookFor)
 	defer cancel()
 	select {
 	case s.index.looking <- struct{}{}:
 		defer func() { <-s.index.looking }()
-	case <-soon.Done(): // another call is at it
+	case <-soon.Done(): // another call runs look
 		return nil
 	}
 	if s.index.full() {
@@ -145,13 +144,13 @@ func (s *Server) look(ctx context.Context) error {
 	}
 	_ = s.ask(soon, askFor, s.index.due(all, time.Now()), func(v cluster.Volume, l []cluster.Snapshot, err error) (more bool) {
 		if err != nil && soon.Err() != nil {
-			return true // not its fault
+			return true // lookFor is over: no fault of the volume
 		}
 		if s.index.learn(v.ID, l, err); err != nil && meta.KindOf(err) != meta.NoSuchVolume {
 			s.Logger.Info("a volume does not say which snapshots it has; one of another volume may get a name that is there", "volume", v.Name, "err", err)
 		}
 		return true
-	}) // a later call goes on
+	}) // a later call asks the rest
 	return nil
 }
 
@@ -190,8 +189,8 @@ func (s *Server) ask(ctx context.Context, within time.Duration, volumes []cluste
 	return nil
 }
 
-// elsewhere tells whether another volume than v has a snapshot of a name, as far
-// as volumes said.
+// elsewhere reports whether another volume than v has a snapshot called name, as far as the
+// volumes have answered. If not, elsewhere records name as v's.
 func (s *Server) elsewhere(ctx context.Context, name string, v meta.VolumeID) (bool, error) {
 	if err := s.look(ctx); err != nil {
 		return false, err

@@ -20,16 +20,16 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Cloner is a Cluster that makes volumes out of others. Only with one are
-// snapshots offered, since there is no other use for them in this interface.
+// Cloner is a Cluster able to make volumes from other volumes. Without a Cloner the service
+// offers no snapshots, since the interface has no other use for snapshots.
 type Cloner interface {
-	// Clone makes a volume out of a snapshot of another or, with snapshot empty,
-	// of what the other is now. It begins with the other's policy. Errors:
+	// Clone makes a volume from a snapshot of volume of or, with snapshot empty, from the
+	// present state of volume of. The clone begins with the policy of volume of. Errors:
 	// VolumeExists, NoSuchVolume, NoSuchSnapshot.
 	Clone(ctx context.Context, of meta.VolumeID, snapshot, name string) (cluster.Volume, error)
-	// Origin tells of which snapshot of a volume another one is a clone; of one
-	// that was taken for the clone alone the name is empty. Of volume 0: of
-	// whichever. Errors: NotFound, it is no clone of that volume.
+	// Origin returns the name of the snapshot from which clone was made; "" if the cluster
+	// took the snapshot for the clone alone. With of 0, the origin may be any volume. Errors:
+	// NotFound (clone is no clone of volume of).
 	Origin(ctx context.Context, of meta.VolumeID, clone meta.VolumeID) (snapshot string, err error)
 }
 
@@ -38,7 +38,7 @@ func (s *Server) cloner() (Cloner, bool) {
 	return c, is
 }
 
-// withClones are the capabilities of a service whose cluster makes clones.
+// withClones are the additional capabilities with a Cloner.
 var withClones = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
@@ -46,16 +46,15 @@ var withClones = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 }
 
-// ours tells the snapshots that this driver took, once they are whole.
+// ours reports whether this driver took the snapshot, and the snapshot is ready.
 func ours(x cluster.Snapshot) bool { return x.Ready && strings.HasPrefix(x.Name, handle.Made) }
 
-// snapshotNamed finds a volume's snapshot by its name. Errors: NoSuchSnapshot,
-// NoSuchVolume.
+// snapshotNamed finds a volume's snapshot by its name. Errors: NoSuchSnapshot, NoSuchVolume.
 func (s *Server) snapshotNamed(ctx context.Context, v meta.VolumeID, name string) (cluster.Snapshot, error) {
 	return s.snapshot(ctx, v, name, func(x cluster.Snapshot) bool { return x.Name == name })
 }
 
-// snapshotAt finds a volume's snapshot by its generation. Errors: as above.
+// snapshotAt finds a volume's snapshot by its generation. Errors: as of snapshotNamed.
 func (s *Server) snapshotAt(ctx context.Context, h handle.Snapshot) (cluster.Snapshot, error) {
 	return s.snapshot(ctx, h.Volume, h.String(), func(x cluster.Snapshot) bool { return x.At == h.At })
 }
@@ -73,10 +72,10 @@ func (s *Server) snapshot(ctx context.Context, v meta.VolumeID, subject string, 
 	return cluster.Snapshot{}, meta.E("find snapshot", meta.NoSuchSnapshot, subject, nil)
 }
 
-// eachSnapshot calls fn with what this driver took, by the numbers of volumes and
-// generations, of volumes from one on, or with only of that one alone, until fn says
-// that it has enough. Errors: of the first volume that does not answer: a list
-// without what it has would tell that it is gone.
+// eachSnapshot calls fn with this driver's snapshots, ordered by volume and generation, until
+// fn returns false: the snapshots of volumes from number from on, or of volume only. Errors:
+// the error of the first volume that does not answer, because a list without its snapshots
+// would mean that the snapshots don't exist.
 func (s *Server) eachSnapshot(ctx context.Context, from, only meta.VolumeID, fn func(cluster.Volume, cluster.Snapshot) (more bool)) error {
 	var volumes []cluster.Volume
 	if only != 0 {
@@ -96,7 +95,7 @@ func (s *Server) eachSnapshot(ctx context.Context, from, only meta.VolumeID, fn 
 	var failed error
 	err := s.ask(ctx, 0, volumes, func(v cluster.Volume, all []cluster.Snapshot, err error) bool {
 		if meta.KindOf(err) == meta.NoSuchVolume {
-			return true // it went meanwhile
+			return true // the volume was deleted meanwhile
 		}
 		if err != nil {
 			failed = fmt.Errorf("list snapshots of volume %s: %w", v.Name, err)
@@ -113,7 +112,7 @@ func (s *Server) eachSnapshot(ctx context.Context, from, only meta.VolumeID, fn 
 	return cmp.Or(failed, err)
 }
 
-// describeSnapshot is a snapshot in the words of the interface.
+// describeSnapshot translates a snapshot into the interface's message.
 func (s *Server) describeSnapshot(ctx context.Context, v meta.VolumeID, x cluster.Snapshot) (*csi.Snapshot, error) {
 	c, err := s.Cluster.ID(ctx)
 	if err != nil {
@@ -131,7 +130,7 @@ func (s *Server) describeSnapshot(ctx context.Context, v meta.VolumeID, x cluste
 	}, nil
 }
 
-// CreateSnapshot keeps a volume as it is, or finds what an earlier call kept.
+// CreateSnapshot takes a snapshot of a volume, or finds the snapshot taken by an earlier call.
 func (s *Server) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	if q.GetName() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no name")
@@ -179,7 +178,7 @@ func (s *Server) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 	return &csi.CreateSnapshotResponse{Snapshot: out}, nil
 }
 
-// DeleteSnapshot deletes a snapshot that this driver took.
+// DeleteSnapshot deletes a snapshot taken by this driver.
 func (s *Server) DeleteSnapshot(ctx context.Context, q *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	if q.GetSnapshotId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no snapshot id")
@@ -213,8 +212,8 @@ func (s *Server) DeleteSnapshot(ctx context.Context, q *csi.DeleteSnapshotReques
 	return done, nil
 }
 
-// findSnapshot finds what a handle names. Errors: NoSuchSnapshot for what is no
-// handle, too, NoSuchVolume, Busy (of another cluster).
+// findSnapshot returns the snapshot named by a handle. Errors: NoSuchSnapshot, also for a
+// malformed handle, NoSuchVolume, Busy (of another cluster).
 func (s *Server) findSnapshot(ctx context.Context, id string) (handle.Snapshot, cluster.Snapshot, error) {
 	h, err := handle.ParseSnapshot(id)
 	if err != nil {
@@ -227,7 +226,7 @@ func (s *Server) findSnapshot(ctx context.Context, id string) (handle.Snapshot, 
 	return h, x, err
 }
 
-// GetSnapshot tells of one.
+// GetSnapshot describes a snapshot.
 func (s *Server) GetSnapshot(ctx context.Context, q *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
 	if q.GetSnapshotId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no snapshot id")
@@ -243,8 +242,8 @@ func (s *Server) GetSnapshot(ctx context.Context, q *csi.GetSnapshotRequest) (*c
 	return &csi.GetSnapshotResponse{Snapshot: out}, nil
 }
 
-// ListSnapshots lists what this driver took: one, those of a volume, or all. A
-// token names the last one that was told of, which may go meanwhile.
+// ListSnapshots lists this driver's snapshots: one snapshot, the snapshots of a volume, or
+// all. A token names the last listed snapshot, which may be deleted meanwhile.
 func (s *Server) ListSnapshots(ctx context.Context, q *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	var after handle.Snapshot
 	if t := q.GetStartingToken(); t != "" {
@@ -255,7 +254,7 @@ func (s *Server) ListSnapshots(ctx context.Context, q *csi.ListSnapshotsRequest)
 	if q.GetMaxEntries() < 0 {
 		return nil, status.Error(codes.InvalidArgument, "max_entries is negative")
 	}
-	var only handle.Snapshot // of this volume, of this generation, if not zero
+	var only handle.Snapshot // the requested volume and generation; zero: any
 	if id := q.GetSnapshotId(); id != "" {
 		h, _, err := s.findSnapshot(ctx, id)
 		if err != nil {
@@ -298,7 +297,8 @@ func (s *Server) ListSnapshots(ctx context.Context, q *csi.ListSnapshotsRequest)
 	return r, nil
 }
 
-// none is the list for something that isn't there.
+// none returns the empty list if err says that the volume or snapshot does not exist, and
+// otherwise the error.
 func none(err error) (*csi.ListSnapshotsResponse, error) {
 	if k := meta.KindOf(err); k == meta.NoSuchSnapshot || k == meta.NoSuchVolume {
 		return &csi.ListSnapshotsResponse{}, nil
@@ -306,16 +306,16 @@ func none(err error) (*csi.ListSnapshotsResponse, error) {
 	return nil, reply.Error(err)
 }
 
-// content is what a volume is made of: a snapshot, or with an empty name what
-// another volume is now.
+// content is the source of a volume: a snapshot or, with an empty name, the present state of
+// another volume.
 type content struct {
 	of       cluster.Volume
 	snapshot string
 	bytes    uint64 // at least
 }
 
-// contentOf finds what a call wants a volume made of; nil: of nothing. Errors:
-// NoSuchVolume, NoSuchSnapshot, Invalid.
+// contentOf finds the source of a volume to create; nil: an empty volume. Errors:
+// NoSuchVolume, NoSuchSnapshot, Invalid, and find's.
 func (s *Server) contentOf(ctx context.Context, source *csi.VolumeContentSource) (*content, error) {
 	const op = "read content source"
 	if source == nil {
@@ -339,8 +339,8 @@ func (s *Server) contentOf(ctx context.Context, source *csi.VolumeContentSource)
 			err = meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
 		}
 		c := &content{of: v}
-		// Of a claim that has a snapshot a copy is made of that, and not of what the
-		// volume has become.
+		// If the handle names a snapshot, the copy is made from the snapshot, not from the
+		// volume's present state.
 		if h, herr := handle.ParseVolume(id); err == nil && herr == nil && h.Snapshot != "" {
 			var x cluster.Snapshot
 			if x, err = s.snapshotNamed(ctx, v.ID, h.Snapshot); err == nil {
@@ -352,7 +352,7 @@ func (s *Server) contentOf(ctx context.Context, source *csi.VolumeContentSource)
 	return nil, meta.E(op, meta.Invalid, "", errors.New("it is a snapshot or a volume"))
 }
 
-// isOf tells whether a volume is made of a content; nil: of nothing.
+// isOf reports whether a volume was made from a content; nil: from nothing.
 func (s *Server) isOf(ctx context.Context, v cluster.Volume, c *content) (bool, error) {
 	cl, can := s.cloner()
 	if !can {

@@ -16,15 +16,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Where volumes hang in the tree.
+// The places of volumes in the tree.
 
-// attachTries is how often a volume is hung up again whose directory somebody
-// removed meanwhile: the last volume in it was deleted.
+// attachTries bounds the tries to attach a volume whose directory another call removed
+// meanwhile, after deleting the last volume in the directory.
 const attachTries = 5
 
-// attach hangs a volume into the tree: at the path of its class or, if
-// something else is there (a claim of the same name whose volume was kept), beside
-// it at PATH.NUMBER.
+// attach attaches a volume to the tree at path at, the class's path. If the path is taken (by
+// the kept volume of an earlier claim with the same name), attach uses PATH.NUMBER. attach
+// returns the path used.
 func (s *Server) attach(ctx context.Context, v cluster.Volume, at string) (string, error) {
 	suffix := "." + strconv.Itoa(int(v.ID))
 	base := path.Base(at)
@@ -40,16 +40,16 @@ func (s *Server) attach(ctx context.Context, v cluster.Volume, at string) (strin
 			at = beside
 		case (errors.Is(err, meta.NotFound) || errors.Is(err, meta.Stale)) && try < attachTries:
 		default:
-			s.empty.add(path.Dir(at), v.ID) // it was made for this volume, perhaps
+			s.empty.add(path.Dir(at), v.ID) // perhaps made for this volume
 			return "", err
 		}
 	}
 }
 
-// detach takes a volume out of the tree, and the directory that it hung in, if
-// nothing else does. One that hangs nowhere may have been taken out by a call that
-// was cut off before the directory went. Errors: those of the cluster, for this
-// volume and its directory; then the call is to be made again.
+// detach detaches a volume from the tree, and removes its directory if the directory is empty.
+// An unattached volume may have been detached by a call that was cut off before the call
+// removed the directory. Errors: the cluster's, for this volume and its directory; the
+// orchestrator must then call again.
 func (s *Server) detach(ctx context.Context, v cluster.Volume) error {
 	brief, cancel := context.WithTimeout(ctx, othersWait)
 	defer cancel()
@@ -57,7 +57,7 @@ func (s *Server) detach(ctx context.Context, v cluster.Volume) error {
 		s.sweep(brief)
 	} else {
 		if dir := path.Dir(v.Path); strings.HasPrefix(dir, "/") {
-			s.empty.add(dir, v.ID) // the answer may be lost, and who asks again is told no path
+			s.empty.add(dir, v.ID) // after a lost answer the next call finds no path
 		}
 		if err := s.Cluster.Detach(ctx, v.ID); err != nil && !errors.Is(err, meta.NotAttached) && !errors.Is(err, meta.NoSuchVolume) {
 			return err
@@ -73,16 +73,16 @@ func (s *Server) detach(ctx context.Context, v cluster.Volume) error {
 	return nil
 }
 
-// othersWait bounds how long the deletion of a volume looks after directories of
-// others, which may lie in volumes that nobody serves now.
+// othersWait bounds how long the deletion of a volume tries to remove the directories of other
+// volumes: the directories may lie in volumes without an owner.
 const othersWait = 3 * time.Second
 
-// empties are directories that volumes hung in, until they are gone or known to be
-// needed.
+// empties has directories in which volumes were attached, until a call removed each directory
+// or found it in use.
 type empties struct {
 	mu    sync.Mutex
-	dirs  map[string]meta.VolumeID // and the last volume that hung there; 0: nobody knows
-	swept bool                     // those that calls to another process left were looked for
+	dirs  map[string]meta.VolumeID // directory to the last volume attached in it; 0: unknown
+	swept bool                     // sweep has listed the directories left by other processes
 }
 
 func (e *empties) add(dir string, v meta.VolumeID) {
@@ -102,7 +102,7 @@ func (e *empties) remove(dir string) {
 	delete(e.dirs, dir)
 }
 
-// of are the directories that a volume was the last to hang in.
+// of returns the directories in which v was the last attached volume.
 func (e *empties) of(v meta.VolumeID) (all []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -114,17 +114,17 @@ func (e *empties) of(v meta.VolumeID) (all []string) {
 	return all
 }
 
-// all are in any order, so that one that takes all the time there is does not keep
-// the same others waiting again and again.
+// all returns the directories in any order, so that a slow directory does not delay the same
+// other directories in each call.
 func (e *empties) all() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Collect(maps.Keys(e.dirs))
 }
 
-// tidy removes a directory if it is empty. One that may not be removed stays;
-// nobody can wait for that to change. Errors: those after which it is looked at
-// again.
+// tidy removes a directory if it is empty. tidy skips a directory that the service may not
+// remove: waiting would not change the answer. Errors: only errors after which a later call
+// tries again.
 func (s *Server) tidy(ctx context.Context, dir string) error {
 	if err := s.Cluster.Tidy(ctx, dir); stays(err) {
 		s.Logger.Warn("a directory of claims was not removed", "path", dir, "err", err)
@@ -135,8 +135,8 @@ func (s *Server) tidy(ctx context.Context, dir string) error {
 	return nil
 }
 
-// tidyOthers removes what calls about other volumes left. No volume waits for that:
-// the next call looks at them again.
+// tidyOthers removes the directories left by calls about other volumes, until ctx ends. After
+// an error the caller's volume is deleted nevertheless: the next call tries again.
 func (s *Server) tidyOthers(ctx context.Context) {
 	for _, dir := range s.empty.all() {
 		if err := s.tidy(ctx, dir); err != nil {
@@ -148,7 +148,7 @@ func (s *Server) tidyOthers(ctx context.Context) {
 	}
 }
 
-// stays tells answers about a directory that will not be others later.
+// stays reports whether an error about a directory is permanent.
 func stays(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.NotPermitted, meta.AccessDenied, meta.ReadOnly, meta.Invalid, meta.NotSupported:
@@ -157,13 +157,13 @@ func stays(err error) bool {
 	return false
 }
 
-// claims is the directory below which nobody but this driver makes directories:
-// where volumes hang if their class says nothing else.
+// claims is the directory below which only this driver makes directories: the place of volumes
+// whose class has no attachPath.
 var claims = path.Dir(path.Dir(policy.DefaultAttach))
 
-// sweep finds, once in a process, the directories that calls to another one left: no
-// volume says any more that it hung there. It looks below claims only: elsewhere
-// empty directories may be people's. Those that are needed are not empty.
+// sweep finds, once in a process, the directories left by another process's calls: no volume
+// records such a directory. sweep lists only the directories in claims: elsewhere an empty
+// directory may be a user's. tidy does not remove a directory in use, which is not empty.
 func (s *Server) sweep(ctx context.Context) {
 	s.empty.mu.Lock()
 	swept := s.empty.swept

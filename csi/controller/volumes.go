@@ -20,16 +20,16 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// CreateVolume makes a volume, or finds the one that an earlier call made:
+// CreateVolume makes a volume, or finds the volume made by an earlier call:
 //
 //	draft (of its content) -> class's terms -> attached -> named
 //
-// Each step is looked at before it is taken. Until a volume is whole it has a
-// draft's name, by which a later call goes on with it. The orchestrator was told of
-// no draft, so where one can't be brought to its end it goes again: to an error that
-// is final the orchestrator sends no DeleteVolume, and a volume would stay that
-// nobody knows. The plain way, to tell by a volume's policy how far a call got,
-// could not tell once somebody changed what it was cloned from meanwhile.
+// The call checks before each step whether the step is done. Until a volume is complete it has
+// a draft's name, by which a later call continues the work. The orchestrator does not know of
+// a draft. So after a final error the call deletes the draft: the orchestrator sends no
+// DeleteVolume after such an error, and an unknown volume would stay. The plain way, to tell a
+// call's progress from the volume's policy, fails if the policy of the clone's source was
+// changed meanwhile.
 func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if q.GetName() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no name")
@@ -53,7 +53,8 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 		return nil, reply.Error(err)
 	}
 	if from != nil && from.snapshot != "" && !slices.ContainsFunc(q.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool { return !reply.ReadOnly(c) }) {
-		// Nobody will ever write: it stays what the snapshot is, and nodes mount that.
+		// The volume has no writer: it stays equal to the snapshot, and nodes mount the
+		// snapshot.
 		class.Policy.Immutable = true
 	}
 	if from != nil && class.Policy.QuotaBytes > 0 && class.Policy.QuotaBytes < from.bytes {
@@ -84,7 +85,8 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 		if !same || !sameVolume(v, class, required, limit) {
 			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other contents or parameters, or of another size", q.GetName())
 		}
-		// Of a driver that knew no drafts, or taken out of the tree by hand.
+		// An earlier driver without drafts made the volume, or an operator detached the
+		// volume.
 		if class.AttachPath != "" && v.Path == "" {
 			if v.Path, err = s.attach(ctx, v, class.AttachPath); err != nil {
 				return nil, unfinished(err)
@@ -99,8 +101,8 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	return &csi.CreateVolumeResponse{Volume: out}, nil
 }
 
-// sameVolume tells whether a volume is what a call wants that made it once.
-// Where it lies was chosen then, within the class's place.
+// sameVolume reports whether a volume satisfies a repeated call. The volume's topology was
+// chosen by the first call, within the class's topology.
 func sameVolume(v cluster.Volume, c policy.Class, required, limit int64) bool {
 	want := c.Terms
 	if c.Level != policy.Anywhere && policy.Under(v.Policy.Topology, want.Policy.Topology) {
@@ -109,8 +111,8 @@ func sameVolume(v cluster.Volume, c policy.Class, required, limit int64) bool {
 	return policy.Same(v.Terms, want) && policy.Fits(v.Policy.QuotaBytes, required, limit)
 }
 
-// makeVolume makes a volume, or goes on with its draft. Errors are statuses; with
-// one that is final nothing is left of the volume.
+// makeVolume makes a volume, or continues its draft. Errors: statuses; after a final error no
+// draft is left.
 func (s *Server) makeVolume(ctx context.Context, name string, class policy.Class, from *content, want *csi.TopologyRequirement) (v cluster.Volume, err error) {
 	draft := handle.DraftOf(name)
 	v, err = s.Cluster.VolumeByName(ctx, draft)
@@ -143,7 +145,7 @@ func (s *Server) makeVolume(ctx context.Context, name string, class policy.Class
 	return v, told
 }
 
-// bring brings a draft to its end; v is zero where there is none yet.
+// bring completes a draft; v is zero if no draft exists yet.
 func (s *Server) bring(ctx context.Context, v cluster.Volume, name string, class policy.Class, from *content, want *csi.TopologyRequirement) (cluster.Volume, error) {
 	err := s.place(ctx, &class, want)
 	if err != nil {
@@ -177,17 +179,17 @@ func (s *Server) bring(ctx context.Context, v cluster.Volume, name string, class
 		return v, err
 	}
 	s.Step("create.named")
-	// Another controller that took it for a draft to be discarded may have detached it.
+	// Another controller discarding the draft may have detached the volume.
 	if class.AttachPath != "" && v.Path == "" {
 		if _, err = s.attach(ctx, v, class.AttachPath); err != nil {
-			return v, unfinished(err) // it has its name: the next call attaches it
+			return v, unfinished(err) // the volume has its name: the next call attaches it
 		}
 	}
 	return v, nil
 }
 
-// goesOn tells answers after which the orchestrator makes the call again, also if
-// nobody wants the volume any more; after others it may forget that it called.
+// goesOn reports whether the orchestrator repeats a call after this error, even if no claim
+// needs the volume any more. After any other error the orchestrator may forget the call.
 func goesOn(err error) bool {
 	switch status.Code(err) {
 	case codes.OK, codes.Aborted, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
@@ -196,8 +198,8 @@ func goesOn(err error) bool {
 	return false
 }
 
-// unfinished is the answer to an error while something of a volume is there that
-// the orchestrator knows nothing of: one after which it calls again.
+// unfinished returns the status for an error while a draft remains that the orchestrator does
+// not know: a status after which the orchestrator calls again.
 func unfinished(err error) error {
 	if told := reply.Error(err); goesOn(told) {
 		return told
@@ -205,15 +207,16 @@ func unfinished(err error) error {
 	return status.Error(codes.Unavailable, err.Error())
 }
 
-// discardWait bounds how long taking back takes, whatever became of the call. Sidecars
-// give up leading 10 s after they were last seen to, and the next leads 5 s after that:
-// by then this is over, also with metadata servers that don't look at the name.
+// discardWait bounds discard, independent of the call's context. A sidecar stops leading 10 s
+// after its last renewal, and the next sidecar leads 5 s later. So discard has ended before
+// the next leader's first call, and that holds even if metadata servers don't check the
+// draft's name.
 const discardWait = 5 * time.Second
 
-// discard takes a draft away, and what it hung in. It goes by the name: an answer
-// that did not come may have been that it was made. One that another controller has
-// brought to its end meanwhile is no draft any more. Errors: those of the cluster;
-// then the call is to be made again.
+// discard detaches and deletes a draft, and removes the draft's empty directory. discard finds
+// the draft by name, because the answer to the creation may have been lost. A volume completed
+// by another controller meanwhile has another name and stays. Errors: the cluster's; the
+// orchestrator must then call again.
 func (s *Server) discard(ctx context.Context, draft string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardWait)
 	defer cancel()
@@ -240,9 +243,9 @@ func (s *Server) discard(ctx context.Context, draft string) error {
 	return err
 }
 
-// place settles where a volume's bytes are to lie. Errors: NoSpace, and ResourceExceeded:
-// nothing in the cluster can meet the class's policy. While no site is known, any place
-// will do that is not asked for.
+// place sets the topology of the class's policy. While the cluster has no known site, every
+// policy is accepted unless want asks for a place. Errors: NoSpace, ResourceExceeded (the
+// cluster can't meet the class's policy).
 func (s *Server) place(ctx context.Context, class *policy.Class, want *csi.TopologyRequirement) error {
 	sites, err := s.Cluster.Nodes(ctx)
 	if err != nil {
@@ -266,7 +269,7 @@ func segments(topologies []*csi.Topology) (all []map[string]string) {
 	return all
 }
 
-// describe is a volume in the words of the interface.
+// describe translates a volume into the interface's message.
 func (s *Server) describe(ctx context.Context, v cluster.Volume) (*csi.Volume, error) {
 	id, err := s.handleOf(ctx, v.ID)
 	if err != nil {
@@ -279,9 +282,8 @@ func (s *Server) describe(ctx context.Context, v cluster.Volume) (*csi.Volume, e
 	return out, nil
 }
 
-// DeleteVolume deletes a volume: taken out of the tree, then deleted with
-// everything in it. One that snapshots depend on stays until they are gone, and one that is
-// published until it is not.
+// DeleteVolume detaches a volume from the tree, and deletes the volume with everything in it.
+// A volume with snapshots of this driver, or a published volume, is refused.
 func (s *Server) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	done := &csi.DeleteVolumeResponse{}
 	v, err := s.mine(ctx, q.GetVolumeId())
@@ -317,8 +319,8 @@ func (s *Server) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (
 	return done, nil
 }
 
-// unneeded refuses to delete a volume whose snapshots the orchestrator has, or that a node
-// has.
+// unneeded refuses to delete a volume that has snapshots of the orchestrator, or is published
+// to a node. Errors: Busy, and the cluster's.
 func (s *Server) unneeded(ctx context.Context, v cluster.Volume) error {
 	id, err := s.handleOf(ctx, v.ID)
 	if err != nil {
@@ -343,8 +345,8 @@ func (s *Server) unneeded(ctx context.Context, v cluster.Volume) error {
 	return nil
 }
 
-// ListVolumes lists what this driver made, by number, so that a token stays good
-// whatever is made or deleted between two pages.
+// ListVolumes lists the volumes made by this driver, by number, so that a token stays valid
+// after volumes were made or deleted between two pages.
 func (s *Server) ListVolumes(ctx context.Context, q *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	after, err := readToken(q.GetStartingToken(), q.GetMaxEntries())
 	if err != nil {
@@ -375,8 +377,8 @@ func (s *Server) ListVolumes(ctx context.Context, q *csi.ListVolumesRequest) (*c
 	return r, nil
 }
 
-// readToken reads where a list goes on. Errors: statuses of Aborted, as the
-// specification wants it, and InvalidArgument.
+// readToken parses the token of a list's next page. Errors: statuses of Aborted (invalid
+// token), as the specification demands, and InvalidArgument.
 func readToken(token string, entries int32) (after uint64, err error) {
 	if entries < 0 {
 		return 0, status.Error(codes.InvalidArgument, "max_entries is negative")
@@ -390,7 +392,7 @@ func readToken(token string, entries int32) (after uint64, err error) {
 	return after, nil
 }
 
-// ControllerGetVolume tells of one volume.
+// ControllerGetVolume describes a volume made by this driver.
 func (s *Server) ControllerGetVolume(ctx context.Context, q *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	v, err := s.mine(ctx, q.GetVolumeId())
 	if err == nil && v.Deleting {
@@ -410,7 +412,7 @@ func (s *Server) ControllerGetVolume(ctx context.Context, q *csi.ControllerGetVo
 	return &csi.ControllerGetVolumeResponse{Volume: out, Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: published[out.GetVolumeId()]}}, nil
 }
 
-// ControllerExpandVolume raises a volume's quota; mounts see it within seconds.
+// ControllerExpandVolume raises a volume's quota; mounts see the new quota within seconds.
 func (s *Server) ControllerExpandVolume(ctx context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	if q.GetVolumeId() != "" && q.GetCapacityRange() == nil {
 		return nil, status.Error(codes.InvalidArgument, "no capacity range")
@@ -435,14 +437,14 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, q *csi.ControllerEx
 		return nil, reply.Error(err)
 	}
 	size := v.Policy.QuotaBytes
-	if size == 0 { // no quota: it holds whatever is asked for
+	if size == 0 { // without a quota every requested size fits
 		size = uint64(required)
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: signed(size)}, nil
 }
 
-// ControllerModifyVolume lays the parameters of a volume attributes class over a
-// volume's terms: new bytes follow at once, old ones by repair.
+// ControllerModifyVolume applies the parameters of a volume attributes class to a volume's
+// terms. New bytes follow the new terms at once; repair converts older bytes.
 func (s *Server) ControllerModifyVolume(ctx context.Context, q *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
 	_, err := s.change(ctx, q.GetVolumeId(), "modify", func(t *policy.Terms) error { return policy.Change(t, q.GetMutableParameters()) })
 	if err != nil {
@@ -462,7 +464,7 @@ func (s *Server) change(ctx context.Context, id, step string, change func(*polic
 		return v, err
 	}
 	defer end()
-	if v, err = s.Cluster.Volume(ctx, v.ID); err != nil { // as it is now that nobody else changes it
+	if v, err = s.Cluster.Volume(ctx, v.ID); err != nil { // read again under the claim
 		return v, err
 	}
 	if v.Deleting {

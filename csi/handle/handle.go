@@ -1,19 +1,19 @@
-// Package handle owns what a container orchestrator knows Penstock's volumes
-// and snapshots by, and what they are called here. A handle is opaque to its
-// bearer and comes back through many hands, so it is checked in full before
-// anything is done with it.
+// Package handle owns the handles by which a container orchestrator knows Penstock's volumes
+// and snapshots, and the names of volumes and snapshots made by the driver. A handle is opaque
+// to the orchestrator and passes through many programs, so the package checks a handle in full
+// before use.
 //
 //	volume      v1-CLUSTER-VOLUME-SUM                 v1-2e7d2c03-00001f-fe6de813
 //	snapshot    s1-CLUSTER-VOLUME-GENERATION-SUM      s1-2e7d2c03-00001f-00000003-42311d84
 //	group       g1-CLUSTER-ID-NAME-SUM                g1-2e7d2c03-4d65822107fcfd52-csi-nightly-d4547d0d
 //	by hand     name=VOLUME[@SNAPSHOT]                name=imagenet@v3
 //
-// CLUSTER begins the SHA-256 of the cluster's id, VOLUME
-// and GENERATION are numbers that are never used again, SUM is CRC-32C of all
-// before it; ID is the group's, drawn by the cluster, and NAME what it is called here;
-// digits are lower-case hexadecimal. The form by hand is for volumes
-// that an administrator gives to a claim: it can be used, and is never deleted,
-// expanded or changed through a handle.
+// CLUSTER is the beginning of the SHA-256 of the cluster's id. VOLUME and GENERATION are
+// numbers that the cluster never reuses. ID is the group's id, drawn by the cluster, and NAME
+// is the group's name in Penstock. SUM is the CRC-32C of all text before SUM and its dash.
+// Numbers are lower-case hexadecimal. An administrator writes the form by hand to give a
+// volume to a claim. The driver mounts a volume with such a handle, but never deletes, expands
+// or changes the volume through the handle.
 package handle
 
 import (
@@ -28,8 +28,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Volume is what a volume's handle says: Volume's number, or by hand a Name and
-// perhaps a Snapshot.
+// Volume is a volume's handle, decoded: a Cluster and the number Volume, or, by hand, a Name
+// and optionally a Snapshot.
 type Volume struct {
 	Cluster  string // see ClusterOf; "" by hand
 	Volume   meta.VolumeID
@@ -37,17 +37,17 @@ type Volume struct {
 	Snapshot string
 }
 
-// ByHand tells handles that an administrator wrote.
+// ByHand reports whether an administrator wrote the handle.
 func (v Volume) ByHand() bool { return v.Name != "" }
 
-// Snapshot is what a snapshot's handle says.
+// Snapshot is a snapshot's handle, decoded.
 type Snapshot struct {
 	Cluster string
 	Volume  meta.VolumeID
 	At      meta.Generation
 }
 
-// Group is what the handle of a group of snapshots says.
+// Group is the handle of a group of snapshots, decoded.
 type Group struct {
 	Cluster string
 	ID      uint64
@@ -69,7 +69,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// ClusterOf is how handles name the cluster with this id.
+// ClusterOf returns the CLUSTER part of handles for the cluster with this id.
 func ClusterOf(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:])[:clusterDigits]
@@ -79,7 +79,7 @@ func sealed(body string) string {
 	return fmt.Sprintf("%s-%0*x", body, sumDigits, crc32.Checksum([]byte(body), castagnoli))
 }
 
-// String is the handle.
+// String encodes the handle.
 func (v Volume) String() string {
 	if v.ByHand() {
 		if v.Snapshot != "" {
@@ -90,12 +90,12 @@ func (v Volume) String() string {
 	return sealed(fmt.Sprintf("%s-%s-%0*x", volumeVersion, v.Cluster, volumeDigits, uint32(v.Volume)))
 }
 
-// String is the handle.
+// String encodes the handle.
 func (s Snapshot) String() string {
 	return sealed(fmt.Sprintf("%s-%s-%0*x-%0*x", snapshotVersion, s.Cluster, volumeDigits, uint32(s.Volume), generationDigits, uint32(s.At)))
 }
 
-// String is the handle.
+// String encodes the handle.
 func (g Group) String() string {
 	return sealed(fmt.Sprintf("%s-%s-%0*x-%s", groupVersion, g.Cluster, groupDigits, g.ID, g.Name))
 }
@@ -161,7 +161,7 @@ type opened struct {
 	numbers []uint64
 }
 
-// open checks a handle's form and sum and takes it apart.
+// open checks a handle's form and sum, and splits the handle into its parts.
 func open(s, version string, digits ...int) (o opened, err error) {
 	body, _, _ := cutLast(s)
 	if body == "" || sealed(body) != s {
@@ -193,7 +193,7 @@ func cutLast(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-// number reads exactly so many lower-case hexadecimal digits.
+// number parses exactly digits lower-case hexadecimal digits.
 func number(s string, digits int) (uint64, error) {
 	n, err := strconv.ParseUint(s, 16, 64)
 	if err != nil || len(s) != digits || strings.ToLower(s) != s {
@@ -206,23 +206,23 @@ func bad(s, why string) error {
 	return meta.E("read handle", meta.Invalid, strconv.Quote(s[:min(len(s), 2*maxPlain)]), errors.New(why))
 }
 
-// Names of what this driver makes, in the words of Penstock. Everything that it
-// made and nothing else begins so: what people made by hand is never taken for
-// a claim's.
+// Beginnings of the names of volumes and snapshots made by the driver. No other name may begin
+// so: the driver never takes a volume made by hand for a claim's volume.
 const (
 	Made   = "csi-"
 	Inline = "csi-inline-"
 	hashed = "x."
-	// draft ends the name of a volume that is not whole yet; no other name has it.
+	// draft ends the name of an incomplete volume; no other name ends so.
 	draft = "~"
-	// maxPlain is the longest name that is kept as it is.
+	// maxPlain is the length in bytes of the longest name that NameOf keeps unchanged.
 	maxPlain = 63
 )
 
-// NameOf gives the name here of what an orchestrator calls by name: prefix,
-// which is the class's, and the name, or its digest where it is long, has
-// characters that a command line or a path would trip over, or would make it a
-// name of those that pods bring along. prefix is one that CheckPrefix lets pass.
+// NameOf returns Penstock's name for a volume or snapshot called name by the orchestrator:
+// Made, the class's prefix, and name. NameOf replaces name by its digest if name is longer
+// than maxPlain, has characters unsafe in a command line or a path, could be taken for a
+// digest, or would make the result an inline volume's name. CheckPrefix must have accepted
+// prefix.
 func NameOf(prefix, name string) string {
 	if len(name) > maxPlain || checkName(name) != nil || strings.HasPrefix(name, hashed) || strings.HasPrefix(Made+prefix+name, Inline) {
 		name = hashed + digest(name, 20)
@@ -230,18 +230,20 @@ func NameOf(prefix, name string) string {
 	return Made + prefix + name
 }
 
-// DraftOf names a volume until it is whole and gets its name: nobody was told of
-// it by then, so that it may go again.
+// DraftOf returns the name of a volume until the volume is complete and gets its final name.
+// Until then the orchestrator has no handle of the volume, so the driver may delete the
+// volume.
 func DraftOf(name string) string { return name + draft }
 
-// IsDraft tells such names.
+// IsDraft reports whether DraftOf made the name.
 func IsDraft(name string) bool { return strings.HasSuffix(name, draft) }
 
-// InlineName gives the name of the volume that a pod on a node brings along.
+// InlineName returns the name of a pod's inline volume on a node.
 func InlineName(node, volume string) string { return InlinePrefix(node) + digest(volume, 16) }
 
-// InlinePrefix begins the names of all that InlineName gives for a node, and of no
-// other node's: what is under it and used by no pod there may be deleted.
+// InlinePrefix returns the beginning of every name that InlineName returns for a node, and for
+// no other node. The node may delete a volume with this prefix if no pod on the node uses the
+// volume.
 func InlinePrefix(node string) string { return Inline + digest(node, 16) + "-" }
 
 func digest(text string, bytes int) string {
@@ -249,11 +251,12 @@ func digest(text string, bytes int) string {
 	return hex.EncodeToString(sum[:bytes])
 }
 
-// maxNode is how much of a node's name is told in a holder's.
+// maxNode bounds the node's name in a holder's name, in bytes.
 const maxNode = 128
 
-// Holder gives the name under which a node's mount of a snapshot pins it: for
-// people the node, and a digest of all three, so that each mount has its own.
+// Holder returns the name under which a node's mount of a snapshot pins the snapshot: the
+// node's name, for people, and a digest of all three arguments, so that each mount has its own
+// name.
 func Holder(node, volume, staging string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", node, volume, staging))
 	if len(node) > maxNode || checkName(node) != nil {
@@ -262,9 +265,9 @@ func Holder(node, volume, staging string) string {
 	return Made + node + "-" + hex.EncodeToString(sum[:6])
 }
 
-// CheckPrefix says what is wrong with a class's prefix of names: letters,
-// digits, dot, dash and underscore, at most 32; not what begins the names of those
-// that pods bring along. The error does not tell the prefix. Errors: Invalid.
+// CheckPrefix checks a class's prefix of names: at most 32 letters, digits, dots, dashes and
+// underscores, not the beginning of inline volumes' names. "" is valid. The error does not
+// contain the prefix. Errors: Invalid.
 func CheckPrefix(prefix string) error {
 	const op = "check prefix"
 	switch {

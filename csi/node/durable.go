@@ -15,23 +15,24 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A volume is unstaged when what was written to it is durable, not before: as long as
-// servers are only away, NodeUnstageVolume fails with Unavailable, says what it waits for,
-// and is called again; nothing of the volume's state goes, so that it makes no difference
-// whether the mount's process, its holder or this driver are killed in between. Only an
-// operator gives bytes up (penstock client abandon).
+// NodeUnstageVolume unstages a volume only after all written data is durable. While servers
+// are only away, the call fails with Unavailable and names the data waited for, and the
+// orchestrator calls again. The call keeps all of the volume's state meanwhile, so a kill of
+// the mount's process, of its holder or of this driver makes no difference. Only an operator
+// abandons bytes (penstock client abandon).
 
 const (
-	// durableWait is how long one call waits for what is not durable: orchestrators call
-	// again, ever less often, and log what they are told.
+	// durableWait bounds how long one call waits for durability: orchestrators call again at
+	// growing intervals, and log the error.
 	durableWait = 15 * time.Second
 	durableLook = 250 * time.Millisecond
-	// answerWait is how long a mount's process may take to answer at its socket.
+	// answerWait bounds how long the driver waits for a mount's process to answer on its
+	// socket.
 	answerWait = 5 * time.Second
 )
 
-// patience is how long a step of a call may take that gives its caller an answer: at most
-// so long, and a second less than the caller waits.
+// patience returns how long a step of a call may take if the caller is to get an answer: at
+// most most, and at most the time until a second before ctx's deadline.
 func patience(ctx context.Context, most time.Duration) time.Duration {
 	if until, ok := ctx.Deadline(); ok {
 		return max(min(most, time.Until(until)-time.Second), 0)
@@ -39,8 +40,8 @@ func patience(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// unsynced is what a mount's process, or a holder, has of a volume that is not durable;
-// see penstock.Unsynced.
+// unsynced is the data of a volume that a mount's process, or a holder, has and that is not
+// durable; see penstock.Unsynced.
 type unsynced struct {
 	Name    string `json:"name"`
 	Files   int    `json:"files"`
@@ -60,7 +61,7 @@ func (u unsynced) String() string {
 	return s
 }
 
-// waitsFor is the error of a call that waits until something is durable.
+// waitsFor returns the error of a call waiting for data to become durable.
 func waitsFor(path string, what []unsynced) error {
 	var l []string
 	for _, u := range what {
@@ -69,8 +70,8 @@ func waitsFor(path string, what []unsynced) error {
 	return meta.E("unstage", meta.Unavailable, path, fmt.Errorf("not durable yet: %s; it is tried again, and 'penstock client abandon' on this node would give it up", strings.Join(l, "; ")))
 }
 
-// syncs has syncfs(2) called, for one path once at a time: it waits for as long as
-// servers are away, and nobody can end it.
+// syncs runs syncfs(2), at most once at a time for each path: syncfs blocks as long as servers
+// are away, and can't be interrupted.
 type syncs struct {
 	mu sync.Mutex
 	on map[string]*syncing
@@ -81,7 +82,7 @@ type syncing struct {
 	err  error
 }
 
-// of gives the call that is under way at a path, or begins one.
+// of returns the running call for a path, or starts a call.
 func (y *syncs) of(path string) *syncing {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -92,7 +93,7 @@ func (y *syncs) of(path string) *syncing {
 	if s == nil {
 		s = &syncing{done: make(chan struct{})}
 		y.on[path] = s
-		go func() { // ends when it is durable, or the mount's connection ends
+		go func() { // ends when all is durable, or the mount's connection ends
 			s.err = syncfs(path)
 			y.mu.Lock()
 			delete(y.on, path)
@@ -112,13 +113,13 @@ func syncfs(path string) error {
 	return unix.Syncfs(fd)
 }
 
-// durable waits until what was written to a mount that is served is durable. Errors:
-// Unavailable (not yet).
+// durable waits until all data written to a served mount is durable. Errors: Unavailable (not
+// yet durable).
 func (s *Server) durable(ctx context.Context, f folder, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience(ctx, durableWait))
 	defer cancel()
 	begun := time.Now()
-	kernel := s.syncs.of(path) // pages that were stored through mappings, first of all
+	kernel := s.syncs.of(path) // first, pages stored through mappings
 	look := time.NewTicker(durableLook)
 	defer look.Stop()
 	var last []unsynced
@@ -128,7 +129,7 @@ func (s *Server) durable(ctx context.Context, f folder, path string) error {
 		case <-kernel.done:
 			synced = kernel.err == nil
 			if errors.Is(kernel.err, unix.ENOTCONN) || errors.Is(kernel.err, unix.ECONNABORTED) {
-				return nil // its process is gone, and nobody has it
+				return nil // the process has ended, and no holder has the mount
 			}
 			if !synced {
 				kernel = s.syncs.of(path)
@@ -138,11 +139,11 @@ func (s *Server) durable(ctx context.Context, f folder, path string) error {
 		left, err := s.unsynced(ctx, f)
 		switch {
 		case err == nil && len(left) == 0 && (synced || time.Since(begun) > probeWait):
-			return nil // a mount that does not answer, of which all is durable, may go
+			return nil // all is durable, even if the mount does not answer
 		case err == nil:
 			last, answered = left, true
 		case synced && meta.KindOf(err) == meta.NotFound:
-			return nil // it tells nothing
+			return nil // the process does not answer /unsynced
 		}
 		select {
 		case <-look.C:
@@ -159,16 +160,16 @@ func (s *Server) durable(ctx context.Context, f folder, path string) error {
 	}
 }
 
-// unsynced asks the process of a mount what is not durable. Errors: NotFound (nobody
-// listens there), IO.
+// unsynced asks a mount's process for its data that is not durable. Errors: NotFound (no
+// process listens on the socket, or the process refuses the request), IO.
 func (s *Server) unsynced(ctx context.Context, f folder) (l []unsynced, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWait)
 	defer cancel()
 	return l, question(ctx, f.socket(), http.MethodGet, "/unsynced", &l)
 }
 
-// giveUp has the process of a mount give up what is not durable: its volume is about to
-// be deleted. It may not be there.
+// giveUp makes a mount's process abandon its data that is not durable, because the driver is
+// about to delete the volume. The process may have ended already.
 func (s *Server) giveUp(ctx context.Context, f folder) {
 	ctx, cancel := context.WithTimeout(ctx, answerWait)
 	defer cancel()
@@ -178,7 +179,7 @@ func (s *Server) giveUp(ctx context.Context, f folder) {
 	}
 }
 
-// question asks a mount's process at its socket.
+// question sends a request to a mount's process on its socket.
 func question(ctx context.Context, socket, method, what string, into any) error {
 	const op = "ask mount"
 	q, err := http.NewRequestWithContext(ctx, method, "http://mount"+what, nil)
@@ -202,8 +203,8 @@ func question(ctx context.Context, socket, method, what string, into any) error 
 	return nil
 }
 
-// left tells what the holder has of a mount that nobody serves and is not durable; nil:
-// nothing.
+// left returns an error naming the data that is not durable and that the holder has of an
+// unserved mount; nil: all is durable, or without a holder. Errors: Unavailable.
 func (s *Server) left(path string) error {
 	if s.Holder == nil {
 		return nil

@@ -12,42 +12,42 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Holder outlives the processes that serve mounts, and this one. What it has and
-// nobody serves is taken up: by Keep, as soon as it sees that a process is gone,
-// or by a call about the volume that comes first. Whoever does so has the volume's
-// lock and hands it to the process that it starts: there is one at a time, and a
-// driver that is killed meanwhile leaves one that lives, or none.
+// Holder keeps mounts alive beyond the processes that serve the mounts, and beyond this
+// process. The driver takes up an unserved mount of the holder: either Keep does, as soon as
+// Keep sees the end of the mount's process, or an earlier call about the volume. Both take the
+// volume's lock and pass the lock to the new process. So a mount has one process at a time,
+// and a driver killed meanwhile leaves one living process or none.
 type Holder interface {
-	// Orphans lists the mounts that it has and nobody serves, nor is about to, by
-	// their whole paths.
+	// Orphans lists the holder's mounts without a process serving them or starting to, by
+	// whole paths.
 	Orphans() ([]string, error)
-	// Unsynced tells what of a mount that nobody serves was written and is not durable;
-	// zero also if it does not have the mount, or somebody serves it.
+	// Unsynced returns how much data written to an unserved mount is not durable. Both results
+	// are zero if the holder does not have the mount, or if a process serves the mount.
 	Unsynced(path string) (files int, bytes int64, err error)
-	// Forget has it drop a mount that nobody serves; there may be none.
-	// Errors: Busy (somebody does), Unavailable (not all that was written is durable).
+	// Forget makes the holder drop an unserved mount; Forget succeeds without such a mount.
+	// Errors: Busy (a process serves the mount), Unavailable (written data is not durable).
 	Forget(path string) error
 }
 
 const (
-	keepEvery  = 250 * time.Millisecond // looks for what a driver before this one had started
-	keepSoon   = 20 * time.Millisecond  // and for a process of its own that has just ended,
-	keepAlert  = time.Second            // so long, until the holder knows
+	keepEvery  = 250 * time.Millisecond // between looks for processes started by an earlier driver
+	keepSoon   = 20 * time.Millisecond  // between looks after a process of this driver has ended,
+	keepAlert  = time.Second            // for 1 s, since the holder sees the end later
 	takeUpWait = 30 * time.Second       // then another process is tried
-	takeUps    = 8                      // at once: to start one is a tenth of a second of a processor
-	againAfter = 200 * time.Millisecond // after one that failed; twice as long each time, up to
+	takeUps    = 8                      // at once: a start takes 0.1 s of a CPU
+	againAfter = 200 * time.Millisecond // after a failed try; doubled each time, up to
 	againLimit = 5 * time.Second
-	dyingAfter = 2 * time.Second // a process has the lock still, though the holder saw its end
+	dyingAfter = 2 * time.Second // the lock is held so long after the holder saw the process end
 )
 
-// children are the processes that this driver has started.
+// children tracks the processes started by this driver.
 type children struct {
 	mu    sync.Mutex
-	takes map[folder]context.CancelFunc // of those that are about to take up
-	ended chan struct{}                 // has one element if some have ended since it was read
+	takes map[folder]context.CancelFunc // of mounts being taken up
+	ended chan struct{}                 // has one element if a process has ended since the last receive
 }
 
-// end notes that one has ended.
+// end records that a process has ended.
 func (c *children) end() {
 	select {
 	case c.ended <- struct{}{}:
@@ -55,11 +55,12 @@ func (c *children) end() {
 	}
 }
 
-// take notes that a mount is about to be taken up; done is to be called after.
+// take records that f's mount is being taken up. The caller calls done afterwards. The
+// returned context ends after takeUpWait.
 func (c *children) take(ctx context.Context, f folder) (_ context.Context, done func()) {
 	ctx, cancel := context.WithTimeout(ctx, takeUpWait)
 	c.mu.Lock()
-	c.takes[f] = cancel // there is one: it has the lock
+	c.takes[f] = cancel // at most one take-up: its caller has the lock
 	c.mu.Unlock()
 	return ctx, func() {
 		cancel()
@@ -69,14 +70,14 @@ func (c *children) take(ctx context.Context, f folder) (_ context.Context, done 
 	}
 }
 
-// takesUp tells whether a mount is about to be taken up.
+// takesUp reports whether f's mount is being taken up.
 func (c *children) takesUp(f folder) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.takes[f] != nil
 }
 
-// giveUp ends taking up a mount that is no more.
+// giveUp cancels the take-up of a mount that was unmounted.
 func (c *children) giveUp(f folder) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -85,22 +86,23 @@ func (c *children) giveUp(f folder) {
 	}
 }
 
-// effort is what Keep knows of a mount that nobody serves.
+// effort is Keep's record of an unserved mount.
 type effort struct {
-	since time.Time     // it has been seen so
+	since time.Time     // when Keep first saw the mount unserved
 	next  time.Time     // when to try again
-	pause time.Duration // before the try after that
+	pause time.Duration // between the next try and the try after
 	under bool          // a try is under way
 }
 
-// Keep has what the holder has and nobody serves taken up, until ctx ends.
+// Keep takes up the holder's unserved mounts until ctx ends. Without a holder Keep returns at
+// once.
 func (s *Server) Keep(ctx context.Context) {
 	if s.Holder == nil {
 		return
 	}
 	var (
 		tries sync.WaitGroup
-		mu    sync.Mutex // of what efforts point to
+		mu    sync.Mutex // of the efforts
 		room  = make(chan struct{}, takeUps)
 		known = map[string]*effort{}
 		alert time.Time
@@ -170,8 +172,8 @@ func (s *Server) Keep(ctx context.Context) {
 	}
 }
 
-// folders finds what is staged, by where, and counts the records that can't be
-// read.
+// folders returns the folders of staged volumes by staging path, and the number of unreadable
+// records.
 func (s *Server) folders() (all map[string]folder, unread int) {
 	all = map[string]folder{}
 	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
@@ -183,21 +185,21 @@ func (s *Server) folders() (all map[string]folder, unread int) {
 		r, err := f.read()
 		if err == nil {
 			all[r.Staging] = f
-		} else if meta.KindOf(err) != meta.NotFound { // that one is being made, or removed
+		} else if meta.KindOf(err) != meta.NotFound { // without a record the volume is being staged or unstaged
 			unread++
 		}
 	}
 	return all, unread
 }
 
-// takeUp starts a process that goes on with a mount that nobody has served since
-// a time, and waits until it does. Errors: Busy (a process has the lock: it is
-// starting), Unavailable.
+// takeUp starts a process for a mount unserved since the given time, and waits until the
+// process serves the mount. Errors: Busy (a starting process has the lock), Unavailable.
 func (s *Server) takeUp(ctx context.Context, f folder, since time.Time) error {
 	lock, err := f.lock()
 	if meta.KindOf(err) == meta.Busy && time.Since(since) > dyingAfter && !s.children.takesUp(f) {
-		// A killed process that can't end: a thread of it waits, in the kernel, for
-		// what a successor will serve. It keeps its lock, of a file that is no more.
+		// A killed process can't end: one of its threads waits in the kernel for an answer
+		// that only the next process will give. The killed process keeps its lock on the
+		// removed file.
 		if err := os.Remove(f.file(lockName)); err != nil {
 			return meta.E("take up mount", meta.IO, string(f), err)
 		}
@@ -213,7 +215,7 @@ func (s *Server) takeUp(ctx context.Context, f folder, since time.Time) error {
 func (s *Server) takeUpLocked(ctx context.Context, f folder, lock *os.File) error {
 	r, err := f.read()
 	if meta.KindOf(err) == meta.NotFound {
-		// It was unstaged between the look at it and the lock, which made the folder anew.
+		// The volume was unstaged before f.lock, and f.lock made the folder again.
 		return errors.Join(err, f.remove())
 	}
 	if err != nil {
@@ -237,22 +239,22 @@ func (s *Server) takeUpLocked(ctx context.Context, f folder, lock *os.File) erro
 	return err
 }
 
-// settle has a process make durable what was written to a mount that is no more, if
-// its own was killed before it had: the holder has it still, and drops it when it is
-// durable. Caller has the lock. Errors: Unavailable (not yet).
+// settle starts a process to make durable the data of a removed mount, if the mount's own
+// process was killed before all was durable. The holder still has the data, and drops the data
+// once durable. The caller has the lock. Errors: Unavailable (not yet durable).
 func (s *Server) settle(ctx context.Context, f folder, r record, lock *os.File) error {
 	if !s.orphaned(r.Staging) {
 		return s.forget(r.Staging)
 	}
 	s.Logger.Warn("a mount's process ended before what was written was durable; another one sees to it", "volume", r.Volume, "path", r.Staging)
-	err := s.start(ctx, f, r, lock, true) // it ends as soon as it is done: there is nothing to serve
+	err := s.start(ctx, f, r, lock, true) // without a mount, the process ends as soon as all is durable
 	if s.orphaned(r.Staging) {
 		return meta.E("settle mount", meta.Unavailable, r.Staging, err)
 	}
 	return nil
 }
 
-// orphaned tells whether the holder has a mount that nobody serves.
+// orphaned reports whether the holder has an unserved mount at path.
 func (s *Server) orphaned(path string) bool {
 	if s.Holder == nil {
 		return false

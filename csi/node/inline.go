@@ -15,17 +15,17 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Volumes that pods bring along (CSI ephemeral inline volumes) live and die with
-// the pod on its node: they are made when they are published, and deleted when
-// they are unpublished. Their name is made of the node's and of the id that the
-// orchestrator gives them, so nothing else needs to be kept.
+// Inline volumes (CSI ephemeral inline volumes, defined in a pod) live as long as the pod on
+// its node: NodePublishVolume creates an inline volume, and NodeUnpublishVolume deletes the
+// volume. The volume's name follows from the node's name and the orchestrator's id of the
+// volume, so the driver keeps no other record.
 
-// staging is where one is mounted.
+// inlineStaging returns the path at which an inline volume is mounted.
 func (s *Server) inlineStaging(volume string) string {
 	return filepath.Join(s.State, "inline", keyOf(volume), "mount")
 }
 
-// stageInline makes the volume and mounts it.
+// stageInline creates an inline volume and mounts the volume.
 func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeRequest) (string, error) {
 	const op = "make inline volume"
 	if !s.Inline {
@@ -42,7 +42,7 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	if s.InlineMax > 0 && want.Policy.QuotaBytes > s.InlineMax {
 		return "", meta.E(op, meta.Invalid, "", fmt.Errorf("a volume that a pod brings along has at most %d bytes here (--inline-max), not %d", s.InlineMax, want.Policy.QuotaBytes))
 	}
-	// Sweep may be about to delete it.
+	// Sweep may be about to delete the volume.
 	name := handle.InlineName(s.Name, q.GetVolumeId())
 	end, err := s.pending.Begin(name)
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	if err != nil {
 		return "", err
 	}
-	if v.Deleting || v.Policy != want.Policy || v.Compression != want.Compression { // what else there is an administrator may have set
+	if v.Deleting || v.Policy != want.Policy || v.Compression != want.Compression { // an administrator may have set the other terms
 		return "", meta.E(op, meta.Exists, name, errors.New("there is one with other attributes"))
 	}
 	staging := s.inlineStaging(q.GetVolumeId())
@@ -69,15 +69,15 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	return staging, s.stage(ctx, r)
 }
 
-// mayBeInline tells whether an id can be of such a volume: handles are not.
+// mayBeInline reports whether an id can be an inline volume's: a valid handle can't.
 func mayBeInline(volume string) bool {
 	_, err := handle.ParseVolume(volume)
 	return err != nil
 }
 
-// removeInline unmounts and deletes a pod's volume. Where the driver serves such
-// volumes no more, it may lack the right to delete those that it made when it did:
-// then the volume stays, which is told, and the pod goes.
+// removeInline unmounts and deletes a pod's inline volume. A driver without --inline may lack
+// the right to delete the inline volumes made while it ran with --inline. Then removeInline
+// logs an error and leaves the volume in the cluster, so that the pod can end.
 func (s *Server) removeInline(ctx context.Context, volume string) error {
 	if !mayBeInline(volume) {
 		return nil
@@ -122,9 +122,9 @@ func (s *Server) deleteInline(ctx context.Context, name string) error {
 	return nil
 }
 
-// Sweep lets go of snapshots that mounts pinned which Recover found gone, and deletes
-// this node's inline volumes that are not staged on it: their pods went while the
-// node was down. staged is what Recover gave. The service may serve meanwhile.
+// Sweep unpins the snapshots of mounts that Recover found gone, and deletes this node's
+// unstaged inline volumes, whose pods ended while the node was down. staged is the result of
+// Recover. The service may serve calls meanwhile.
 func (s *Server) Sweep(ctx context.Context, staged []string) error {
 	for _, r := range s.pinnedYet {
 		s.unpinGone(ctx, r)
@@ -152,12 +152,12 @@ func (s *Server) Sweep(ctx context.Context, staged []string) error {
 	return errors.Join(errs...)
 }
 
-// sweepInline deletes an inline volume of this node, unless a pod got it since the
+// sweepInline deletes an inline volume of this node, unless a pod has got the volume since the
 // service began.
 func (s *Server) sweepInline(ctx context.Context, name string) error {
 	end, err := s.pending.Begin(name)
 	if err != nil {
-		return nil // a pod is getting it
+		return nil // a call is publishing the volume to a pod
 	}
 	defer end()
 	staged, unread := s.folders()

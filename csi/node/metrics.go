@@ -20,40 +20,39 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// What mounts count. Each is a process of its own, which tells its numbers at a
-// socket in a directory that nobody outside of the driver's container sees. So the
-// driver asks them, whenever somebody asks it, and marks what they say with the
-// volume.
+// Metrics of mounts. Each mount has its own process, with its metrics on a socket in a
+// directory hidden from everything outside the driver's container. So the driver collects the
+// metrics of the mounts whenever Prometheus scrapes the driver, and labels the metrics with
+// the volume.
 //
-// A volume is mounted once on a node, for all its pods there: which of them a READ
-// of the kernel was for is not told to a file system's process. So a number of a
-// mount is one of each of its pods: exact where a node has one pod of a claim, and
-// where it has more, what all of them did together.
+// A node mounts a volume once for all its pods, and the kernel does not tell a file system's
+// process for which pod a READ is. So each pod has the number of the mount: exact if one pod
+// of the node has the claim, and otherwise the total of all pods having the claim.
 
 const (
 	tellWithin  = 2 * time.Second // a mount's process may take
 	tellAtOnce  = 8
 	volumeLabel = "volume"
-	// Several claims of one snapshot are served by it, each by a mount of its own:
-	// the handle tells them apart. A sum of them would fall when one goes, which
-	// looks as if all had begun anew.
+	// Several claims of one snapshot mount the same volume, each with its own mount: the
+	// handle tells their metrics apart. A sum over the mounts would fall when a mount ends,
+	// which would look like a reset of all counters.
 	handleLabel = "handle"
 )
 
-// toldOf are the families of a mount's metrics that are passed on; those of its
-// process are not.
+// toldOf are the prefixes of the metric families that the driver passes on from a mount. The
+// driver drops the families of a mount's Go process.
 var toldOf = []string{"penstock_mount_", "penstock_client_"}
 
-// waitingName is the family of which each pod gets one of its own.
+// waitingName is the family from which Gather derives a family by pod.
 const waitingName = "penstock_mount_read_waiting_seconds_total"
 
-// told is what mounts count, family by family.
+// told maps a family's name to the metrics of all mounts.
 type told map[string]*dto.MetricFamily
 
-// add takes metrics in. Of those with the same labels, of a volume that is staged
-// twice, it makes one: a family with two would have Prometheus told nothing at all.
-// So would two kinds of a name, of mounts whose process is of another version: the
-// first one counts.
+// add adds metrics to a family. Metrics with equal labels, from a volume staged twice, are
+// summed, because one duplicate would make the whole scrape fail. A family of another type
+// than before, from a mount process of another version, would do so, too, and is dropped: the
+// first type stays.
 func (t told) add(name, help string, kind dto.MetricType, metrics ...*dto.Metric) {
 	f := t[name]
 	if f == nil {
@@ -78,7 +77,7 @@ func (t told) add(name, help string, kind dto.MetricType, metrics ...*dto.Metric
 	}
 }
 
-// sum adds what one metric counts to another of the same kind.
+// sum adds m to the metric to. Metrics of different types stay unchanged.
 func sum(to, m *dto.Metric) {
 	plus := func(to, m *float64) *float64 { n := *to + *m; return &n }
 	switch {
@@ -97,10 +96,10 @@ func sum(to, m *dto.Metric) {
 	}
 }
 
-// Gather asks all mounts on this node: what they count, with the labels volume (its
-// name in the cluster) and handle (by which the orchestrator knows it), and for each
-// pod that has one how long reads were waited for. Mounts that don't answer, and
-// records that can't be read, are counted; what they would say is missing.
+// Gather collects the metrics of all mounts on this node, with the labels volume (the name in
+// the cluster) and handle (the orchestrator's id), and for each pod with a volume the time
+// spent waiting for reads. Gather counts mounts without an answer and unreadable records; the
+// metrics of such mounts are missing.
 func (s *Server) Gather() ([]*dto.MetricFamily, error) {
 	staged, unread := s.folders()
 	var (
@@ -121,7 +120,7 @@ func (s *Server) Gather() ([]*dto.MetricFamily, error) {
 	for _, f := range staged {
 		r, err := f.read()
 		if err != nil || !mountedAt[r.Staging] {
-			continue // it is coming, or going
+			continue // the volume is being staged or unstaged
 		}
 		asking.Go(func() {
 			room <- struct{}{}
@@ -181,10 +180,10 @@ var _ prometheus.Gatherer = (*Server)(nil)
 
 func label(name, value string) *dto.LabelPair { return &dto.LabelPair{Name: &name, Value: &value} }
 
-// maxTold bounds what a mount may say.
+// maxTold bounds a mount process's answer, in bytes.
 const maxTold = 1 << 20
 
-// at reaches a process at its socket.
+// at returns a transport to the process on a socket.
 func at(socket string) *http.Transport {
 	return &http.Transport{
 		DisableKeepAlives: true,
@@ -194,7 +193,7 @@ func at(socket string) *http.Transport {
 	}
 }
 
-// ask reads what a process counts from its socket.
+// ask reads a process's metrics from its socket, within tellWithin.
 func ask(socket string) (map[string]*dto.MetricFamily, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), tellWithin)
 	defer cancel()
@@ -219,14 +218,15 @@ func ask(socket string) (map[string]*dto.MetricFamily, error) {
 	return told, nil
 }
 
-// pod is one that has a volume.
+// pod names a pod with a volume.
 type pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// note keeps which pod a volume is about to be published to, where the orchestrator
-// says so (podInfoOnMount), and forgets those that have it no more.
+// note records the pod to which a volume is about to be published, if the orchestrator names
+// the pod (podInfoOnMount), and removes pods from the record whose target is no longer
+// mounted.
 func (f folder) note(r record, target string, p pod) error {
 	if p.Name == "" || r.Pods[target] == p {
 		return nil
@@ -244,8 +244,8 @@ func (f folder) note(r record, target string, p pod) error {
 	return f.write(r)
 }
 
-// socket is where the process of a mount answers questions for its metrics. It lies beside
-// the folders of the mounts, not in this one.
+// socket returns the path of the socket on which a mount's process answers the driver. The
+// socket lies beside the volumes' folders, not in f.
 func (f folder) socket() string {
 	state := filepath.Dir(filepath.Dir(string(f)))
 	return filepath.Join(state, "sockets", filepath.Base(string(f)))

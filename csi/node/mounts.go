@@ -20,8 +20,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// checkPath refuses paths that no orchestrator gives: relative ones, the root,
-// and those with . or .. in them.
+// checkPath refuses paths that no orchestrator sends: relative paths, the root, and paths with
+// . or .. components.
 func checkPath(path string) error {
 	if path == "" {
 		return status.Error(codes.InvalidArgument, "no path")
@@ -32,9 +32,9 @@ func checkPath(path string) error {
 	return nil
 }
 
-// whole resolves the symbolic links of a path's directory; the directory of the
-// orchestrator may be behind one. The last name is not resolved: it is where
-// something is mounted, and never a link. Errors: NotFound (of the directory).
+// whole resolves the symbolic links of a path's directory, because the orchestrator's
+// directory may be a link. whole does not resolve the last component: the component is a mount
+// point and never a link. Errors: NotFound (of the directory), IO.
 func whole(path string) (string, error) {
 	path = filepath.Clean(path)
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
@@ -52,13 +52,13 @@ const kind = "." + reply.FileSystem
 
 func isOurs(m *mountinfo.Info) bool { return strings.HasSuffix(m.FSType, kind) }
 
-// mountsAt lists what is mounted at a whole path, the lowest first.
+// mountsAt lists the mounts at a whole path, the lowest first.
 func mountsAt(path string) ([]*mountinfo.Info, error) {
 	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false })
 }
 
-// mountAt is what one sees at a whole path, or nil. Errors: Busy if it is not
-// ours.
+// mountAt returns the uppermost mount at a whole path, or nil. Errors: Busy (the mount is not
+// Penstock's).
 func mountAt(path string) (*mountinfo.Info, error) {
 	all, err := mountsAt(path)
 	if err != nil || len(all) == 0 {
@@ -71,8 +71,8 @@ func mountAt(path string) (*mountinfo.Info, error) {
 	return m, nil
 }
 
-// publishedElsewhere lists where else than at these whole paths the volume is
-// mounted that m is a mount of.
+// publishedElsewhere lists the paths of all mounts of m's volume, without the whole paths in
+// except.
 func publishedElsewhere(m *mountinfo.Info, except ...string) (paths []string, err error) {
 	all, err := mountinfo.GetMounts(func(x *mountinfo.Info) (skip, stop bool) {
 		return x.Major != m.Major || x.Minor != m.Minor || slices.Contains(except, x.Mountpoint), false
@@ -92,8 +92,8 @@ func isReadOnly(m *mountinfo.Info) bool {
 	return false
 }
 
-// openDir opens the last directory of a whole path without following a link, and
-// makes it if it is missing. Errors: Invalid if it is something else.
+// openDir opens the last directory of a whole path without following a link, and creates the
+// directory if missing. Errors: Invalid (the last component is no directory), IO.
 func openDir(path string) (fd int, err error) {
 	const op = "open directory"
 	parent, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -114,10 +114,10 @@ func openDir(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// bind mounts what is at from at the whole path to as well. The mount is made
-// with all its flags before it is put in place, so that nobody ever sees a
-// read-only one writable, and the place is held by a descriptor, so that nobody
-// can swap it for a link. (mount(8) and libraries over it can do neither.)
+// bind binds the mount at from to the whole path to. bind sets all flags before the new mount
+// becomes visible, so that no process sees a read-only mount writable, and holds the target by
+// a descriptor, so that no process can replace the target by a link. (mount(8) and libraries
+// around mount(8) can do neither.)
 func bind(from, to string, readOnly bool) error {
 	const op = "bind"
 	tree, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
@@ -142,18 +142,17 @@ func bind(from, to string, readOnly bool) error {
 	return nil
 }
 
-// maxLayers bounds how many mounts are taken from one path.
+// maxLayers bounds how many mounts takeAway removes from one path.
 const maxLayers = 64
 
-// unmount takes away every mount of ours at a whole path. It waits for what was
-// written to be durable where a mount is the last one of its volume; a mount
-// that does not answer is taken away without. Where it is not the last one, and
-// nobody uses it, nobody needs to answer.
+// unmount removes all of Penstock's mounts at a whole path. The last mount of a volume is
+// removed only after written data is durable, unless the mount does not answer. A mount of a
+// volume mounted elsewhere too is removed without an answer if no process uses the mount.
 func (s *Server) unmount(ctx context.Context, path string) error {
 	return s.takeAway(ctx, path, false)
 }
 
-// takeAway is unmount, of what is known not to answer if dead is set.
+// takeAway is unmount. With dead the mount is known not to answer, and takeAway does not ask.
 func (s *Server) takeAway(ctx context.Context, path string, dead bool) error {
 	for range maxLayers {
 		m, err := mountAt(path)
@@ -172,7 +171,7 @@ func (s *Server) takeAway(ctx context.Context, path string, dead bool) error {
 			flags |= unix.MNT_FORCE | unix.MNT_DETACH
 		} else if err := s.probes.ask(ctx, path); err != nil {
 			if ctx.Err() != nil {
-				return err // it had no time to
+				return err // the caller left no time for an answer
 			}
 			s.Logger.Warn("a mount that does not answer is taken away", "path", path, "err", err)
 			flags |= unix.MNT_FORCE | unix.MNT_DETACH
@@ -187,8 +186,8 @@ func (s *Server) takeAway(ctx context.Context, path string, dead bool) error {
 	return meta.E("unmount", meta.Busy, path, fmt.Errorf("more than %d mounts lie there", maxLayers))
 }
 
-// removeDir removes the directory at the end of a whole path if it is empty.
-// What lies in it is never removed: it could be a volume.
+// removeDir removes the directory at the end of a whole path if the directory is empty.
+// removeDir never removes contents: the contents could be a volume. Errors: Invalid, IO.
 func removeDir(path string) error {
 	err := unix.Rmdir(path)
 	if err == nil || errors.Is(err, unix.ENOENT) {
@@ -200,19 +199,19 @@ func removeDir(path string) error {
 	return meta.E("remove directory", meta.IO, path, err)
 }
 
-// probeWait is how long a mount may take to answer.
+// probeWait bounds how long a probe waits for a mount's answer.
 const probeWait = 10 * time.Second
 
-// probes asks mounts whether they answer. A mount that does not keeps whoever
-// asks, so there is one question at a time for a path.
+// probes checks whether mounts answer. A hung mount blocks the probing thread, so a path has
+// one running probe at a time.
 type probes struct {
 	mu sync.Mutex
 	on map[string]chan error
 }
 
-// ask tells what is wrong with the mount at a path: Unavailable if it does not
-// answer in time, or ctx ends, IO if it has ended. It asks who serves: what the
-// kernel has cached of a snapshot's root it may have cached for an hour.
+// ask probes the mount at a path. Errors: Unavailable (no answer within probeWait, or before
+// ctx ended), IO (the mount has ended). The probe forces a request to the serving process,
+// because the kernel may cache the attributes of a snapshot's root for an hour.
 func (p *probes) ask(ctx context.Context, path string) error {
 	p.mu.Lock()
 	if p.on == nil {
@@ -222,7 +221,7 @@ func (p *probes) ask(ctx context.Context, path string) error {
 	if answer == nil {
 		answer = make(chan error, 1)
 		p.on[path] = answer
-		go func() { // ends when the mount answers, or its connection does
+		go func() { // ends when the mount answers, or its connection ends
 			var st unix.Statx_t
 			err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &st)
 			p.mu.Lock()
@@ -234,7 +233,7 @@ func (p *probes) ask(ctx context.Context, path string) error {
 	p.mu.Unlock()
 	select {
 	case err := <-answer:
-		answer <- err // for others who ask the same
+		answer <- err // for other callers waiting for this probe
 		if err != nil {
 			return meta.E("look at mount", meta.IO, path, err)
 		}

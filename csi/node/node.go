@@ -1,16 +1,15 @@
-// Package node is the Node service of the Container Storage Interface: it has
-// volumes mounted on this machine and binds the mounts to where pods look for
-// them. A staged volume is served by a process of its own, which outlives the
-// driver: upgraded or killed, it breaks no pod. With a holder the mount outlives
-// that process, too, and the driver starts the next one. What is mounted is in the
-// kernel's table; a directory of state has, for each staged volume, how it was
-// mounted, and a lock that its process holds.
+// Package node is the Node service of the Container Storage Interface. The service mounts
+// volumes on this machine and binds the mounts to the pods' paths. Each staged volume has its
+// own process, which outlives the driver: an upgrade or kill of the driver breaks no pod. With
+// a holder the mount outlives its process, too, and the driver starts the next process. The
+// kernel's table lists the mounts. A directory of state has, for each staged volume, a record
+// of how the volume was mounted, and a lock held by the volume's process.
 //
 //	STATE/volumes/KEY/record.json     see record
 //	                 /lock            held (flock) as long as the process lives
 //	                 /log             of the process
-//	STATE/sockets/KEY                 where the process tells what it counts
-//	STATE/inline/KEY/mount            where volumes of pods are staged
+//	STATE/sockets/KEY                 metrics and requests of the process
+//	STATE/inline/KEY/mount            staging path of an inline volume
 package node
 
 import (
@@ -35,8 +34,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Cluster is what the service needs of one; cluster.Cluster is it. Only volumes
-// that pods bring along are made and deleted.
+// Cluster is the service's view of a cluster, implemented by cluster.Cluster. The service
+// creates and deletes only inline volumes.
 type Cluster interface {
 	ID(ctx context.Context) (string, error)
 	Ready(ctx context.Context) error
@@ -50,43 +49,41 @@ type Cluster interface {
 	Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder string) error
 }
 
-// Config says what the service works with.
+// Config has the settings and surroundings of the service.
 type Config struct {
 	Cluster Cluster
 	Logger  *slog.Logger
-	// Name is the node's, as the orchestrator knows it.
+	// Name is the orchestrator's name of the node.
 	Name string
-	// ID is what the cluster knows the node by, for whom the controller publishes
-	// volumes to it; "": Name.
+	// ID is the node's name in the cluster, to which the controller grants volumes; "": Name.
 	ID string
-	// State is the directory of state; it is made if it does not exist.
+	// State is the directory of state; the service creates a missing directory.
 	State string
-	// Topology is where the machine stands, /zone/rack/host; "": where the chunk
-	// server on it does.
+	// Topology is the machine's place, /zone/rack/host; "": the place of the chunk server on
+	// this machine.
 	Topology string
-	// PlaceEvery is how often is looked whether a chunk server is there by now, if
-	// none was; 0: 5 s.
+	// PlaceEvery is the interval of looks for a chunk server on this machine while the node
+	// has no place; 0: 5 s.
 	PlaceEvery time.Duration
-	// Inline: volumes that pods bring along are served, for which the driver must
-	// be an administrator.
+	// Inline: the service serves inline volumes; the driver must be an administrator.
 	Inline bool
-	// InlineMax is the most bytes that one of them may have; 0: no limit.
+	// InlineMax bounds the size of an inline volume, in bytes; 0: no limit.
 	InlineMax uint64
-	// MaxVolumes is how many volumes the orchestrator may have on this node at a
-	// time; 0: as many as it likes.
+	// MaxVolumes is the number of volumes that the orchestrator may have on this node at a
+	// time; 0: no limit.
 	MaxVolumes int64
-	// Command is the program that mounts source ([VOLUME[@SNAPSHOT]:]PATH) at dir
-	// with options of mount(8), appends its log to a file, and serves until it is
-	// unmounted. On descriptor 3 it writes "ok" once it has mounted, else what is
-	// wrong, and closes it. Descriptor 4 it keeps open as long as it lives. With
-	// takeUp it goes on with the mount that the holder has, instead of mounting.
-	// At a socket it serves /metrics.
+	// Command returns the program that mounts source ([VOLUME[@SNAPSHOT]:]PATH) at dir with
+	// options of mount(8), appends its log to a file, and serves until dir is unmounted. The
+	// program writes "ok" to descriptor 3 after mounting, or the error, and closes the
+	// descriptor. The program keeps descriptor 4 open as long as it lives. With takeUp the
+	// program continues the holder's mount instead of mounting. The program serves /metrics on
+	// the socket.
 	Command func(source, dir, log, socket string, options []string, takeUp bool) *exec.Cmd
-	// Holder has the mounts that Command makes when their processes are gone; nil:
-	// they end with them.
+	// Holder has the mounts made by Command after their processes have ended; nil: a mount
+	// ends with its process.
 	Holder Holder
-	// Step is called between the steps of each call with the step's name: tests
-	// end the process there. Nil: nobody is.
+	// Step is called between the steps of each call with the step's name: tests end the
+	// process in Step. Nil: no function is called.
 	Step func(step string)
 }
 
@@ -98,12 +95,12 @@ type Server struct {
 	probes   probes
 	syncs    syncs
 	children children
-	// pinnedYet are records that Recover removed, of mounts that pinned a snapshot;
-	// Sweep lets go.
+	// pinnedYet has the records that Recover removed of mounts with a pinned snapshot; Sweep
+	// unpins the snapshots.
 	pinnedYet []record
 
-	placeless atomic.Bool // the orchestrator was told of no place
-	// mountsAt is the function of this name; tests have it fail.
+	placeless atomic.Bool // NodeGetInfo last answered without a place
+	// mountsAt is the function mountsAt; tests replace the function by a failing function.
 	mountsAt func(path string) ([]*mountinfo.Info, error)
 }
 
@@ -128,7 +125,7 @@ var capabilities = []csi.NodeServiceCapability_RPC_Type{
 	csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 }
 
-// NodeGetCapabilities tells what this service can do.
+// NodeGetCapabilities lists the capabilities of this service.
 func (s *Server) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	r := &csi.NodeGetCapabilitiesResponse{}
 	for _, c := range capabilities {
@@ -137,7 +134,7 @@ func (s *Server) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	return r, nil
 }
 
-// NodeGetInfo tells the node's name and place, and how many volumes it takes.
+// NodeGetInfo returns the node's name and place, and the maximum number of its volumes.
 func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	at := s.Topology
 	if at == "" {
@@ -154,9 +151,9 @@ func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*c
 	return r, nil
 }
 
-// PlaceLearned waits until the orchestrator was told of a node without a place, and
-// there is one by now: the chunk server that stands on a machine may be started
-// after its driver. Then NodeGetInfo is to be asked again. Errors: ctx's.
+// PlaceLearned waits until this node has a place after NodeGetInfo answered without a place:
+// the chunk server on a machine may start after the machine's driver. Then the orchestrator
+// must call NodeGetInfo again. Errors: ctx's.
 func (s *Server) PlaceLearned(ctx context.Context) error {
 	t := time.NewTicker(s.PlaceEvery)
 	defer t.Stop()
@@ -180,10 +177,10 @@ func (s *Server) PlaceLearned(ctx context.Context) error {
 
 const placeEvery = 5 * time.Second
 
-// source is what is mounted for a volume.
+// source is the volume or snapshot to mount for a handle.
 type source struct {
 	path string // [VOLUME[@SNAPSHOT]:]PATH
-	// of is the volume of the snapshot that is mounted; zero: none is.
+	// of is the volume of the snapshot to mount; zero: no snapshot is mounted.
 	of       meta.VolumeID
 	snapshot string
 }
@@ -192,12 +189,12 @@ func viewOf(v cluster.Volume, snapshot string) source {
 	return source{path: v.Name + "@" + snapshot + ":/", of: v.ID, snapshot: snapshot}
 }
 
-// source finds what is mounted for a handle. A volume that was made of a snapshot,
-// and that nobody may write, is served by the snapshot itself: it has the same
-// files, an index, and what it has cached all claims of the snapshot share. A volume that
-// an administrator wrote down by name is looked for as well: what is missing is missing
-// before a process is started to mount it. Errors: NoSuchVolume, NoSuchSnapshot, Busy (of
-// another cluster), AccessDenied (a client is not told whether there is such a volume).
+// source finds the volume or snapshot to mount for a handle. For an immutable volume made of a
+// snapshot, source returns the snapshot itself: the snapshot has the same files, an index, and
+// a cache shared by all claims of the snapshot. source also looks up a handle written by hand,
+// so that a missing volume is reported before a process is started for the mount. Errors:
+// NoSuchVolume, NoSuchSnapshot, Busy (of another cluster), AccessDenied (the cluster does not
+// tell a client whether the volume exists).
 func (s *Server) source(ctx context.Context, id string) (source, error) {
 	const op = "find volume"
 	none := source{}
@@ -254,13 +251,13 @@ func (s *Server) source(ctx context.Context, id string) (source, error) {
 	return none, err
 }
 
-// missing tells errors of source that say that nothing is there to be mounted.
+// missing reports whether an error of source means that the volume or snapshot does not exist.
 func missing(err error) bool {
 	k := meta.KindOf(err)
 	return k == meta.NoSuchVolume || k == meta.NoSuchSnapshot
 }
 
-// required refuses calls that lack a volume or a path.
+// required refuses a call without a volume, or with an invalid path.
 func required(volume string, paths ...string) error {
 	if volume == "" {
 		return status.Error(codes.InvalidArgument, "no volume id")

@@ -17,8 +17,8 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// NodePublishVolume binds a staged volume to where a pod looks for it. If the staged mount
-// has ended it is made again before.
+// NodePublishVolume binds a staged volume to a pod's path. If the staged mount has ended, the
+// service first mounts the volume again.
 func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	if err := required(q.GetVolumeId(), q.GetTargetPath()); err != nil {
 		return nil, err
@@ -67,12 +67,12 @@ func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolume
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publishing says what is bound where, by whole paths.
+// publishing describes a bind mount, by whole paths.
 type publishing struct {
 	volume, staging, target string
 	readOnly                bool
-	pod                     pod  // that gets it; none if the orchestrator does not say
-	alone                   bool // nobody else on this node may have it
+	pod                     pod  // the receiving pod; zero if the orchestrator does not name the pod
+	alone                   bool // refuse if the volume is published elsewhere on this node
 }
 
 func (s *Server) publish(ctx context.Context, p publishing) error {
@@ -85,7 +85,7 @@ func (s *Server) publish(ctx context.Context, p publishing) error {
 	have, err := f.read()
 	if err != nil {
 		if _, gone := s.source(ctx, p.volume); missing(gone) {
-			return gone // staging it would not help
+			return gone // staging the volume would not help
 		}
 		return meta.E(op, meta.Busy, p.staging, errors.New("the volume is not staged there"))
 	}
@@ -103,7 +103,8 @@ func (s *Server) publish(ctx context.Context, p publishing) error {
 	} else if dead != nil {
 		return meta.E(op, meta.Busy, p.staging, fmt.Errorf("the staged mount does not answer: %w", dead))
 	}
-	// Before it is bound: a call that is cut off later leaves a word too much.
+	// Record the pod before the bind: after a cut-off call the record has a pod too many,
+	// never a pod too few.
 	if err := f.note(have, p.target, p.pod); err != nil {
 		return meta.E(op, meta.IO, string(f), err)
 	}
@@ -122,7 +123,7 @@ func (s *Server) publish(ctx context.Context, p publishing) error {
 		if s.probes.ask(ctx, p.target) == nil || ctx.Err() != nil {
 			return meta.E(op, meta.Exists, p.target, fmt.Errorf("another volume (%s) is published there", there.Source))
 		}
-		if err := s.unmount(ctx, p.target); err != nil { // what was published before the mount died
+		if err := s.unmount(ctx, p.target); err != nil { // the binding of the ended mount
 			return err
 		}
 	}
@@ -143,9 +144,9 @@ func (s *Server) publish(ctx context.Context, p publishing) error {
 	return nil
 }
 
-// stageAgain mounts a volume that was staged and whose mount has ended, as a killed process
-// without a holder leaves it. To wait for NodeStageVolume would be to wait for ever: a
-// kubelet stages a volume once, and not again as long as a pod of its node has it.
+// stageAgain mounts a staged volume whose mount has ended, as after a kill of a process
+// without a holder. The service can't wait for NodeStageVolume: a kubelet stages a volume
+// once, and not again as long as a pod of its node has the volume.
 func (s *Server) stageAgain(ctx context.Context, f folder, was record) (now record, at *mountinfo.Info, err error) {
 	const op = "stage again"
 	if mayBeInline(was.Volume) {
@@ -155,8 +156,8 @@ func (s *Server) stageAgain(ctx context.Context, f folder, was record) (now reco
 	if err != nil {
 		return now, nil, err
 	}
-	// Before the mount that has ended is taken away: from then on this alone tells that the
-	// volume is staged.
+	// Write the record before stage removes the ended mount: from the removal on, only the
+	// record shows that the volume is staged.
 	was.Boot = process.Boot()
 	if err := f.write(was); err != nil {
 		return now, nil, meta.E(op, meta.IO, string(f), err)
@@ -176,19 +177,19 @@ func (s *Server) stageAgain(ctx context.Context, f folder, was record) (now reco
 	return now, at, err
 }
 
-// targetKey is what calls about one target are pending by.
+// targetKey returns the key in pending of calls about a target.
 func targetKey(target string) string { return "target " + filepath.Clean(target) }
 
-// NodeUnpublishVolume takes a volume from a pod, and one that the pod brought
-// along away for good. The directory that it was bound to goes only if it is
-// empty. It does not wait for calls that stage the volume, or publish it to other
-// pods: those may wait for a cluster that is gone, and come again for ever.
+// NodeUnpublishVolume removes a volume from a pod, and deletes an inline volume. The target
+// directory is removed only if empty. NodeUnpublishVolume does not wait for calls staging the
+// volume, or publishing the volume to other pods: such calls may wait for an unreachable
+// cluster, and be repeated without end.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if err := required(q.GetVolumeId(), q.GetTargetPath()); err != nil {
 		return nil, err
 	}
 	things := []string{targetKey(q.GetTargetPath())}
-	if mayBeInline(q.GetVolumeId()) { // of which this is the end
+	if mayBeInline(q.GetVolumeId()) { // unpublishing ends an inline volume
 		things = append(things, q.GetVolumeId())
 	}
 	end, err := s.pending.Begin(things...)

@@ -24,8 +24,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// NodeStageVolume mounts a volume at its staging path, once for all pods of the
-// node that use it.
+// NodeStageVolume mounts a volume at its staging path, once for all pods of the node with the
+// volume.
 func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	if err := required(q.GetVolumeId(), q.GetStagingTargetPath()); err != nil {
 		return nil, err
@@ -56,8 +56,8 @@ func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// serve says what a volume is mounted from. A snapshot is pinned by its mount, so
-// that it stays as long as it is used here.
+// serve sets the source of r. The mount of a snapshot pins the snapshot, so that the snapshot
+// stays as long as the mount.
 func (s *Server) serve(r *record, from source) {
 	r.Source = from.path
 	if from.of == 0 {
@@ -68,11 +68,11 @@ func (s *Server) serve(r *record, from source) {
 	slices.Sort(r.Options)
 }
 
-// unpinWait is how long an unstaging waits for the cluster to let go of a snapshot.
+// unpinWait bounds how long unpin waits for the cluster.
 const unpinWait = 3 * time.Second
 
-// unpin gives up what the mount of a snapshot held of it. If that can't be, it runs
-// out by itself.
+// unpin releases the pin of a mount on its snapshot. After a failure, unpin only logs a
+// warning: the pin expires by itself.
 func (s *Server) unpin(ctx context.Context, p *pinned) {
 	if p == nil {
 		return
@@ -84,7 +84,8 @@ func (s *Server) unpin(ctx context.Context, p *pinned) {
 	}
 }
 
-// unpinGone is unpin for a mount that Recover found gone, unless it is staged again.
+// unpinGone unpins the snapshot of a mount that Recover found gone, unless the volume is
+// staged again.
 func (s *Server) unpinGone(ctx context.Context, r record) {
 	end, err := s.pending.Begin(r.Volume)
 	if err != nil {
@@ -96,11 +97,11 @@ func (s *Server) unpinGone(ctx context.Context, r record) {
 	}
 }
 
-// noGroup: the pod asks for none.
+// noGroup: the pod requests no group.
 const noGroup = -1
 
-// wanted reads how a volume is to be mounted, and the group that its root is
-// to be writable for.
+// wanted translates a capability into a record without paths, and the group for which the
+// volume's root becomes writable.
 func (s *Server) wanted(volume string, c *csi.VolumeCapability) (r record, group int, err error) {
 	if err := reply.Capability(c); err != nil {
 		return r, 0, err
@@ -120,12 +121,12 @@ func (s *Server) wanted(volume string, c *csi.VolumeCapability) (r record, group
 	return record{Volume: volume, Options: options}, group, nil
 }
 
-// stage has a volume mounted as the record says, or finds that it is:
+// stage mounts a volume as recorded in want, or finds the volume mounted so:
 //
 //	record written -> directory -> process started -> mounted
 //
-// The process takes the lock with it: a driver that comes after one that was
-// killed in between sees that the process still mounts, and lets it.
+// The process inherits the lock. If a driver is killed in between, the next driver sees that
+// the process is still mounting, and leaves the process alone.
 func (s *Server) stage(ctx context.Context, want record) error {
 	f := s.folderOf(want.Volume, want.Staging)
 	lock, err := f.lock()
@@ -143,14 +144,15 @@ func (s *Server) stage(ctx context.Context, want record) error {
 	have, unread := f.read()
 	if m != nil && unread == nil && s.orphaned(want.Staging) {
 		if err := have.admits(want); err != nil {
-			return err // pods may use it
+			return err // pods may use the mount
 		}
 		return s.takeUpLocked(ctx, f, lock)
 	}
 	if m != nil {
 		switch err := s.probes.ask(ctx, want.Staging); {
 		case err == nil && unread == nil:
-			// It lives, and not under this lock: the state was lost.
+			// The mount answers, but its process does not have this lock: the lock file was
+			// lost.
 			return have.admits(want)
 		case err == nil && m.Source != strings.TrimSuffix(want.Source, "/"):
 			return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("%s is mounted there", m.Source))
@@ -158,10 +160,10 @@ func (s *Server) stage(ctx context.Context, want record) error {
 			s.Logger.Warn("a mount is found that the state does not know", "volume", want.Volume, "path", want.Staging)
 			return f.write(want)
 		case ctx.Err() != nil:
-			return err // nobody knows yet
+			return err // the probe has not ended yet
 		}
 	}
-	// What is mounted is dead, and what a holder has of it.
+	// Remove the dead mount, and the holder's copy of the mount.
 	if err := s.unmount(ctx, want.Staging); err != nil {
 		return err
 	}
@@ -209,9 +211,9 @@ func (s *Server) alreadyStaged(ctx context.Context, f folder, want record) error
 	return err
 }
 
-// admits fails with Exists unless a volume that is staged as r says is what a call
-// wants. Its source may differ, since the volume may have another name by now, and so may
-// the pin of its snapshot, which the driver chooses and not the caller.
+// admits fails with Exists unless a volume staged as in r satisfies want. The sources may
+// differ, because the volume may have been renamed. The pins may differ, because the driver
+// and not the caller chooses the pin.
 func (r record) admits(want record) error {
 	if r.Volume != want.Volume || r.Staging != want.Staging || !slices.Equal(r.asked(), want.asked()) {
 		return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("the volume is staged there with other options: %v", r.Options))
@@ -219,21 +221,20 @@ func (r record) admits(want record) error {
 	return nil
 }
 
-// asked are the options that the orchestrator asked for.
+// asked returns the mount options requested by the orchestrator.
 func (r record) asked() []string {
 	return slices.DeleteFunc(slices.Clone(r.Options), func(x string) bool { return strings.HasPrefix(x, policy.PinOption) })
 }
 
-// startWait bounds how long a process may take to mount, whatever the caller's
-// patience.
+// startWait bounds how long start waits for a process to mount, however long the caller waits.
 const startWait = 60 * time.Second
 
-// start runs the mounting process and waits until it has mounted, or taken up
-// what was. If ctx ends before, the process goes on, and holds the lock; one that
-// was to take up is killed.
+// start runs the mounting process and waits until the process has mounted, or has taken up the
+// holder's mount. If ctx ends or startWait passes before, a mounting process continues and
+// keeps the lock; start kills a process taking up a mount.
 func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File, takeUp bool) error {
 	const op = "stage"
-	if !takeUp { // else it says why its predecessor ended
+	if !takeUp { // a take-up keeps the log of the ended process
 		if err := os.Truncate(f.file(logName), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -248,7 +249,7 @@ func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File
 	}
 	cmd := s.Command(want.Source, want.Staging, f.file(logName), f.socket(), want.Options, takeUp)
 	cmd.ExtraFiles = []*os.File{w, lock}
-	// A session of its own: no signal that ends the driver reaches it.
+	// A session of its own: a signal to the driver's process group does not reach the process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	w.Close()
@@ -261,7 +262,7 @@ func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File
 		s.Step("stage.started")
 	}
 	ended := make(chan error, 1)
-	go func() { // ends with the process; until then it is ours to reap
+	go func() { // ends with the process; only the driver can reap the process
 		err := cmd.Wait()
 		s.children.end()
 		ended <- err
@@ -284,27 +285,27 @@ func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File
 		return meta.E(op, meta.Unavailable, want.Source, errors.New(text))
 	case <-give.Done():
 		if takeUp {
-			// It may wait for the cluster as long as it likes. The holder has all that
-			// it has: the next one begins anew.
+			// The process may wait for the cluster without limit. The holder has all of the
+			// mount's state: the next process begins anew.
 			_ = cmd.Process.Kill()
 		}
 		return meta.E(op, meta.Unavailable, want.Source, fmt.Errorf("not mounted yet: %w", context.Cause(give)))
 	}
 }
 
-// mounted is what a mounting process says when it has.
+// mounted is the message of a process after mounting.
 const mounted = "ok"
 
-// giveGroup makes the root of a volume a directory of a group: writable for it,
-// and what is made in it belongs to it as well. What is in the volume already is
-// not walked. Errors: Unavailable (the mount does not answer).
+// giveGroup gives a volume's root to a group, makes the root writable for the group, and sets
+// the set-group-id bit, so that new files belong to the group. giveGroup does not change
+// existing files below the root. Errors: Unavailable (the mount does not answer), IO.
 func (s *Server) giveGroup(ctx context.Context, path string, group int) error {
 	if group == noGroup {
 		return nil
 	}
 	const op = "set group"
-	// First, so that of calls that come again while the cluster is gone not each one
-	// leaves a thread in the mount.
+	// Probe first: while the cluster is unreachable, repeated calls must not each leave a
+	// thread blocked in the mount.
 	if err := s.probes.ask(ctx, path); err != nil {
 		return err
 	}
@@ -323,7 +324,7 @@ func (s *Server) giveGroup(ctx context.Context, path string, group int) error {
 		return unix.Chmod(path, st.Mode&0o7777|want)
 	})
 	switch {
-	case err == nil, errors.Is(err, unix.EROFS): // nobody writes there
+	case err == nil, errors.Is(err, unix.EROFS): // a read-only mount needs no group
 		return nil
 	case meta.KindOf(err) == meta.Unavailable:
 		return meta.E(op, meta.Unavailable, path, err)
@@ -331,9 +332,9 @@ func (s *Server) giveGroup(ctx context.Context, path string, group int) error {
 	return meta.E(op, meta.IO, path, err)
 }
 
-// NodeUnstageVolume unmounts a volume. When it succeeds, what was written is
-// durable and no process is left. Errors: FailedPrecondition (a pod still has the
-// volume), Unavailable (something is not durable yet).
+// NodeUnstageVolume unmounts a volume. After success all written data is durable and no
+// process of the mount is left. Errors: FailedPrecondition (a pod still has the volume),
+// Unavailable (data is not durable yet).
 func (s *Server) NodeUnstageVolume(ctx context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	if err := required(q.GetVolumeId(), q.GetStagingTargetPath()); err != nil {
 		return nil, err
@@ -356,12 +357,13 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, q *csi.NodeUnstageVolume
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// unstage unmounts a staged volume of which everything is durable, waits for its process
-// to end, and forgets it.
+// unstage waits until all data of a staged volume is durable, unmounts the volume, waits for
+// its process to end, and removes the volume's state.
 func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	f := s.folderOf(volume, path)
 	if _, err := os.Stat(string(f)); errors.Is(err, os.ErrNotExist) {
-		// Never staged there, or unstaged already. A mount would be another's.
+		// The volume was never staged at path, or was unstaged already. A mount at path would
+		// be another volume's.
 		return nil
 	}
 	m, err := mountAt(path)
@@ -379,9 +381,9 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	}
 	dead := false
 	if m != nil && s.orphaned(path) {
-		// What was written is with the holder, and durable once somebody serves. If
-		// nobody can, and nothing is left to be made durable, the mount is taken away as
-		// it is.
+		// The holder has the written data, which becomes durable once a process serves the
+		// mount. If no process can, and no data is left to be made durable, unstage removes
+		// the mount as it is.
 		wait, cancel := context.WithTimeout(ctx, patience(ctx, probeWait))
 		err := s.takeUp(wait, f, time.Now())
 		cancel()
@@ -395,7 +397,7 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	}
 	switch {
 	case mayBeInline(volume):
-		s.giveUp(ctx, f) // it goes with its pod
+		s.giveUp(ctx, f) // an inline volume's data ends with its pod
 	case m != nil && !dead:
 		if err := s.durable(ctx, f, path); err != nil {
 			return err
@@ -433,7 +435,7 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	return f.remove()
 }
 
-// forget has the holder drop what it has of a mount that is no more.
+// forget makes the holder drop its copy of a removed mount.
 func (s *Server) forget(path string) error {
 	if s.Holder == nil {
 		return nil
@@ -444,14 +446,15 @@ func (s *Server) forget(path string) error {
 const (
 	// endPoll is how often is looked whether a process has ended.
 	endPoll = 10 * time.Millisecond
-	// endWait is how long a call waits for one that ends.
+	// endWait bounds how long a call waits for the end of a process.
 	endWait = 30 * time.Second
-	// endLooks: after so many looks in vain also whether it has mounted meanwhile.
+	// endLooks is the number of looks at the lock after which ended again unmounts path.
 	endLooks = 10
 )
 
-// ended waits for the process of a mount that was taken away to end, and gives its lock.
-// One that a driver before this began may mount only now: that is taken away, too.
+// ended waits for the process of a removed mount to end, and returns its lock. A process
+// started by an earlier driver may mount only now: ended removes such a mount, too. Errors:
+// Unavailable.
 func (s *Server) ended(ctx context.Context, f folder, path string) (*os.File, error) {
 	late := time.After(patience(ctx, endWait))
 	for n := 1; ; n++ {

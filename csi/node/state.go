@@ -15,24 +15,25 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// record says how a volume was staged. It is written before the volume is
-// mounted and removed after it was unmounted.
+// record describes how a volume was staged. The service writes the record before mounting the
+// volume, and removes the record after unmounting.
 type record struct {
 	Version int      `json:"version"` // recordVersion
-	Volume  string   `json:"volume"`  // its handle
-	Staging string   `json:"staging"` // where it is mounted
+	Volume  string   `json:"volume"`  // the volume's handle
+	Staging string   `json:"staging"` // the path of the mount
 	Source  string   `json:"source"`
 	Options []string `json:"options"`
-	// Pods have it, by the path at which each looks for it, as far as they were
-	// told. A volume may have been taken from them since.
+	// Pods has the pods with the volume, by target path, as far as the orchestrator named the
+	// pods. Some may have been unpublished since.
 	Pods map[string]pod `json:"pods,omitempty"`
 	Pin  *pinned        `json:"pin,omitempty"` // of a snapshot
-	// Boot, of the machine: publishing it, the driver has staged it again in that boot. The
-	// orchestrator takes it for staged, mounted or not, and would not stage it again.
+	// Boot is the machine's boot id if NodePublishVolume staged the volume again in that boot.
+	// The orchestrator takes the volume for staged, mounted or not, and would not stage the
+	// volume again.
 	Boot string `json:"boot,omitempty"`
 }
 
-// pinned is what the mount of a snapshot holds of it.
+// pinned names the snapshot pinned by a mount, and the pin's holder.
 type pinned struct {
 	Volume   meta.VolumeID `json:"volume"`
 	Snapshot string        `json:"snapshot"`
@@ -64,7 +65,7 @@ func (s *Server) folderOf(volume, staging string) folder {
 
 func (f folder) file(name string) string { return filepath.Join(string(f), name) }
 
-// read gives the record. Errors: NotFound, Version, Corrupt.
+// read reads the record. Errors: NotFound, Version, Corrupt, IO.
 func (f folder) read() (r record, err error) {
 	const op = "read state"
 	b, err := os.ReadFile(f.file(recordName))
@@ -112,10 +113,10 @@ func (f folder) write(r record) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// lockTries bounds how often a folder is found to go while its lock is taken.
+// lockTries bounds how often lock tries again after the folder was removed meanwhile.
 const lockTries = 100
 
-// lock takes the lock that a mount's process holds. Busy: it lives.
+// lock takes the lock, which a mount's process holds. Errors: Busy (the process lives), IO.
 func (f folder) lock() (l *os.File, err error) {
 	for range lockTries {
 		if l, err = f.tryLock(); l != nil || err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
@@ -125,8 +126,8 @@ func (f folder) lock() (l *os.File, err error) {
 	return nil, meta.E("lock state", meta.IO, string(f), errors.Join(errors.New("it goes again and again"), err))
 }
 
-// tryLock is lock, but for a folder that goes meanwhile: it gives nothing then, or
-// NotExist or Exist of a step.
+// tryLock is one try of lock. If the folder is removed meanwhile, tryLock returns no file, and
+// either no error or an error of a step, ErrNotExist or ErrExist.
 func (f folder) tryLock() (*os.File, error) {
 	if err := os.MkdirAll(string(f), 0o700); err != nil {
 		return nil, err
@@ -142,8 +143,8 @@ func (f folder) tryLock() (*os.File, error) {
 		}
 		return nil, os.NewSyscallError("flock", err)
 	}
-	// Who had the lock before may have removed the file since it was opened here: then
-	// this is a lock of nothing, and the next caller would get one, too.
+	// The last owner of the lock may have removed the file after OpenFile here. A lock on the
+	// removed file excludes nobody: the next caller would get a lock on a new file.
 	mine, err := l.Stat()
 	if err == nil {
 		var there os.FileInfo
@@ -155,8 +156,7 @@ func (f folder) tryLock() (*os.File, error) {
 	return nil, err
 }
 
-// remove takes the folder away, whose lock is held: its files by their names,
-// and nothing else that might lie there.
+// remove removes the folder: its files by name, and no other files. The caller has the lock.
 func (f folder) remove() error {
 	for _, name := range []string{f.socket(), f.file(recordName), f.file(recordName + ".new"), f.file(logName), f.file(lockName)} {
 		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -169,10 +169,10 @@ func (f folder) remove() error {
 	return nil
 }
 
-// Recover looks at what was staged when the driver ran last: what is still mounted
-// stays as it is, and what can't be told of, and what is to be mounted again; the state of
-// what else is not mounted is removed. It gives the volumes that are staged. It is called once, before the service
-// serves.
+// Recover inspects the volumes staged by an earlier driver, and returns the handles of the
+// volumes still staged. Recover leaves alone volumes that are mounted, that can't be
+// inspected, whose data is not yet durable, or that are to be mounted again, and removes the
+// state of all others. The driver calls Recover once, before the service serves.
 func (s *Server) Recover() (staged []string, err error) {
 	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -197,8 +197,8 @@ func (s *Server) Recover() (staged []string, err error) {
 		}
 		r, err := f.read()
 		if err != nil && meta.KindOf(err) != meta.NotFound {
-			// Of another version, damaged, or on a disk that can't be read: it may be of a
-			// mount that pods use.
+			// The record is of another version, damaged, or on an unreadable disk: the record
+			// may belong to a mount used by pods.
 			s.Logger.Error("a record that can't be read is left alone, and what it is of", "folder", f, "err", err)
 			l.Close()
 			continue
@@ -209,23 +209,25 @@ func (s *Server) Recover() (staged []string, err error) {
 				s.Logger.Error("whether a volume is mounted can't be told: it is taken for mounted", "volume", r.Volume, "path", r.Staging, "err", merr)
 			}
 			if merr != nil || len(m) > 0 {
-				// Its process is gone. A holder may have the mount: see Keep. Else it
-				// is dead, and whoever stages or unstages it next finds the record.
+				// The mount's process has ended. If a holder has the mount, Keep takes the
+				// mount up. Otherwise the mount is dead, and the next call that stages or
+				// unstages the volume finds the record.
 				s.Logger.Warn("a staged volume's process is gone", "volume", r.Volume, "path", r.Staging)
 				staged = append(staged, r.Volume)
 				l.Close()
 				continue
 			}
 			if err := s.left(r.Staging); err != nil {
-				// An unstaging was cut off. It is called again; meanwhile Keep has a process
-				// see to it.
+				// A call unstaging the volume was cut off. The orchestrator calls again;
+				// meanwhile Keep starts a process to make the data durable.
 				s.Logger.Warn("a volume that was taken away is taken for staged until all is durable", "volume", r.Volume, "path", r.Staging, "err", err)
 				staged = append(staged, r.Volume)
 				l.Close()
 				continue
 			}
 			if r.Boot != "" && r.Boot == process.Boot() {
-				// A driver was killed before the mount was there again; the next call brings it.
+				// A driver was killed before it had mounted the volume again; the next call
+				// mounts the volume.
 				staged = append(staged, r.Volume)
 				l.Close()
 				continue
@@ -233,10 +235,10 @@ func (s *Server) Recover() (staged []string, err error) {
 		}
 		if err == nil {
 			if err := s.forget(r.Staging); err != nil {
-				// It gives it up by itself, later.
+				// The holder drops the mount by itself, later.
 				s.Logger.Warn("the holder does not forget a mount that is no more", "path", r.Staging, "err", err)
 			}
-			if r.Pin != nil { // its unstaging was cut off
+			if r.Pin != nil { // the call unstaging the volume was cut off
 				s.pinnedYet = append(s.pinnedYet, r)
 			}
 		}

@@ -15,7 +15,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// published gives the whole path at which a volume is mounted. Errors: NotFound.
+// published returns the whole path of a mounted path. Errors: NotFound, Busy (the mount is not
+// Penstock's), IO.
 func (s *Server) published(path string) (string, error) {
 	if err := checkPath(path); err != nil {
 		return "", meta.E("find mount", meta.NotFound, path, err)
@@ -31,7 +32,7 @@ func (s *Server) published(path string) (string, error) {
 	return at, err
 }
 
-// named refuses questions that lack a volume or a path.
+// named refuses a request without a volume or a path.
 func named(volume, path string) error {
 	if volume == "" {
 		return status.Error(codes.InvalidArgument, "no volume id")
@@ -42,8 +43,7 @@ func named(volume, path string) error {
 	return nil
 }
 
-// NodeGetVolumeStats tells how full a volume is: quota and use, of bytes and of
-// inodes.
+// NodeGetVolumeStats returns the quota and use of a volume, in bytes and inodes.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, q *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	if err := named(q.GetVolumeId(), q.GetVolumePath()); err != nil {
 		return nil, err
@@ -74,8 +74,8 @@ func usage(unit csi.VolumeUsage_Unit, total, free, available uint64) *csi.Volume
 	return &csi.VolumeUsage{Unit: unit, Total: signed(total), Used: signed(total - min(free, total)), Available: signed(available)}
 }
 
-// within runs something that a mount may keep for ever, and waits no longer than
-// the caller does, and probeWait. Errors: Unavailable, and those of fn.
+// within runs fn, which a hung mount may block without limit, and waits for fn until ctx ends,
+// at most probeWait. Errors: Unavailable, and fn's.
 func within(ctx context.Context, fn func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- fn() }() // ends with the mount's connection at the latest
@@ -100,7 +100,7 @@ func (s *Server) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
 }
 
-// NodeGetVolumeHealth tells whether a volume's mounts on this node answer.
+// NodeGetVolumeHealth reports whether a volume's mounts on this node answer.
 func (s *Server) NodeGetVolumeHealth(ctx context.Context, q *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	if err := required(q.GetVolumeId()); err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, q *csi.NodeGetVolumeHe
 		}
 		at, err := s.published(p)
 		if meta.KindOf(err) == meta.NotFound {
-			continue // not mounted there is not ill
+			continue // a missing mount is not unhealthy
 		}
 		reason := "MountEnded"
 		if err == nil {
@@ -131,7 +131,7 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, q *csi.NodeGetVolumeHe
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
 }
 
-// NodeGetStorageHealth tells whether the cluster can be reached from this node.
+// NodeGetStorageHealth reports whether this node can reach the cluster.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	ask, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()

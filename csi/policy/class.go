@@ -1,7 +1,7 @@
-// Package policy owns what users of a container orchestrator may say about
-// volumes, and what that is in the words of Penstock: parameters of storage
-// classes and of volume attributes classes, mount options, places. It decides
-// and does nothing: strings and maps in, policies and errors out.
+// Package policy owns the settings that users of a container orchestrator may give for
+// volumes, and translates the settings into Penstock's policies: parameters of storage classes
+// and of volume attributes classes, mount options, places. The package does no I/O: strings
+// and maps in, policies and errors out.
 package policy
 
 import (
@@ -20,29 +20,30 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Terms are what a volume is kept by.
+// Terms are the settings under which the cluster keeps a volume.
 type Terms struct {
 	Policy      meta.Policy
-	Compression meta.Compression // of chunks that are sealed from then on
-	// TrashSeconds is how long it can be taken out of the trash once it is deleted.
+	Compression meta.Compression // of chunks sealed after the setting
+	// TrashSeconds is how long a deleted volume's data stays restorable in the trash.
 	TrashSeconds uint64
 	// The advisory quota refuses nothing; 0: none.
 	AdvisoryBytes  uint64
 	AdvisoryInodes uint64
 }
 
-// Class is what a storage class says of a volume that is to be made.
+// Class is a storage class, decoded: the settings of a volume to create.
 type Class struct {
 	Terms // without a quota of bytes, which is the claim's
-	// Level is how near the place that was asked for the volume's bytes lie.
+	// Level is the topology level of the subtree, around the requested place, in which the
+	// volume's bytes lie.
 	Level Level
-	// Prefix goes before the volume's name, after what begins all of them.
+	// Prefix goes between handle.Made and the orchestrator's name of the volume.
 	Prefix string
-	// AttachPath is where the volume hangs in the tree; "": it stands alone.
+	// AttachPath is the volume's path in the tree; "": the volume is not attached.
 	AttachPath string
 }
 
-// Parameters that the provisioner adds.
+// Parameters added by the provisioner, and terms of attachPath.
 const (
 	orchestrator    = "csi.storage.k8s.io/"
 	claimName       = orchestrator + "pvc/name"
@@ -56,12 +57,11 @@ const (
 	maxAttachLength = 1024
 )
 
-// setter reads one parameter into terms. Its error does not tell the value: people
-// write passwords into the wrong line, and the answer is logged and kept in events.
+// setter parses one parameter into t. The error does not contain the value: users write
+// passwords into wrong lines, and the driver's answer is logged and kept in events.
 type setter func(t *Terms, value string) error
 
-// mutable are the parameters of a class that can be changed later, by a volume
-// attributes class.
+// mutable has the parameters of a class that a volume attributes class can change later.
 var mutable = map[string]setter{
 	"replicas": func(t *Terms, v string) error {
 		n, err := strconv.ParseUint(v, 10, 32)
@@ -135,7 +135,7 @@ var mutable = map[string]setter{
 	"noatime":     boolean(func(p *meta.Policy, on bool) { p.NoAtime = on }),
 }
 
-// fixed are those that a volume keeps for its life.
+// fixed has the parameters that never change after the volume was created.
 var fixed = map[string]setter{
 	"sealOnClose": boolean(func(p *meta.Policy, on bool) { p.SealOnClose = on }),
 	"encrypt":     boolean(func(p *meta.Policy, on bool) { p.Encrypt = on }),
@@ -163,13 +163,14 @@ func files(to func(*Terms) *uint64) setter {
 	}
 }
 
-// wrong says what a parameter should be, and not what it was: see setter.
+// wrong returns the error for a parameter's invalid value. err states the valid values and
+// does not contain the value: see setter.
 func wrong(parameter string, err error) error {
 	return meta.E("read parameters", meta.Invalid, parameter, err)
 }
 
-// unknown refuses a parameter without saying its value, which could be anything,
-// a password too.
+// unknown returns the error for an unknown parameter, without its value: any value could be a
+// password.
 func unknown(parameter, instead string) error {
 	return meta.E("read parameters", meta.Invalid, strconv.Quote(parameter[:min(len(parameter), 64)]), errors.New("it is unknown; "+instead))
 }
@@ -177,8 +178,8 @@ func unknown(parameter, instead string) error {
 // maxPodName is Kubernetes' own bound.
 const maxPodName = 253
 
-// Pod reads from a volume's context which pod it is published to; nothing if the
-// orchestrator does not say, or says what is no name.
+// Pod returns the namespace and name of the pod to which a volume is published, from the
+// volume's context. Both are empty if the context lacks either, or either is no valid name.
 func Pod(attributes map[string]string) (namespace, name string) {
 	namespace, name = attributes[podNamespace], attributes[podName]
 	for _, s := range []string{namespace, name} {
@@ -189,12 +190,13 @@ func Pod(attributes map[string]string) (namespace, name string) {
 	return namespace, name
 }
 
-// keys are a map's, sorted, so that the first mistake is always the same one.
+// keys returns a map's keys, sorted, so that of several mistakes the same mistake is reported
+// each time.
 func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// ReadClass reads the parameters of a storage class, with those of a volume
-// attributes class laid over them. volume is the orchestrator's name for the
-// volume. Errors: Invalid, with the parameter that is wrong.
+// ReadClass parses the parameters of a storage class, and applies changed, the parameters of a
+// volume attributes class. volume is the orchestrator's name for the volume. Errors: Invalid,
+// with the name of the invalid parameter.
 func ReadClass(parameters, changed map[string]string, volume string) (Class, error) {
 	c := Class{Terms: Terms{Policy: meta.Policy{Replicas: 1, LocalFirst: true}}}
 	attach := ""
@@ -257,8 +259,8 @@ func Change(t *Terms, parameters map[string]string) error {
 	return t.Policy.Check()
 }
 
-// SnapshotParameters refuses what a class of snapshots may not say: anything
-// but what the sidecars add. Errors: Invalid.
+// SnapshotParameters refuses every parameter of a snapshot class but the parameters added by
+// the sidecars. Errors: Invalid.
 func SnapshotParameters(parameters map[string]string) error {
 	for _, k := range keys(parameters) {
 		if !strings.HasPrefix(k, orchestrator) {
@@ -268,8 +270,8 @@ func SnapshotParameters(parameters map[string]string) error {
 	return nil
 }
 
-// ReadInline reads what a pod says of a volume that it brings along: a size and
-// no more than what costs nobody else anything. Errors: Invalid.
+// ReadInline parses a pod's attributes of its inline volume: the size, and only parameters
+// that cost other users nothing. Errors: Invalid.
 func ReadInline(attributes map[string]string) (t Terms, err error) {
 	t.Policy = meta.Policy{Replicas: 1, LocalFirst: true, QuotaBytes: 1 << 30}
 	for _, k := range keys(attributes) {
@@ -292,7 +294,7 @@ func ReadInline(attributes map[string]string) (t Terms, err error) {
 	return t, t.Policy.Check()
 }
 
-// suffixes are those of quantities in Kubernetes.
+// suffixes are the units of Kubernetes' quantities.
 var suffixes = []struct {
 	text   string
 	factor uint64
@@ -314,9 +316,9 @@ func parseSize(s string) (uint64, error) {
 	return n * factor, nil
 }
 
-// Size chooses a volume's quota: what is required, which may be nothing for no
-// quota, but within limit, which may be none. Errors: Range, where no size is
-// within, Invalid.
+// Size returns a volume's quota in bytes: required, or limit if required is 0. A limit of 0 is
+// no limit; a quota of 0 is no quota. Errors: Invalid (a negative capacity), Range (required
+// exceeds limit).
 func Size(required, limit int64) (uint64, error) {
 	const op = "choose size"
 	switch {
@@ -330,7 +332,7 @@ func Size(required, limit int64) (uint64, error) {
 	return uint64(required), nil
 }
 
-// Fits tells whether a volume with this quota (0: none) is what was asked for.
+// Fits reports whether a volume with this quota (0: none) satisfies required and limit.
 func Fits(quota uint64, required, limit int64) bool {
 	if quota == 0 {
 		return limit == 0
@@ -338,15 +340,13 @@ func Fits(quota uint64, required, limit int64) bool {
 	return quota >= uint64(required) && (limit == 0 || quota <= uint64(limit))
 }
 
-// Same tells whether a volume of some terms may pass for one of others: all is the
-// same but the quota of bytes.
+// Same reports whether two terms are equal but for the quota of bytes.
 func Same(a, b Terms) bool {
 	a.Policy.QuotaBytes, b.Policy.QuotaBytes = 0, 0
 	return a == b
 }
 
-// checkTemplate says what is wrong with a path with {namespace}, {claim} and
-// {volume} in it.
+// checkTemplate checks an attachPath with the placeholders {namespace}, {claim} and {volume}.
 func checkTemplate(t string) error {
 	if t == attachNowhere {
 		return nil
@@ -363,7 +363,8 @@ func checkTemplate(t string) error {
 	return nil
 }
 
-// fill puts values into a template. A value is one part of a path, or a piece of one.
+// fill replaces the template's placeholders by values. A value is a component of a path, or a
+// piece of a component.
 func fill(t string, values map[string]string) (string, error) {
 	at := t
 	for _, k := range keys(values) {

@@ -9,19 +9,19 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// mountOptions are what a claim may ask of its mounts. Nothing that says where
-// the cluster or a credential is, and no devices.
+// mountOptions are the mount options accepted in a claim. No option names a cluster or a
+// credential, and no option enables devices.
 var mountOptions = []string{"ro", "rw", "exec", "noexec", "suid", "nosuid", "nodev", "atime", "noatime", "relatime", "noopen", "passthrough"}
 
-// PinOption begins the option of a mount that pins its snapshot for a holder. No
-// claim may have it.
+// PinOption begins the mount option by which a mount pins its snapshot for a holder. A claim
+// can't set the option.
 const PinOption = "pin="
 
-// MountOptions checks what a volume is to be mounted with, and completes it:
-// devices are never honoured, set-id programs only if asked for. Errors: Invalid.
+// MountOptions checks the mount options of a volume and returns the complete sorted list:
+// nodev always, nosuid unless flags contain suid. Errors: Invalid.
 func MountOptions(flags []string, readOnly bool) ([]string, error) {
 	out := []string{"nodev"}
-	if !slices.Contains(flags, "suid") { // as a mount has it anyway: said, so that nothing else decides
+	if !slices.Contains(flags, "suid") { // the mount's default, made explicit
 		out = append(out, "nosuid")
 	}
 	for _, f := range flags {

@@ -13,8 +13,8 @@ import (
 // Level is a level of the topology /zone/.../rack/host.
 type Level uint8
 
-// Levels, from the widest. Anywhere is no level: a volume's place is its
-// policy's, wherever its pods are.
+// Levels, from the widest to the narrowest. Anywhere is no level: the volume's place is its
+// policy's topology, independent of the pods' nodes.
 const (
 	Anywhere Level = iota
 	Zone
@@ -41,11 +41,10 @@ const (
 // maxLabel is the longest value of a label in Kubernetes.
 const maxLabel = 63
 
-// Segments says of a place in the topology what labels can: of /z/r/h zone, rack
-// and host; of /z/h no rack; of /h the host; of longer paths everything between
-// zone and host is the rack, joined by dots. Of a subtree that is not a whole
-// path (whole false) the last part is no host. What does not fit into a label is
-// shortened: see label.
+// Segments translates a place in the topology into labels: /z/r/h into zone, rack and host;
+// /z/h into zone and host; /h into the host. In a longer path all components between zone and
+// host, joined by dots, are the rack. If whole is false, at is a subtree: its last component
+// is no host. label shortens a component too long for a label.
 func Segments(at string, whole bool) map[string]string {
 	if at == "" || at == "/" {
 		return nil
@@ -68,9 +67,10 @@ func Segments(at string, whole bool) map[string]string {
 	return out
 }
 
-// label is a part of a place as the value of a label: itself where it is one, else
-// what of it is, and a digest of the whole. Left out, a node had no place that a
-// volume could ask for, and nobody was told.
+// label converts a component of a place into a label's value: the component itself if the
+// component is a valid value, else its usable beginning and a digest of the whole component.
+// Without such a value the node would have no place for a volume to request, and no error
+// would say so.
 func label(part string) string {
 	const ends = ".-_"
 	plain := strings.Trim(part, ends)
@@ -85,8 +85,8 @@ func label(part string) string {
 	return plain + "-" + digest
 }
 
-// Within tells whether the place of a machine lies where segments say. Keys of
-// others count for nothing.
+// Within reports whether a machine's place lies in segments. Within ignores other keys than
+// Penstock's.
 func Within(at string, segments map[string]string) bool {
 	have := Segments(at, true)
 	for _, k := range []string{KeyZone, KeyRack, KeyHost} {
@@ -112,29 +112,29 @@ func Subtree(at string, level Level) string {
 	return "/" + strings.Join(parts[:n], "/")
 }
 
-// Under tells whether a place lies in a subtree; "" and "/" are everything.
+// Under reports whether a place lies in a subtree; "" and "/" contain every place.
 func Under(at, subtree string) bool {
 	subtree = strings.TrimSuffix(subtree, "/")
 	return at == subtree || strings.HasPrefix(at, subtree+"/")
 }
 
-// Site is one machine that stores bytes.
+// Site is a machine with a chunk server.
 type Site struct {
 	Topology string
-	Disks    []Disk // those that take new bytes
-	// Away: it does not answer, or takes nothing new, for now. It has no room, but it
-	// counts where replicas are to lie apart.
+	Disks    []Disk // disks that accept new bytes
+	// Away: the chunk server does not answer, or accepts no new data for now. An away site has
+	// no room, but counts as a separate place for replicas.
 	Away bool
 }
 
-// Disk is one of its disks.
+// Disk is a disk of a site.
 type Disk struct {
 	Class string
 	Free  uint64 // bytes
 }
 
-// Meetable refuses a policy that the sites could not meet if all of them were there and
-// empty. Errors: ResourceExceeded, which says what is missing.
+// Meetable refuses a policy that the sites could not meet even if every site were present and
+// empty. Errors: ResourceExceeded, which names the missing servers or disks.
 func Meetable(sites []Site, p meta.Policy) error {
 	servers := make([]placement.Server, len(sites))
 	for i, s := range sites {
@@ -146,8 +146,8 @@ func Meetable(sites []Site, p meta.Policy) error {
 	return placement.NewMap(servers).Meetable(&p)
 }
 
-// Capacity is how many bytes a volume of this policy could hold now, of the disks
-// in its subtree: none if the sites can't meet it.
+// Capacity returns how many bytes a volume of this policy could hold now on the disks in the
+// policy's subtree; 0 if the sites can't meet the policy.
 func Capacity(sites []Site, p meta.Policy) uint64 {
 	if Meetable(sites, p) != nil {
 		return 0
@@ -166,11 +166,10 @@ func Capacity(sites []Site, p meta.Policy) uint64 {
 	return free / uint64(max(p.Replicas, 1))
 }
 
-// Room is how many bytes a volume of a class could hold that Place would place for
-// somebody where segments say (nil: anywhere). Those of a class without a level lie
-// wherever the class says, so there is as much room for a pod on one machine as on
-// any other; at a level, all of the rack or zone counts that the machine is in, not
-// the machine's own disks alone.
+// Room returns how many bytes a volume of class c could hold if Place places the volume for a
+// pod within segments (nil: anywhere). Without a level, the class's own topology decides, so
+// the room is the same for a pod on any machine. With a level, the room is the capacity of the
+// whole zone or rack of the machine, not of the machine's own disks alone.
 func Room(c Class, sites []Site, segments map[string]string) uint64 {
 	if segments == nil || c.Level == Anywhere && c.Policy.Topology == "" {
 		return Capacity(sites, c.Policy)
@@ -186,7 +185,7 @@ func Room(c Class, sites []Site, segments map[string]string) uint64 {
 	return most
 }
 
-// subtree is where a volume of the class lies that a site was chosen for.
+// subtree returns the topology of a volume of the class after site s was chosen.
 func (c *Class) subtree(s Site) string {
 	at := Subtree(s.Topology, c.Level)
 	if !Under(at, c.Policy.Topology) {
@@ -195,17 +194,16 @@ func (c *Class) subtree(s Site) string {
 	return at
 }
 
-// Place settles where a volume's bytes lie. preferred and requisite are what the
-// orchestrator asks for, best first; without both the policy stands. The first
-// place with room for bytes is taken and becomes the policy's subtree, cut to the
-// class's level. Errors: NoSpace.
+// Place sets the topology of the class's policy. preferred and requisite are the
+// orchestrator's requests, best first; if both are empty, the policy stays unchanged. Place
+// takes the first place with room for bytes, cut down to the class's level. Errors: NoSpace.
 func Place(c *Class, sites []Site, preferred, requisite []map[string]string, bytes uint64) error {
 	if len(preferred)+len(requisite) == 0 {
 		return nil
 	}
 	if c.Level == Anywhere {
-		// Every node can read it; but bytes that the class ties to a place draw
-		// pods there, so that a node elsewhere was not meant.
+		// Every node can read the volume. But a topology set by the class draws pods to that
+		// topology, so a request for a place outside of it must fail.
 		for _, want := range append(preferred, requisite...) {
 			for _, s := range sites {
 				if !s.Away && Under(s.Topology, c.Policy.Topology) && Within(s.Topology, want) {

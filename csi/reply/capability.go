@@ -8,11 +8,11 @@ import (
 	"penstock.io/penstock/csi/policy"
 )
 
-// FileSystem is the only type of file system that a claim may name.
+// FileSystem is the only type of file system accepted in a claim.
 const FileSystem = "penstock"
 
-// modes are the ways in which a volume can be used: all that there are.
-var modes = map[csi.VolumeCapability_AccessMode_Mode]bool{ // true: nobody writes
+// modes lists the access modes that the driver supports.
+var modes = map[csi.VolumeCapability_AccessMode_Mode]bool{ // true: read-only
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        false,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   true,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: false,
@@ -22,8 +22,7 @@ var modes = map[csi.VolumeCapability_AccessMode_Mode]bool{ // true: nobody write
 	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:   false,
 }
 
-// Capability says what is wrong with a way to use a volume, as a status of
-// InvalidArgument.
+// Capability checks a volume's capability. Errors: a status of InvalidArgument.
 func Capability(c *csi.VolumeCapability) error {
 	if c == nil {
 		return status.Error(codes.InvalidArgument, "no volume capability")
@@ -43,7 +42,7 @@ func Capability(c *csi.VolumeCapability) error {
 	return nil
 }
 
-// Capabilities says what is wrong with one of them.
+// Capabilities checks each capability, and returns the first error.
 func Capabilities(all []*csi.VolumeCapability) error {
 	for _, c := range all {
 		if err := Capability(c); err != nil {
@@ -53,7 +52,7 @@ func Capabilities(all []*csi.VolumeCapability) error {
 	return nil
 }
 
-// OneNode tells that one node at a time uses a volume in this way.
+// OneNode reports whether the access mode allows one node at a time.
 func OneNode(c *csi.VolumeCapability) bool {
 	switch c.GetAccessMode().GetMode() {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
@@ -63,5 +62,5 @@ func OneNode(c *csi.VolumeCapability) bool {
 	return false
 }
 
-// ReadOnly tells that nobody writes in this way to use a volume.
+// ReadOnly reports whether the access mode allows no writer.
 func ReadOnly(c *csi.VolumeCapability) bool { return modes[c.GetAccessMode().GetMode()] }

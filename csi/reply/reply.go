@@ -1,6 +1,6 @@
-// Package reply owns how the driver's services answer: kinds of errors as codes
-// of gRPC, in one table, and calls that are refused because another one about the
-// same thing is under way.
+// Package reply owns the answers of the driver's services: the table from kinds of errors to
+// gRPC codes, and the refusal of a call while another call about the same volume, name or path
+// is running.
 package reply
 
 import (
@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// table says which code a kind is. What is not named is Internal.
+// table maps an error's kind to a code. A kind without an entry is Internal.
 var table = map[meta.Kind]codes.Code{
 	meta.NotFound:         codes.NotFound,
 	meta.NoSuchVolume:     codes.NotFound,
@@ -42,13 +42,13 @@ var table = map[meta.Kind]codes.Code{
 	meta.Corrupt:          codes.DataLoss,
 }
 
-// Error turns an error into one that gRPC sends: statuses as they are, ends of
-// contexts by their nature, kinds by the table.
+// Error converts an error into a gRPC status. A status stays unchanged, a context's error
+// becomes DeadlineExceeded or Canceled, and every other error is mapped by table.
 func Error(err error) error {
 	if err == nil {
 		return nil
 	}
-	// One that is wrapped is a cause; what it is the cause of says more.
+	// A wrapped status is only a cause: the error around the status says more.
 	if _, is := err.(interface{ GRPCStatus() *status.Status }); is {
 		return err
 	}
@@ -64,16 +64,15 @@ func Error(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// Pending is the set of things that calls are about right now. The zero value is
-// ready.
+// Pending is the set of keys (volumes, names, paths) claimed by running calls. The zero value
+// is ready for use.
 type Pending struct {
 	mu sync.Mutex
 	on map[string]struct{}
 }
 
-// Begin claims things, all or none of them; end gives them back. Errors: a
-// status of Aborted if one is claimed already, which tells the orchestrator to
-// call again later.
+// Begin claims either all of things or nothing; end releases the claims. Errors: a status of
+// Aborted if another call has claimed a key; the orchestrator then calls again later.
 func (p *Pending) Begin(things ...string) (end func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

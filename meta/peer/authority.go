@@ -25,10 +25,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
-// Certificates. The authority is one ECDSA P-256 key with a self-signed certificate. It signs
-// leaf certificates that are valid for days and are renewed by their bearers. A leaf contains
-// one URI:
+// Certificates. The authority is one ECDSA P-256 key with a self-signed certificate. The
+// authority signs leaf certificates, which are valid for days and renewed by their bearers. A
+// leaf contains one URI:
 //
 //	penstock://<cluster id>/<role>/<name>
 //
@@ -38,10 +37,9 @@ import (
 const (
 	scheme       = "penstock"
 	authorityFor = 20 * 365 * 24 * time.Hour
-	// LeafFor is how long a leaf holds unless the cluster was made with another
-	// life.
+	// LeafFor is the life of a leaf, unless the cluster was made with another life.
 	LeafFor = 7 * 24 * time.Hour
-	// skew is how far clocks of machines may be apart.
+	// skew is the largest tolerated difference between the clocks of two machines.
 	skew = 5 * time.Minute
 )
 
@@ -58,12 +56,12 @@ func CheckName(name string) error {
 	return nil
 }
 
-// maxName is how long a name may be, in bytes.
+// maxName is the longest name, in bytes.
 const maxName = 63
 
-// FitName returns a name that a certificate can contain, for a machine with a longer name,
-// such as a node of Kubernetes (253 bytes): the beginning of the name, and a digest of the
-// whole name. Other names are returned unchanged.
+// FitName returns name if name has at most 63 bytes. For a longer name, such as a Kubernetes
+// node's (up to 253 bytes), FitName returns a name of 63 bytes for certificates: the beginning
+// of name, and a digest of the whole name.
 func FitName(name string) string {
 	if len(name) <= maxName {
 		return name
@@ -133,7 +131,7 @@ type Authority struct {
 	Life time.Duration
 }
 
-// NewAuthority makes a key and its certificate.
+// NewAuthority makes a key and its self-signed certificate. Errors: Invalid, IO.
 func NewAuthority(cluster string, life time.Duration) (*Authority, error) {
 	const op = "make certificate authority"
 	if !validCluster.MatchString(cluster) {
@@ -183,7 +181,8 @@ func fingerprint(c *x509.Certificate) string {
 	return hex.EncodeToString(s[:])
 }
 
-// CheckRequest parses a request and checks that Sign would accept it for id. Errors: Invalid.
+// CheckRequest parses a request and checks that Sign would accept the request for id. Errors:
+// Invalid.
 func CheckRequest(id Identity, request []byte) (*x509.CertificateRequest, error) {
 	const op = "sign certificate"
 	if err := CheckName(id.Name); err != nil {
@@ -211,9 +210,9 @@ func KeyDigest(request *x509.CertificateRequest) string {
 	return hex.EncodeToString(s[:])
 }
 
-// Sign makes a certificate for id and the key of a request (PKCS #10 in DER), which proves
-// that its sender has the key. Sign uses nothing else of the request. The result is the leaf
-// and the authority's certificate, PEM. Errors: Invalid.
+// Sign makes a certificate for id and the key of a request (PKCS #10 in DER). The request
+// proves that its sender has the key; Sign uses no other part of the request. Sign returns the
+// leaf and the authority's certificate, PEM. Errors: Invalid.
 func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	csr, err := CheckRequest(id, request)
 	if err != nil {
@@ -232,7 +231,8 @@ func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	if id.Admission > 0 {
 		t.Subject.SerialNumber = admission + strconv.FormatUint(uint64(id.Admission), 10)
 	}
-	// Servers are clients of others, too; clients are nobody's servers.
+	// Servers are also clients of other servers; clients and administrators serve no
+	// connections.
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	if id.Role == Meta || id.Role == ChunkServer {
 		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
@@ -244,12 +244,13 @@ func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	return append(certPEM(der), a.CertPEM()...), nil
 }
 
-// SealKeySize is the size of the key that encrypts an authority's own key.
+// SealKeySize is the size, in bytes, of the key that encrypts an authority's own key.
 const SealKeySize = 32
 
-// Sealed is the authority in the form stored in etcd: its certificate, and its key encrypted
-// (AES-256-GCM, the nonce in front) with a key that metadata servers have in their credentials
-// and etcd never sees. A copy of etcd's data alone makes nobody a member of the cluster.
+// Sealed is the authority in the form stored in etcd: its certificate, and its encrypted key
+// (AES-256-GCM, the nonce in front). Metadata servers have the encryption key in their
+// credentials, and etcd never sees the encryption key. So a copy of etcd's data alone makes
+// nobody a member of the cluster.
 type Sealed struct {
 	Cert []byte        `json:"cert"` // PEM
 	Key  []byte        `json:"key"`
@@ -271,8 +272,8 @@ func (a *Authority) Seal(sealKey []byte) (Sealed, error) {
 	return Sealed{Cert: a.CertPEM(), Key: aead.Seal(nonce, nonce, der, a.cert.Raw), Life: a.Life}, nil
 }
 
-// PrivateKey returns the authority's key, PKCS #8: with it, one can be any member of the
-// cluster. For tests that search for it where it must not be.
+// PrivateKey returns the authority's key, PKCS #8. The bearer of the key can act as any member
+// of the cluster. Only tests call PrivateKey, to search for the key in forbidden places.
 func (a *Authority) PrivateKey() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(a.key) }
 
 // Open decrypts the authority. Errors: AccessDenied (encrypted with another key), Corrupt.

@@ -34,7 +34,7 @@ import (
 //	              digits; mode 0600
 //	authority.sealed  metadata servers only: a copy of the authority as stored in etcd,
 //	              JSON of Sealed; mode 0600. After the loss of etcd, the cluster gets its
-//	              authority from this file, since no checkpoint has it
+//	              authority from this file, since no checkpoint has the authority
 const (
 	caFile         = "ca.pem"
 	identityFile   = "identity.pem"
@@ -43,9 +43,9 @@ const (
 	sealedFile     = "authority.sealed"
 )
 
-// Credentials are what a process shows to its peers, and what it checks peers with. Nil
-// credentials allow Unix sockets only. The next connection after a change of the files reads
-// them again. Safe for concurrent use.
+// Credentials are a process's certificate, and the authorities by which the process verifies
+// its peers. Nil credentials allow Unix sockets only. After a change of the files, the next
+// connection reads the files again, at most once a second. Safe for concurrent use.
 type Credentials struct {
 	insecure bool
 	dir      string
@@ -66,15 +66,14 @@ type loaded struct {
 	caPEM []byte
 }
 
-// Insecure returns credentials that trust every peer, and that work between loopback addresses
-// only.
+// Insecure returns credentials that trust every peer, between loopback addresses only.
 func Insecure() *Credentials { return &Credentials{insecure: true} }
 
-// IsInsecure reports whether Insecure made them.
+// IsInsecure reports whether Insecure made the credentials.
 func (c *Credentials) IsInsecure() bool { return c != nil && c.insecure }
 
-// Load reads a directory. Errors: NotFound (there are no credentials), AccessDenied (other
-// users may read the key), Corrupt, IO.
+// Load reads a directory. Errors: NotFound (the directory has no credentials), AccessDenied
+// (other users may read the key), Corrupt, IO.
 func Load(dir string, log *slog.Logger) (*Credentials, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -148,7 +147,7 @@ func stampOf(dir string) (string, error) {
 		if err != nil {
 			return "", meta.E("read credentials", meta.IO, path, err)
 		}
-		// Two files may be written within one tick of the kernel's clock.
+		// The inode, because two files may be written within one tick of the kernel's clock.
 		inode := st.Sys().(*syscall.Stat_t).Ino
 		fmt.Fprintf(&s, "%d %d %d;", st.ModTime().UnixNano(), st.Size(), inode)
 	}
@@ -181,7 +180,7 @@ func (c *Credentials) current() *loaded {
 	return next
 }
 
-// Identity returns the identity that peers see; the zero value for insecure credentials.
+// Identity returns the identity shown to peers; the zero value for insecure credentials.
 func (c *Credentials) Identity() Identity {
 	if c == nil || c.insecure {
 		return Identity{}
@@ -189,13 +188,14 @@ func (c *Credentials) Identity() Identity {
 	return c.current().id
 }
 
-// RenewAt returns when to request a new certificate: after half of the present one's life.
+// RenewAt returns the time to request a new certificate: after half of the present
+// certificate's life.
 func (c *Credentials) RenewAt() time.Time {
 	l := c.current().leaf
 	return l.NotAfter.Add(-l.NotAfter.Sub(l.NotBefore.Add(skew)) / 2)
 }
 
-// ClusterKey reads the key that decrypts the authority's key. Errors: NotFound, Corrupt.
+// ClusterKey reads the key that decrypts the authority's key. Errors: NotFound, Corrupt, IO.
 func (c *Credentials) ClusterKey() ([]byte, error) {
 	path := filepath.Join(c.dir, clusterKeyFile)
 	b, err := os.ReadFile(path)
@@ -229,8 +229,8 @@ func (c *Credentials) SealedAuthority() (s Sealed, err error) {
 	return s, nil
 }
 
-// KeepAuthority writes a copy of the authority into a metadata server's directory, unless it
-// has one. Errors: IO.
+// KeepAuthority writes a copy of the authority into a metadata server's directory, unless the
+// directory has an identical copy. Errors: IO.
 func KeepAuthority(dir string, s Sealed) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -242,7 +242,7 @@ func KeepAuthority(dir string, s Sealed) error {
 	return writeFile(dir, sealedFile, b)
 }
 
-// Dir returns the directory of the credentials; empty for insecure ones.
+// Dir returns the directory of the credentials; "" for insecure credentials.
 func (c *Credentials) Dir() string { return c.dir }
 
 // Replace installs a renewed certificate: key and chain from NewKey and Sign.
@@ -260,7 +260,8 @@ func (c *Credentials) Replace(keyPEM, chainPEM []byte) error {
 	return ForgetJoiningKey(c.dir)
 }
 
-// check verifies a chain before it replaces a good one.
+// check verifies a new chain before the chain replaces a good chain. Errors: Corrupt,
+// AccessDenied.
 func check(keyPEM, chainPEM []byte, roots *x509.CertPool, want Identity) error {
 	const op = "check new certificate"
 	pair, err := tls.X509KeyPair(chainPEM, keyPEM)
@@ -284,8 +285,8 @@ func check(keyPEM, chainPEM []byte, roots *x509.CertPool, want Identity) error {
 	return nil
 }
 
-// Save makes a directory of credentials; clusterKey is for metadata servers. It never
-// overwrites. Errors: Exists, IO, and those of a bad chain.
+// Save makes a directory of credentials; clusterKey is for metadata servers. Save never
+// replaces an identity. Errors: Exists, IO, and check's.
 func Save(dir string, id Identity, keyPEM, chainPEM, caPEM, clusterKey []byte) error {
 	const op = "write credentials"
 	certs, err := parseCerts(caPEM)
@@ -320,9 +321,9 @@ func Save(dir string, id Identity, keyPEM, chainPEM, caPEM, clusterKey []byte) e
 }
 
 // JoiningKey is NewKey for the first certificate of a directory of credentials. Until Save or
-// ForgetJoiningKey it returns the same key, also after a kill, so that a process without an
-// answer repeats its request with the same key. made: the key is new, so no request was sent
-// with it. Errors: Exists (there are credentials), Corrupt, IO.
+// ForgetJoiningKey, JoiningKey returns the same key, also after a kill, so that a process
+// without an answer repeats its request with the same key. made: the key is new, so no request
+// was sent with the key. Errors: Exists (the directory has credentials), Corrupt, IO.
 func JoiningKey(dir string) (keyPEM, request []byte, made bool, err error) {
 	const op = "make key"
 	if _, err := os.Lstat(filepath.Join(dir, identityFile)); err == nil {
@@ -353,9 +354,9 @@ func JoiningKey(dir string) (keyPEM, request []byte, made bool, err error) {
 	return keyPEM, request, false, err
 }
 
-// ForgetJoiningKey removes the key of JoiningKey, after it was refused or signed. If a process
-// was killed between writing the credentials and the removal, the next reader of the
-// credentials removes the key.
+// ForgetJoiningKey removes the key of JoiningKey, after the cluster refused or signed the key.
+// After a kill between writing the credentials and the removal, the next join or renewal
+// removes the key. Errors: IO.
 func ForgetJoiningKey(dir string) error {
 	if err := os.Remove(filepath.Join(dir, joiningFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return meta.E("write credentials", meta.IO, dir, err)
@@ -389,7 +390,7 @@ func writeFile(dir, name string, b []byte) error {
 	return nil
 }
 
-// verify checks the chain that a peer showed and returns its identity.
+// verify checks a peer's chain and returns the peer's identity.
 func (l *loaded) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) (Identity, error) {
 	if len(chain) == 0 {
 		return Identity{}, errors.New("it showed no certificate")
@@ -418,7 +419,7 @@ func (l *loaded) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) (Iden
 func (l *loaded) base() *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{l.cert}, MinVersion: tls.VersionTLS13, NextProtos: []string{"penstock"},
-		// A resumed session would outlive the certificate with which it began.
+		// A resumed session would outlive the certificate with which the session began.
 		SessionTicketsDisabled: true,
 	}
 }
@@ -435,7 +436,7 @@ func (c *Credentials) server(ctx context.Context, nc net.Conn, joiners bool) (ne
 	cfg := l.base()
 	cfg.ClientAuth = tls.RequireAnyClientCert
 	if joiners {
-		// A metadata server: gRPC clients require that it announces HTTP/2.
+		// A metadata server: gRPC clients require a server that announces HTTP/2.
 		cfg.NextProtos = append(cfg.NextProtos, "h2")
 		cfg.ClientAuth = tls.RequestClientCert
 	}
@@ -460,7 +461,7 @@ func (c *Credentials) server(ctx context.Context, nc net.Conn, joiners bool) (ne
 func (c *Credentials) client(ctx context.Context, nc net.Conn, role Role) (net.Conn, error) {
 	l := c.current()
 	cfg := l.base()
-	// The certificate is verified below, by the role in it rather than by a host name.
+	// VerifyConnection verifies the certificate, by its role rather than by a host name.
 	cfg.InsecureSkipVerify = true
 	cfg.VerifyConnection = func(st tls.ConnectionState) error {
 		id, err := l.verify(st.PeerCertificates, x509.ExtKeyUsageServerAuth)
@@ -479,7 +480,7 @@ func (c *Credentials) client(ctx context.Context, nc net.Conn, role Role) (net.C
 }
 
 // DialStranger connects to a metadata server without own credentials. The server must belong
-// to the authority whose certificate has the given fingerprint, which a join token contains.
+// to the authority whose certificate has the given fingerprint, taken from a join token.
 // DialStranger also returns this certificate, PEM. Errors: Unavailable, AccessDenied (a server
 // of another authority answers).
 func DialStranger(ctx context.Context, addr, authority string) (net.Conn, []byte, error) {

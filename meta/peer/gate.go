@@ -13,15 +13,15 @@ import (
 const (
 	gatePerAddr = 128
 	gateAll     = 2048
-	// firstByteWait is how long a connection may stay silent. A client sends its first byte at
-	// once; the rest has until handshakeWait.
+	// firstByteWait bounds the silence of a new connection. A client sends its first byte at
+	// once; the handshake then has handshakeWait.
 	firstByteWait = 5 * time.Second
 )
 
-// Gate bounds a server's connections with unidentified peers, for each address and in all. It
-// refuses no connection: when there are too many, it closes the oldest connection of the
-// address with the most. A peer with a certificate identifies itself within milliseconds, and
-// its connection is among the newest until then. The zero value is ready.
+// Gate bounds a server's connections with unidentified peers, for each address and in all.
+// Gate refuses no connection: beyond a bound, Gate closes the oldest connection of the address
+// with the most connections. A peer with a certificate identifies itself within milliseconds,
+// and until then its connection is among the newest. The zero value is ready for use.
 type Gate struct {
 	mu    sync.Mutex
 	by    map[netip.Prefix]*list.List // of net.Conn, the oldest first
@@ -35,8 +35,8 @@ type gated struct {
 	el *list.Element
 }
 
-// Enter counts a connection. It ignores Unix sockets of this machine: the kernel tells whose
-// they are.
+// Enter counts a connection, and may close another connection. Enter ignores Unix sockets of
+// this machine: the kernel identifies their peers.
 func (g *Gate) Enter(nc net.Conn) {
 	at, ok := addressOf(nc)
 	if !ok {
@@ -77,7 +77,7 @@ func (g *Gate) Enter(nc net.Conn) {
 	}
 }
 
-// Leave ends the count of a connection that is identified or closed. It may be called twice.
+// Leave ends the count of an identified or closed connection. A repeated Leave has no effect.
 func (g *Gate) Leave(nc net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -96,8 +96,8 @@ func (g *Gate) leave(nc net.Conn) {
 	}
 }
 
-// addressOf returns what the connections of one place have in common: the address or, of IPv6,
-// the network that a place gets.
+// addressOf returns the remote address of a connection or, for IPv6, the address's /64
+// network, which a provider gives to one site. ok is false for a Unix socket.
 func addressOf(nc net.Conn) (netip.Prefix, bool) {
 	a, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -115,8 +115,8 @@ func addressOf(nc net.Conn) (netip.Prefix, bool) {
 	return p, err == nil
 }
 
-// Refusals logs refused connections: some of them, and the number of the others, since the
-// peers determine how many there are. The zero value is ready.
+// Refusals logs some refused connections, and counts the others, because the peers determine
+// the number of refusals. The zero value is ready for use.
 type Refusals struct {
 	mu     sync.Mutex
 	since  time.Time
@@ -130,7 +130,7 @@ const (
 	refusalLines = 10
 )
 
-// Warn logs a refusal, or counts it.
+// Warn logs or counts a refusal.
 func (r *Refusals) Warn(log *slog.Logger, msg string, args ...any) {
 	r.mu.Lock()
 	now := time.Now()

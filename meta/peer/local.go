@@ -13,11 +13,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// DialLocal connects to a server's socket on this machine, whose path the cluster told. The
-// path may mean something else here (a container has name spaces of its own), so the answering
-// process must be trustworthy: run by root, by this process's user or, if this process is
-// root, by a user to whom root gave the socket's directory. The caller must identify the
-// server all the same. Errors: Unavailable (nobody answers; not a path of ours), AccessDenied.
+// DialLocal connects to a server's socket on this machine, at a path learned from the cluster.
+// The path may belong to another process here (a container has its own name spaces). So the
+// answering process must run as root, as this process's user or, if this process is root, as a
+// user to whom root gave the socket's directory. The caller must identify the server
+// nevertheless. Errors: Unavailable (no process answers, or addr is no absolute Unix path),
+// AccessDenied.
 func DialLocal(ctx context.Context, addr string) (net.Conn, error) {
 	const op = "dial"
 	path, ok := strings.CutPrefix(addr, "unix:")
@@ -43,8 +44,8 @@ func DialLocal(ctx context.Context, addr string) (net.Conn, error) {
 	return nc, nil
 }
 
-// entrusted checks that only root and the user uid can have put a name into a directory, or
-// exchanged a name on the way to it.
+// entrusted checks that only root and the user uid can have created or replaced a name in dir,
+// or in a directory above dir.
 func entrusted(dir string, uid uint32) error {
 	for {
 		fi, err := os.Lstat(dir)

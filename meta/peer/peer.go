@@ -2,8 +2,8 @@
 // addresses, listeners, dialling, certificates.
 //
 // An address is "unix:/path" or "host:port". Over a Unix socket the peer is the administrator
-// of this machine: the kernel tells that its process runs as root or as this process's user,
-// and no other peer is accepted. Over TCP both sides show certificates (mutual TLS, version
+// of this machine: the kernel reports the user of the peer's process, and only root and this
+// process's user are accepted. Over TCP both sides show certificates (mutual TLS, version
 // 1.3), and the peer is the identity in its certificate. Insecure credentials work without
 // certificates, on the loopback interface only.
 package peer
@@ -38,7 +38,7 @@ const (
 
 // Identity identifies the peer of a connection.
 type Identity struct {
-	Cluster string    // id of the cluster of its certificate; "" without a certificate
+	Cluster string    // cluster id in the certificate; "" without a certificate
 	Role    Role      // "" without a certificate: the peer may only join
 	Name    string    // unique among the names of its role
 	Begins  time.Time // of the certificate, clocks aside
@@ -47,7 +47,7 @@ type Identity struct {
 	// certificate says. Certificates of earlier admissions are void.
 	Admission uint32
 	// Local: the connection is a Unix socket of this machine, and the peer runs as root or as
-	// this process's user. It may act in any role.
+	// this process's user. The peer may act in any role.
 	Local bool
 	// Insecure: plain TCP over loopback, without any proof. The peer may act in any role, too:
 	// with such servers, every user of the machine is trusted.
@@ -81,23 +81,23 @@ func (i Identity) String() string {
 // handshakeWait bounds a handshake, of a stranger above all.
 const handshakeWait = 10 * time.Second
 
-// Listen listens on "unix:/path" with mode 0600, or on "host:port". It removes a socket on
-// which nobody answers: a crash left it. Each accepted connection must go through Greet before
-// anything is read from it. Errors: Busy, Invalid (the address, or TCP without credentials),
-// IO.
+// Listen listens on "unix:/path" with mode 0600, or on "host:port". Listen removes an
+// unanswered socket, left by a crash. The caller must pass each accepted connection to Greet
+// before reading from the connection. Errors: Busy, Invalid (the address, or TCP without
+// credentials), NameTooLong, IO.
 func Listen(addr string, creds *Credentials) (net.Listener, error) {
 	return listen(addr, creds, listener{})
 }
 
-// ListenJoiners is Listen for meta servers: it also lets strangers in, whose
-// Identity has no role. All they may do is show a join token.
+// ListenJoiners is Listen for metadata servers. Greet also accepts strangers, whose Identity
+// has no role. A stranger may only show a join token.
 func ListenJoiners(addr string, creds *Credentials) (net.Listener, error) {
 	return listen(addr, creds, listener{joiners: true})
 }
 
-// ListenTicketed is Listen for chunk servers: it also lets plain connections
-// in, whose Identity has no role. All they may do is show a ticket that its
-// server gave over TLS.
+// ListenTicketed is Listen for chunk servers. Greet also accepts plain connections, whose
+// Identity has no role. The peer of a plain connection may only show a ticket, which the
+// server gave to the peer over TLS.
 func ListenTicketed(addr string, creds *Credentials) (net.Listener, error) {
 	return listen(addr, creds, listener{tickets: true})
 }
@@ -123,9 +123,8 @@ func listen(addr string, creds *Credentials, as listener) (net.Listener, error) 
 	return &as, nil
 }
 
-// ListenUnix listens at a path where nobody does, for processes of this user and
-// root. network is "unix" or "unixpacket". Errors: Busy (somebody answers there),
-// NameTooLong, IO.
+// ListenUnix listens on a free path, for processes of this user and root. network is "unix" or
+// "unixpacket". Errors: Busy (another process answers at path), NameTooLong, IO.
 func ListenUnix(network, path string) (*net.UnixListener, error) {
 	const op = "listen"
 	if len(path) > 107 {
@@ -150,7 +149,7 @@ func ListenUnix(network, path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// loopbackOnly refuses an address that another machine could reach.
+// loopbackOnly refuses an address reachable from another machine.
 func loopbackOnly(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -173,7 +172,7 @@ func loopbackOnly(addr string) error {
 	return nil
 }
 
-// listener marks accepted connections with the credentials to greet them with.
+// listener attaches the server's credentials to accepted connections, for Greet.
 type listener struct {
 	net.Listener
 	creds   *Credentials
@@ -189,18 +188,17 @@ func (l *listener) Accept() (net.Conn, error) {
 	return &accepted{Conn: nc, l: l}, nil
 }
 
-// accepted is a TCP connection that nobody has greeted yet.
+// accepted is a TCP connection before Greet.
 type accepted struct {
 	net.Conn
 	l       *listener
 	greeted atomic.Bool
 }
 
-// Greet finds out who is at the other end of an accepted connection: the first
-// thing to do with it, in a goroutine of its own, since a stranger may take its
-// time. What it returns is the connection to use from then on: a *net.UnixConn,
-// a *net.TCPConn or a *tls.Conn. After an error the connection is closed.
-// Errors: AccessDenied.
+// Greet identifies the peer of an accepted connection. The server calls Greet before any other
+// use of the connection, in a separate goroutine, because a stranger may delay Greet for
+// seconds. The server then uses the returned connection: a *net.UnixConn, a *net.TCPConn or a
+// *tls.Conn. After an error the connection is closed. Errors: AccessDenied.
 func Greet(ctx context.Context, nc net.Conn) (net.Conn, Identity, error) {
 	got, id, err := greet(ctx, nc)
 	if err != nil {
@@ -248,7 +246,7 @@ func (l *listener) greet(ctx context.Context, nc net.Conn) (net.Conn, Identity, 
 	return l.creds.server(ctx, nc, l.joiners)
 }
 
-// peek waits for the first byte of a connection and leaves it there.
+// peek waits for the first byte of a connection, and returns the byte without consuming it.
 func peek(ctx context.Context, nc net.Conn) (byte, error) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
@@ -292,10 +290,10 @@ func peerUID(c *net.UnixConn) (uint32, error) {
 	return cred.Uid, nil
 }
 
-// Dial connects to a part of the cluster that must have the given role. The
-// connection is a *net.UnixConn, a *net.TCPConn or a *tls.Conn.
-// Errors: Unavailable, Invalid (TCP without credentials), AccessDenied (it is
-// somebody else).
+// Dial connects to a part of the cluster. Over TLS the peer's certificate must have the given
+// role. The connection is a *net.UnixConn, a *net.TCPConn or a *tls.Conn. Errors: Unavailable,
+// Invalid (TCP without credentials), AccessDenied (the peer has another identity, or refuses
+// the own certificate).
 func Dial(ctx context.Context, addr string, creds *Credentials, role Role) (net.Conn, error) {
 	const op = "dial"
 	var d net.Dialer
@@ -339,8 +337,8 @@ func DialPlain(ctx context.Context, addr string) (net.Conn, error) {
 	return nc, nil
 }
 
-// handshakeKind tells a peer that refuses us, or that we refuse, from one that
-// was lost.
+// handshakeKind returns Unavailable if the connection was lost, and AccessDenied if either
+// side refused the other.
 func handshakeKind(err error) meta.Kind {
 	var lost net.Error
 	switch {
@@ -352,11 +350,11 @@ func handshakeKind(err error) meta.Kind {
 	return meta.AccessDenied
 }
 
-// Refused reports whether an error of a connection says that the peer did not
-// accept our certificate. It may come with the first read only: our part of the
-// handshake is over before the peer has looked.
+// Refused reports whether a connection's error says that the peer refused the own certificate.
+// The error may come only with the first read: the own side of the handshake ends before the
+// peer has checked the certificate.
 func Refused(err error) bool {
-	// crypto/tls keeps the type of alerts to itself and tells them so.
+	// crypto/tls does not export the type of alerts; an alert is a net.OpError with this Op.
 	var alert *net.OpError
 	return errors.As(err, &alert) && alert.Op == "remote error"
 }

@@ -11,13 +11,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A join token is text that an administrator carries to a new machine:
+// Token is a join token, a text that an administrator carries to a new machine:
 //
 //	psj1.<role>.<id>.<secret>.<SHA-256 of the authority's certificate, hex>
 //
-// Id and secret are base32. The cluster keeps the id and a hash of the secret,
-// so that what etcd holds lets nobody join. The last part lets the joiner know
-// whom to believe before it has a certificate of the authority.
+// Id and secret are base32. The cluster keeps the id and a hash of the secret, so that etcd's
+// data lets nobody join. By the last part the joiner verifies the metadata server before the
+// joiner has a certificate of the authority.
 type Token struct {
 	Role      Role
 	ID        string
@@ -32,12 +32,13 @@ func NewToken(role Role, authority string) Token {
 	return Token{Role: role, ID: strings.ToLower(rand.Text()[:10]), Secret: strings.ToLower(rand.Text()), Authority: authority}
 }
 
-// String is the token. It is a secret: it goes to standard output, never to a log.
+// String returns the token's text. The text is a secret: commands print the text to standard
+// output, and never log the text.
 func (t Token) String() string {
 	return strings.Join([]string{tokenVersion, string(t.Role), t.ID, t.Secret, t.Authority}, ".")
 }
 
-// ParseToken reads a token. Its error does not repeat the text. Errors: Invalid.
+// ParseToken parses a token. The error does not contain the text. Errors: Invalid.
 func ParseToken(s string) (Token, error) {
 	bad := meta.E("read join token", meta.Invalid, "", errors.New("it is no join token as 'penstock cluster join-token' prints them"))
 	p := strings.Split(strings.TrimSpace(s), ".")
@@ -59,8 +60,8 @@ func ParseToken(s string) (Token, error) {
 	return Token{Role: role, ID: p[2], Secret: p[3], Authority: p[4]}, nil
 }
 
-// SecretHash is what the cluster keeps of the secret. It is random enough to
-// need no salt.
+// SecretHash returns the hash kept by the cluster. The secret is random enough to need no
+// salt.
 func (t Token) SecretHash() string {
 	s := sha256.Sum256([]byte(t.Secret))
 	return hex.EncodeToString(s[:])

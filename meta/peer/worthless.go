@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// Worthless are the identities whose certificates are worth nothing: those of
-// admissions below a number.
+// Worthless maps an identity, "role/name", to the lowest valid admission: certificates of
+// earlier admissions are void.
 type Worthless map[string]uint64
 
 // everyAdmission is above all admissions.
 const everyAdmission = 1 << 32
 
-// WorthlessBelow is how a list says that certificates of earlier admissions are refused:
-// "role/name<3". Who knows no admissions takes that for nobody's name. An identity
-// by itself, "role/name", is refused whatever its certificate says.
+// WorthlessBelow returns the list entry by which certificates of admissions below n are
+// refused: "role/name<3". A reader without support for admissions takes the entry for a name
+// that nobody has. An entry without an admission, "role/name", refuses all certificates of the
+// identity.
 func WorthlessBelow(who string, n uint32) string { return fmt.Sprintf("%s<%d", who, n) }
 
-// ParseWorthless reads a list. What it can't read is refused as a whole name,
-// which is nobody's.
+// ParseWorthless parses a list. A malformed entry is ignored.
 func ParseWorthless(list []string) Worthless {
 	r := Worthless{}
 	for _, x := range list {
@@ -35,7 +35,7 @@ func ParseWorthless(list []string) Worthless {
 	return r
 }
 
-// Has tells whether an identity's certificate is refused. Who has none is not.
+// Has reports whether the list refuses an identity's certificate; false without a certificate.
 func (r Worthless) Has(i Identity) bool {
 	return i.Role != "" && uint64(i.Admission) < r[i.String()]
 }

@@ -6,24 +6,25 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Action is an owner's decision about a replica that a server reported.
+// Action is an owner's decision about a replica reported by a server.
 type Action uint8
 
 const (
 	// Keep: the replica is as journaled.
 	Keep Action = iota
-	// TellAt: freeze the replica at the record's fence, ask for its checksum at the record's
-	// length, and decide again.
+	// TellAt: freeze the replica at the record's fence, request the replica's checksum at the
+	// record's length, and decide again.
 	TellAt
 	// Finish: order the final seal at the record's length, which cuts further bytes.
 	Finish
-	// Join: the journal does not name the replica, but it has the sealed bytes. When it is
-	// sealed (Finish) it may become a replica, instead of a new copy.
+	// Join: the journal does not name the replica, but the replica has the sealed bytes. After
+	// its seal (Finish) the replica may become a journaled replica, instead of a new copy.
 	Join
-	// Discard: shorter, different, damaged or superfluous. Delete it at the record's fence.
+	// Discard: the replica is shorter, different, damaged or superfluous. Delete the replica
+	// at the record's fence.
 	Discard
-	// Spare: the replica differs from the journal and serves nothing, but the chunk is short
-	// of replicas. A pull may replace it.
+	// Spare: the replica differs from the journal and serves no reads, but the chunk is short
+	// of replicas. A pull may replace the replica.
 	Spare
 )
 
@@ -32,13 +33,13 @@ func (a Action) String() string {
 }
 
 // Return decides about the replica on a server, as reported in a list or by a freeze (then
-// answer.At is the length of its checksum). rec is the chunk's record, from a journal that was
-// read to its end. others is the number of other journaled replicas that are known to be
-// whole. want: the chunk has fewer replicas than it should have.
+// a.At is the length of its checksum). rec is the chunk's record, from a journal read to its
+// end. others is the number of other journaled replicas known to be whole. want: the chunk has
+// fewer replicas than its policy demands.
 //
-// A replica whose server was away during the seal is longer, shorter or different: a longer
-// one is cut, a shorter or different one is discarded. It serves no reads before that
-// (Replica.Read).
+// The replica of a server away during the seal may be longer than the seal, shorter or
+// different: the owner cuts a longer replica, and discards a shorter or different replica. The
+// replica serves no reads before that decision (Replica.Read).
 func Return(rec meta.ChunkRecord, server meta.ServerID, a Answer, others int, want bool, off *Off) Action {
 	member := slices.Contains(rec.Servers, server)
 	if off.away() {
@@ -49,7 +50,7 @@ func Return(rec meta.ChunkRecord, server meta.ServerID, a Answer, others int, wa
 	}
 	discard := func() Action {
 		// While the chunk is short of replicas, even a bad replica may have the last copy of
-		// some bytes; a pull replaces it in place.
+		// some bytes; a pull replaces the bad replica in place.
 		if others == 0 || want {
 			return Spare
 		}
@@ -57,13 +58,13 @@ func Return(rec meta.ChunkRecord, server meta.ServerID, a Answer, others int, wa
 	}
 	switch rec.State {
 	case meta.ChunkOpen:
-		// Its writer, or the seal, decides about it (rule 12).
+		// The chunk's writer, or the seal, decides about the replica (rule 12).
 		return Keep
 	case meta.ChunkDeleting:
 		return Discard
 	}
 	if rec.Gone() && !off.lost() {
-		return Discard // the operator that accepted its loss was told that it never returns
+		return Discard // accepting the loss promised the operator that the chunk never returns
 	}
 	same := a.Length == rec.Length && a.CRC == rec.CRC
 	switch {

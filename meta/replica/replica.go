@@ -1,20 +1,19 @@
-// Package replica owns the decisions of replication: what one replica of a
-// chunk does with an append, a sync, a seal, a delete, a copy and a crash
-// (Replica); what a writer may rely on over several replicas (Writer); which
-// length, checksum and replicas a seal takes (DecideSeal); and what becomes of
-// a replica whose server was away (Return).
+// Package replica owns the decisions of replication: a replica's reaction to an append, a
+// sync, a seal, a delete, a copy and a crash (Replica); the bytes on which a writer may rely
+// over several replicas (Writer); the length, checksum and replicas of a seal (DecideSeal);
+// and the fate of a replica whose server was away (Return).
 //
-// Everything here is a value and a function of it: no goroutine, clock, chance,
-// I/O or walk over a map. Whoever holds the bytes asks before an effect what to
-// do, does it, and tells afterwards that it is done:
+// Everything in the package is a value or a function of values: no goroutine, clock, chance,
+// I/O or walk over a map. The shell, which has the bytes, calls a method to decide before each
+// effect, does the effect, and reports the effect:
 //
 //	do, err := r.Append(fence, off, n)   // decide
 //	...write the bytes and the record... // the shell
-//	r.Appended(fence, n)                 // it is so
+//	r.Appended(fence, n)                 // report
 //
-// chunkserver/store drives Replica, chunkserver/client follows Writer, and the
-// owner of a volume (meta/server) seals by DecideSeal; the simulation beside
-// these machines drives all of them at once.
+// chunkserver/store drives Replica, chunkserver/client follows Writer, and the owner of a
+// volume (meta/server) seals by DecideSeal. The simulation in this package's tests drives all
+// these machines at once.
 package replica
 
 import (
@@ -24,14 +23,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// State is the state of one replica.
+// State is the state of a replica.
 type State uint8
 
 const (
 	Absent  State = iota // nothing is known of the chunk here
 	Open                 // may grow, unless its fence is above the writer's
 	Sealed               // ends at Length for ever
-	Deleted              // deleted, or never to exist: a late append must not create it
+	Deleted              // deleted, or never to exist: a late append must not create the chunk
 )
 
 func (s State) String() string {
@@ -48,25 +47,25 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// Off switches rules off, for positive controls: with any of them set, the simulation must
-// find the fault that the rule prevents. Nil: all rules are on.
+// Off switches rules off, for positive controls: with any field set, the simulation must find
+// the fault that the rule prevents. Nil: all rules are on.
 type Off struct {
 	Fence      bool // a replica takes appends and seals of any fence
 	Compare    bool // a repeated append is acknowledged unread
-	Offset     bool // an append that leaves a gap, or overlaps, is accepted
+	Offset     bool // a replica accepts appends that leave a gap or overlap
 	KeepTail   bool // a recovering replica keeps bytes with wrong checksums
 	Short      bool // a replica below its synced mark counts as short, not as corrupt
 	Tomb       bool // a deleted chunk is forgotten at once
 	OldDelete  bool // an order to delete is obeyed at any fence
-	FreezeSync bool // a freeze reports a length that is not durable yet
+	FreezeSync bool // a freeze reports a length before the bytes are durable
 	AckAll     bool // an append counts when the first replica acknowledges it
 	AckLate    bool // acknowledgements count after the writer gave up
 	Longest    bool // a seal takes the shortest length rather than the longest
 	Bound      bool // a seal goes below the committed or synced length
-	Empty      bool // a replica without the chunk counts as proof that nothing was written
-	Tails      bool // a seal takes replicas whose tails differ
-	Return     bool // a replica that was away serves without a check
-	Lost       bool // a chunk that was accepted as lost gets a replica back
+	Empty      bool // a replica without the chunk counts as proof that no bytes were written
+	Tails      bool // a seal takes replicas with different tails
+	Return     bool // a returning replica serves without a check
+	Lost       bool // a chunk accepted as lost gets a replica back
 }
 
 func (o *Off) fence() bool      { return o != nil && o.Fence }
@@ -86,14 +85,14 @@ func (o *Off) tails() bool      { return o != nil && o.Tails }
 func (o *Off) away() bool       { return o != nil && o.Return }
 func (o *Off) lost() bool       { return o != nil && o.Lost }
 
-// Replica is the state of one chunk on one server that decisions depend on. The zero value is
-// a chunk that the server does not have.
+// Replica is the state of a chunk on a server, as far as decisions depend on the state. The
+// zero value is a chunk unknown to the server.
 type Replica struct {
 	State State
 	Fence meta.Fence // the highest fence seen; of a deleted chunk, the fence of the deletion
 	// INVARIANT: Promised <= Synced <= Length; sealed: all three are equal.
 	Length uint64 // bytes of the replica
-	Synced uint64 // of these, durable bytes, with a durable record of the mark
+	Synced uint64 // durable bytes of Length, with a durable record of the mark
 	// Promised is the highest mark with which a sync was answered, as far as known: a freeze
 	// makes more bytes durable, which no writer was promised.
 	Promised uint64
@@ -106,7 +105,7 @@ type Replica struct {
 	Off *Off
 }
 
-// Check says which invariant is broken, for tests.
+// Check returns an error for a broken invariant. For tests.
 func (r *Replica) Check() error {
 	switch {
 	case r.Synced > r.Length || r.Promised > r.Synced:
@@ -121,7 +120,7 @@ func (r *Replica) Check() error {
 	return nil
 }
 
-// Do says what the shell must do before it acknowledges.
+// Do is the shell's work before the shell acknowledges.
 type Do uint8
 
 const (
@@ -153,15 +152,15 @@ func (r *Replica) Append(fence meta.Fence, off, n uint64) (Do, error) {
 		}
 		return Compare, nil
 	case off != r.Length && !r.Off.offset():
-		// Also if the append overlaps the end: a writer that repeats its stream cuts it into
-		// the same pieces, so these are the bytes of another writer.
+		// Refuse also an append overlapping the end: a writer repeating its stream cuts the
+		// stream into the same pieces, so an overlapping append is another writer's.
 		return Nothing, refuse(op, meta.WrongOffset, "%d bytes at %d, the chunk ends at %d", n, off, r.Length)
 	}
 	return Write, nil
 }
 
-// Differs returns the answer to a repeated append whose bytes differ from the stored ones
-// (rule 6).
+// Differs returns the answer to a repeated append with other bytes than the stored bytes (rule
+// 6).
 func (r *Replica) Differs(off uint64) error {
 	return refuse("append", meta.WrongOffset, "other bytes are at %d already; the chunk ends at %d", off, r.Length)
 }
@@ -192,7 +191,8 @@ func (r *Replica) Sync(upTo uint64) (Do, error) {
 	return Write, nil
 }
 
-// SyncedTo: the mark is durable, at upTo or, after a seal cut there, below.
+// SyncedTo records that the mark is durable: at upTo or, after a seal cut the replica below
+// upTo, at the seal's length.
 func (r *Replica) SyncedTo(upTo uint64) { r.Synced = max(r.Synced, min(upTo, r.Length)) }
 
 // Promise returns the mark with which a sync up to upTo may be answered once the mark is
@@ -203,9 +203,9 @@ func (r *Replica) Promise(upTo uint64) uint64 {
 }
 
 // Freeze decides about a fence against older writers, the first half of a seal. Write: make
-// the fence durable and call Frozen. In both cases, make all bytes of the replica durable
-// (Sync) before reporting a length: the journal is going to contain it. Errors: NoSuchChunk
-// (deleted), Fenced.
+// the fence durable and call Frozen. With Write and with Nothing, make all bytes of the
+// replica durable (Sync) before reporting a length, because the owner journals the length.
+// Errors: NoSuchChunk (deleted), Fenced.
 func (r *Replica) Freeze(fence meta.Fence) (Do, error) {
 	const op = "freeze"
 	switch {
@@ -221,10 +221,10 @@ func (r *Replica) Freeze(fence meta.Fence) (Do, error) {
 	return Write, nil
 }
 
-// Frozen: the fence applies, although it may not be durable yet.
+// Frozen records that the fence applies, although the fence may not be durable yet.
 func (r *Replica) Frozen(fence meta.Fence) { r.State, r.Fence = Open, fence }
 
-// Tells returns the length that must be durable before a freeze is answered.
+// Tells returns the length that must be durable before the answer to a freeze.
 func (r *Replica) Tells() uint64 {
 	if r.Off.freezeSync() {
 		return r.Synced
@@ -285,11 +285,11 @@ func (r *Replica) Gone(fence meta.Fence) {
 	}
 }
 
-// Install decides about putting a sealed copy of (length, crc) in place of the present
-// replica. It is asked before the bytes are fetched, and again before they become visible.
+// Install decides about replacing the present replica by a sealed copy of (length, crc). The
+// shell calls Install before fetching the bytes, and again before the bytes become visible.
 // Write: then call Installed. A replica sealed with other contents is replaced only on an
-// order of a higher fence: then the journal has the right contents, and a source has them.
-// Errors: Sealed (other contents are sealed here under this very fence), Fenced.
+// order of a higher fence: then the journal has the right contents, and a source has the
+// bytes. Errors: Sealed (other contents are sealed under the same fence), Fenced.
 func (r *Replica) Install(fence meta.Fence, length uint64, crc uint32) (Do, error) {
 	const op = "install"
 	switch {
@@ -325,14 +325,14 @@ func (r *Replica) Read(known meta.Fence, off, n uint64) error {
 	return nil
 }
 
-// Found is the state of a chunk after a crash: the durable records, and how far the bytes
-// match their checksums.
+// Found is the state of a chunk after a crash: the durable records, and the length of the
+// bytes with right checksums.
 type Found struct {
 	Fence    meta.Fence
 	Appended uint64 // by the records of appends; bytes beyond were never acknowledged
 	Synced   uint64 // by the last mark
-	Verified uint64 // the longest prefix whose bytes match their checksums
-	Sealed   bool   // there is a record of a seal
+	Verified uint64 // the longest prefix of bytes with right checksums
+	Sealed   bool   // a record of a seal exists
 	SealedAt uint64
 	Damaged  bool // found damaged earlier: the checksums were adapted to the bytes
 }
@@ -345,9 +345,10 @@ func (f Found) Limit() uint64 {
 	return max(f.Synced, f.Appended)
 }
 
-// Recovered returns the replica after a crash: the longest prefix that verifies, ending at the
-// seal if there is one. A replica that does not reach the synced mark or the seal is damaged,
-// and keeps its proper length, so that it is not taken for a short one. The caller sets crc.
+// Recovered returns the replica after a crash: the longest verified prefix, ending at the seal
+// if the chunk is sealed. A replica shorter than the synced mark or the seal is damaged, and
+// keeps its proper length, so that no caller takes the replica for a short replica. The caller
+// sets CRC.
 func Recovered(f Found, off *Off) Replica {
 	limit, must := f.Limit(), f.Synced
 	if f.Sealed {

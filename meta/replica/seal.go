@@ -7,7 +7,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Case is a chunk that is to be sealed, as journaled.
+// Case is a chunk to seal, as journaled.
 type Case struct {
 	Servers []meta.ServerID // all replicas, in the order of the record
 	// Committed: the journal's extents refer to bytes below this offset; for an open-ended
@@ -16,49 +16,50 @@ type Case struct {
 	// OpenEnded: a file ends at the chunk's future sealed length, so bytes beyond Committed
 	// may have been promised by a sync of the replicas alone (rule 7).
 	OpenEnded bool
-	// Asked: the writer itself asks for the seal. It has stopped, and will write the bytes
-	// beyond Need elsewhere. The seal then takes no longer length than Need, so that more
-	// replicas have it.
+	// Asked: the writer itself requests the seal. The writer has stopped, and will write the
+	// bytes beyond Need to another chunk. The seal then takes at most the largest of Need,
+	// Committed and the replicas' synced marks, so that more replicas have the bytes.
 	Asked bool
 	Need  uint64
-	// AcceptLoss: an operator accepted that bytes without any replica are lost, and that of
-	// differing replicas the more likely ones are taken.
+	// AcceptLoss: an operator accepted the loss of bytes without any replica, and, of
+	// differing replicas, the choice of the more likely replicas.
 	AcceptLoss bool
 
 	Off *Off
 }
 
-// Reach is the outcome of asking one replica.
+// Reach is the outcome of an order to a replica.
 type Reach uint8
 
 const (
 	Unreachable Reach = iota // no answer, or the server's disk failed: the replica may come back
 	Answered                 // frozen at the seal's fence; everything in the answer is durable
 	Lost                     // an operator removed the server or the disk: the replica never comes back
-	Superseded               // it has seen a higher fence: another server owns the volume
+	Superseded               // the replica has seen a higher fence: another server owns the volume
 )
 
-// Answer is one replica's answer to the freeze.
+// Answer is a replica's answer to the freeze.
 type Answer struct {
 	Reach  Reach
 	State  State  // Open or Sealed; Absent or Deleted count as a chunk without bytes and without a fence
 	Length uint64 // bytes with right checksums
 	Synced uint64 // the mark of its acknowledged syncs (Replica.Promised)
-	// At and CRC: the checksum over the block checksums of the first At bytes, as
-	// chunkserver.SealCRC computes it. A freeze reports it at Length, or at the requested
+	// At and CRC: the checksum over the block checksums of the first At bytes, as computed by
+	// chunkserver.SealCRC. A freeze reports the checksum at Length, or at the requested
 	// length.
 	At  uint64
 	CRC uint32
-	// Damaged: wrong checksums below its own synced mark. Corrupt, not short.
+	// Damaged: the replica has wrong checksums below its own synced mark. Such a replica is
+	// corrupt, not short.
 	Damaged bool
-	// Whole: the replica has every byte that it ever acknowledged, since it has had no power
-	// cut. So all bytes that all replicas acknowledged lie below its length.
+	// Whole: the replica has every byte that the replica ever acknowledged, since its server
+	// had no power cut. So all bytes acknowledged by all replicas lie below its length.
 	Whole bool
 }
 
-// AnswerOf translates the result of an order to freeze that asked for the checksum at the
-// length at (or at the replica's own length, if that is shorter or at is 0). err is the error
-// of an order without an answer.
+// AnswerOf translates the result of a freeze order that requested the checksum at length at
+// (or at the replica's own length, if the replica is shorter or at is 0). err is the error of
+// an order without an answer.
 func AnswerOf(r meta.OrderResult, err error, at uint64) Answer {
 	a := Answer{Reach: Answered, State: Open, Length: r.Length, Synced: r.Synced, At: r.Length, CRC: r.CRC, Whole: r.Whole}
 	if at > 0 {
@@ -85,22 +86,22 @@ func AnswerOf(r meta.OrderResult, err error, at uint64) Answer {
 	return a
 }
 
-// Verdict says how a seal goes on.
+// Verdict is the kind of a Decision.
 type Verdict uint8
 
 const (
 	// Wait: a replica without an answer may have promised bytes.
 	Wait Verdict = iota
-	// Take: journal Length, CRC and Servers, and only then cut the replicas there.
+	// Take: journal Length, CRC and Servers, and only then cut the replicas at Length.
 	Take
 	// Tell: freeze the replicas Ask once more, to tell the checksum at Length.
 	Tell
 	// Yield: a replica has seen a higher fence, so this owner is deposed.
 	Yield
-	// Missing: every replica answered or is lost, and none has the promised bytes. Only an
-	// operator can accept that.
+	// Missing: every replica answered or is lost, and no replica has the promised bytes. Only
+	// an operator can accept the loss.
 	Missing
-	// Conflict: replicas have different bytes where they must not. An operator must decide.
+	// Conflict: replicas differ in bytes that must be equal. An operator must decide.
 	Conflict
 )
 
@@ -114,21 +115,21 @@ type Decision struct {
 	Length  uint64
 	CRC     uint32
 	Servers []meta.ServerID // Take: the replicas in service, in the order of the record
-	Cut     []meta.ServerID // Take: of these, servers with replicas longer than Length
+	Cut     []meta.ServerID // Take: servers of Servers with replicas longer than Length
 	Discard []meta.ServerID // Take: answered, and are no replicas any more: shorter, different or damaged
-	Away    []meta.ServerID // Take: servers without an answer, whose replicas must be checked (Return) later
+	Away    []meta.ServerID // Take: servers without an answer; check their replicas later (Return)
 	Ask     []meta.ServerID // Tell
-	Lost    uint64          // Take with AcceptLoss: lost bytes that were promised
+	Lost    uint64          // Take with AcceptLoss: promised bytes that are lost
 	Why     string          // unless Take: for people
 }
 
 // DecideSeal applies rule 5; answers[i] is the answer of c.Servers[i]. The length is never
 // below the journal's committed length or any replica's synced mark, nor, as far as the
-// replicas can tell, below the bytes that all of them acknowledged. Without a better bound,
-// the length is that of the longest verified prefix. But the longest replica may be alone on a
-// single disk, with bytes that were never promised, while the shorter ones, which would be
-// thrown away, have all promised bytes: so DecideSeal uses a bound from the writer (Asked), or
-// from a replica that lost nothing (Whole), where there is one.
+// replicas can tell, below the bytes acknowledged by all replicas. Without a better bound, the
+// length is the length of the longest verified prefix. But the longest replica may be alone on
+// a single disk, with bytes that were never promised, while the shorter replicas, discarded by
+// such a seal, have all promised bytes. So DecideSeal uses a bound from the writer (Asked) if
+// possible, or from a replica without losses (Whole).
 func DecideSeal(c Case, answers []Answer) Decision {
 	if len(answers) != len(c.Servers) {
 		panic(fmt.Sprintf("%d answers of %d replicas: each server has one, reachable or not", len(answers), len(c.Servers)))
@@ -149,7 +150,7 @@ func DecideSeal(c Case, answers []Answer) Decision {
 		}
 		must = max(must, a.Synced)
 		if a.Damaged || a.State == Absent || a.State == Deleted {
-			continue // without a fence, or with wrong bytes, it can't serve
+			continue // a replica without a fence, or with wrong bytes, can't serve
 		}
 		good = append(good, i)
 		best = max(best, a.Length)
@@ -172,7 +173,7 @@ func DecideSeal(c Case, answers []Answer) Decision {
 	lost := uint64(0)
 	switch {
 	case len(sealed) > 0:
-		// An earlier seal had begun to cut, and its journal entry is gone (the volume was
+		// An earlier seal had begun to cut, and the journal lost its entry (the volume was
 		// restored from a checkpoint): a chunk has one sealed content.
 		return c.adopt(answers, sealed, must)
 	case best < must && c.AcceptLoss:
@@ -213,7 +214,7 @@ func (c Case) shortest(answers []Answer, good []int) uint64 {
 	return n
 }
 
-// group has the replicas with the same checksum at one length.
+// group has the replicas with the same checksum at a length.
 type group struct {
 	crc     uint32
 	members []int
@@ -228,12 +229,12 @@ func (c Case) take(answers []Answer, good []int, target, must uint64) Decision {
 	}
 	if len(groups) == 0 {
 		// No replica has a fence: the chunk was never written, or lost with its disks, and no
-		// bytes were promised, or an operator gave them up.
+		// bytes were promised, or an operator gave the promised bytes up.
 		return Decision{Verdict: Take, Why: "no replica has any bytes"}
 	}
-	// Bytes that all replicas acknowledged are equal on all of them. So where replicas differ,
-	// at least some never acknowledged a sync of the bytes. Replicas that did decide, then the
-	// majority.
+	// Bytes acknowledged by all replicas are equal on all replicas. So where replicas differ,
+	// some replicas never acknowledged a sync of the bytes. The replicas with the highest
+	// acknowledged sync decide, then the majority.
 	win, tie := groups[0], false
 	for _, g := range groups[1:] {
 		switch {
@@ -267,7 +268,8 @@ func (c Case) take(answers []Answer, good []int, target, must uint64) Decision {
 	return c.result(answers, in, target, win.crc)
 }
 
-// groups groups the replicas with at least target bytes by their checksum there.
+// groups groups the replicas with at least target bytes by the checksum at target. ask lists
+// the servers whose checksum at target is unknown.
 func (c Case) groups(answers []Answer, good []int, target uint64) (groups []group, ask []meta.ServerID) {
 	for _, i := range good {
 		a := answers[i]
@@ -296,7 +298,7 @@ func (c Case) groups(answers []Answer, good []int, target uint64) (groups []grou
 	return groups, ask
 }
 
-// adopt takes the content of a replica that is sealed already.
+// adopt takes the content of an already sealed replica.
 func (c Case) adopt(answers []Answer, sealed []int, must uint64) Decision {
 	first := answers[sealed[0]]
 	for _, i := range sealed[1:] {
@@ -328,7 +330,7 @@ func (c Case) adopt(answers []Answer, sealed []int, must uint64) Decision {
 	return d
 }
 
-// result says what to do with every replica.
+// result returns the decision Take for the replicas in, and the work for every other replica.
 func (c Case) result(answers []Answer, in []int, length uint64, crc uint32) Decision {
 	d := Decision{Verdict: Take, Length: length, CRC: crc}
 	for i, a := range answers {

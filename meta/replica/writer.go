@@ -6,7 +6,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Writer is one writer's knowledge of a chunk's replicas. The shell sends appends in the order
+// Writer is a writer's knowledge of a chunk's replicas. The shell sends appends in the order
 // of Append, to each replica over a connection that keeps the order, and reports the answers.
 //
 // INVARIANT: for each replica synced <= acked <= length, and synced <= asked.
@@ -27,14 +27,14 @@ type progress struct {
 	asked  uint64 // a sync up to here is under way or done
 }
 
-// NewWriter begins a chunk on n replicas; max bounds its length, 0: no bound.
+// NewWriter begins a chunk on n replicas; max bounds its length in bytes, 0: no bound.
 func NewWriter(n int, max uint64) *Writer {
 	return &Writer{reps: make([]progress, n), max: max}
 }
 
-// Append adds n bytes at the returned offset; the shell sends them to every replica. Errors:
-// the writer's lasting error; FileTooBig, after which the writer can be used: nothing was
-// added.
+// Append adds n bytes at the returned offset; the shell sends the bytes to every replica.
+// Errors: the writer's lasting error; FileTooBig, after which the writer stays usable and
+// unchanged.
 func (w *Writer) Append(n uint64) (off uint64, err error) {
 	if w.failed != nil {
 		return 0, w.failed
@@ -47,18 +47,18 @@ func (w *Writer) Append(n uint64) (off uint64, err error) {
 	return off, nil
 }
 
-// AckedTo: replica i has all bytes below end. Answers to appends may be repeated.
+// AckedTo records that replica i has all bytes below end. Answers to appends may be repeated.
 func (w *Writer) AckedTo(i int, end uint64) {
 	r := &w.reps[i]
 	r.acked = max(r.acked, min(end, w.length))
 }
 
-// Has tells whether replica i has acknowledged the first end bytes.
+// Has reports whether replica i has acknowledged the first end bytes.
 func (w *Writer) Has(i int, end uint64) bool { return w.reps[i].acked >= end }
 
-// Ask reports whether replica i must be asked to sync, so that the first upTo bytes are
-// durable there; from then on it counts as asked. The request must follow the appends: a
-// replica without the bytes refuses.
+// Ask reports whether the shell must ask replica i to sync, so that the first upTo bytes are
+// durable on the replica. Ask records the request as sent. The shell must send the request
+// after the appends: a replica without the bytes refuses the sync.
 func (w *Writer) Ask(i int, upTo uint64) bool {
 	r := &w.reps[i]
 	if w.failed != nil || r.asked >= upTo {
@@ -68,27 +68,27 @@ func (w *Writer) Ask(i int, upTo uint64) bool {
 	return true
 }
 
-// SyncedTo: replica i answered a sync up to asked with its mark.
+// SyncedTo records that replica i answered a sync up to asked with its mark.
 func (w *Writer) SyncedTo(i int, asked, mark uint64) {
 	r := &w.reps[i]
 	r.synced = max(r.synced, min(mark, w.length))
 	r.acked = max(r.acked, min(max(asked, mark), w.length))
 }
 
-// Next is what a writer does after an error.
+// Next is a writer's next step after an error.
 type Next uint8
 
 const (
 	// Seal: the writer has failed. Have the chunk sealed and go on elsewhere.
 	Seal Next = iota
-	// Renew: get a fresh capability and send what is unanswered again; no
-	// replica has failed (rule 18).
+	// Renew: get a fresh capability and send the unanswered requests again; no replica has
+	// failed (rule 18).
 	Renew
 )
 
-// Fail tells that replica i answered with an error, or not at all. The first
-// failure is sticky: from then on acknowledgements count no more, since what
-// the chunk ends at is the sealer's business.
+// Fail records that replica i answered with an error, or did not answer. The first failure is
+// lasting: Acked and Synced ignore all later acknowledgements, because from then on the seal
+// determines the chunk's length.
 func (w *Writer) Fail(i int, err error) Next {
 	if w.failed == nil && meta.KindOf(err) == meta.BadCapability && expired(err) {
 		return Renew
@@ -120,8 +120,8 @@ func expired(err error) bool {
 // Length is the number of bytes appended, acknowledged or not.
 func (w *Writer) Length() uint64 { return w.length }
 
-// Acked: every replica has these bytes; extents may refer to them. It stands
-// still once the writer has failed.
+// Acked returns the length acknowledged by every replica; extents may refer to these bytes.
+// Acked stays constant once the writer has failed.
 func (w *Writer) Acked() uint64 {
 	if w.failed != nil && !w.Off.ackLate() {
 		return w.safe
@@ -140,8 +140,8 @@ func (w *Writer) Acked() uint64 {
 	return n
 }
 
-// Synced: these bytes are durable on every replica; a sync up to here may
-// return. It stands still once the writer has failed.
+// Synced returns the length durable on every replica; a sync up to this length may return.
+// Synced stays constant once the writer has failed.
 func (w *Writer) Synced() uint64 {
 	if w.failed != nil && !w.Off.ackLate() {
 		return w.synced
@@ -163,12 +163,12 @@ func (w *Writer) Synced() uint64 {
 // Err is the sticky error, or nil.
 func (w *Writer) Err() error { return w.failed }
 
-// Need is what a seal that the writer asks for must keep: Case.Need.
+// Need returns the length that a seal requested by the writer must keep: Case.Need.
 func (w *Writer) Need() uint64 { return w.Acked() }
 
-// Again is what must be sent again to another chunk once this one is sealed
-// at a length: [from, to) of this chunk. What lies below is in the sealed
-// chunk, acknowledged or not.
+// Again returns the range [from, to) of this chunk to send again to another chunk, after this
+// chunk was sealed at length sealed. The sealed chunk has the bytes below from, acknowledged
+// or not.
 func (w *Writer) Again(sealed uint64) (from, to uint64) {
 	return min(sealed, w.length), w.length
 }

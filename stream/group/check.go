@@ -7,13 +7,14 @@ import (
 
 // Consistent verifies the invariants of a group:
 //
-//   - the order of joining has every member once, and every static member is its instance's;
-//   - an empty group has no member and no leader, any other group has members, and one that is
-//     Completing or Stable has a leader that is a member;
-//   - requests wait for a generation only while the group prepares one, and for assignments only
-//     while it completes one;
+//   - the order of joining has every member once, and every static member is registered for its
+//     instance;
+//   - an empty group has no member and no leader, any other group has members, and the leader of a
+//     Completing or Stable group is a member;
+//   - requests wait for a generation only while the group is Preparing, and for assignments only
+//     while the group is Completing;
 //   - in a stable group every member has an assignment;
-//   - an id that was given out is no member yet.
+//   - a pending id is no member's id.
 func (g *Group) Consistent() error {
 	if len(g.order) != len(g.members) {
 		return fmt.Errorf("%d members in order, %d in all", len(g.order), len(g.members))

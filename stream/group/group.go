@@ -1,7 +1,7 @@
 // Package group is the state machine of a consumer group: its members, their leader, the
-// assignment of each member, and the times at which these are decided anew. The
-// rules are those of Kafka's classic group protocol with static members (KIP-345) and known
-// member ids (KIP-394), so that every Kafka client is served.
+// assignment of each member, and the times of rebalances. The rules are the rules of Kafka's
+// classic group protocol with static members (KIP-345) and known member ids (KIP-394), so that
+// every Kafka client is served.
 //
 //	          first member joins                  all members have joined,
 //	+-------+ ------------------> +-----------+   or the time is over      +------------+
@@ -14,9 +14,9 @@
 //	                                +-----| Stable | <---------------------------+
 //	                                      +--------+
 //
-// The package is pure. Every method takes the time, and returns the answers that are due now;
-// a request that must wait is identified by a ticket of the caller and answered by the result
-// of a later call. The caller calls Tick at the time that Deadline tells.
+// The package is pure. Every method takes the time, and returns the answers that are due now.
+// A waiting request is identified by the caller's ticket, and answered in the result of a
+// later call. The caller calls Tick at the time returned by Deadline.
 package group
 
 import (
@@ -25,7 +25,7 @@ import (
 	"slices"
 )
 
-// Code is the outcome of a request. The names are those of the Kafka protocol.
+// Code is the outcome of a request. The names are the Kafka protocol's.
 type Code uint8
 
 // The outcomes.
@@ -45,7 +45,7 @@ const (
 type State uint8
 
 const (
-	// Empty: there are no members. Offsets may exist.
+	// Empty: the group has no members. Offsets may exist.
 	Empty State = iota
 	// Preparing: the group waits for its members to join.
 	Preparing
@@ -65,8 +65,8 @@ type Config struct {
 	MaxMembers int
 }
 
-// Protocol is a way to assign partitions that a member supports, with the member's metadata
-// for it.
+// Protocol is a way to assign partitions supported by a member, and the member's metadata for
+// the protocol.
 type Protocol struct {
 	Name     string
 	Metadata []byte
@@ -75,13 +75,13 @@ type Protocol struct {
 // JoinRequest asks for membership. Times are in milliseconds.
 type JoinRequest struct {
 	Member    string // "": a new member
-	Instance  string // of a static member; "": a dynamic one
-	NewID     string // the id if a new member is admitted; the caller draws it
-	Session   int64  // a member that is silent for this long is removed
+	Instance  string // of a static member; "": a dynamic member
+	NewID     string // the id of an admitted new member, drawn by the caller
+	Session   int64  // the group removes a member after such a silence
 	Rebalance int64  // time for joining when the group rebalances
 	Type      string // of the protocols, such as "consumer"
 	Protocols []Protocol
-	// KnownID: the client can repeat the request with the id that it is given, so that a lost
+	// KnownID: the client can repeat the request with the id from the answer, so that a lost
 	// answer leaves no member behind (KIP-394).
 	KnownID bool
 }
@@ -96,14 +96,14 @@ type Answer struct {
 	Leader     string
 	Member     string
 	Members    []Member // for the leader only
-	// SkipAssignment: the leader was replaced by its next incarnation and has to assign
-	// nothing, since the assignments stand.
+	// SkipAssignment: the leader's next incarnation replaced the leader and must assign
+	// nothing, since the assignments stay valid.
 	SkipAssignment bool
 	// Of Sync:
 	Assignment []byte
 }
 
-// Member is a member as its leader sees it.
+// Member is a member in the leader's view.
 type Member struct {
 	ID, Instance string
 	Metadata     []byte
@@ -116,15 +116,15 @@ type Group struct {
 	cfg        Config
 	state      State
 	generation int32
-	typ        string // of the protocols of its members; "": none yet
+	typ        string // type of the members' protocols; "": no member has joined yet
 	protocol   string // chosen for the generation
 	leader     string // id
 	members    map[string]*member
 	order      []string          // ids in the order of joining
 	instances  map[string]string // ids of static members
-	pending    map[string]int64  // ids that were given out and not used yet; until when
+	pending    map[string]int64  // ids given to clients and not used yet, with their expiry
 	until      int64             // Preparing: when joining ends; Completing: when missing syncs count
-	latest     int64             // Preparing from Empty: joining ends at this time whatever comes
+	latest     int64             // Preparing from Empty: joining ends at this time at the latest
 }
 
 type member struct {
@@ -133,14 +133,14 @@ type member struct {
 	rebalance    int64
 	protocols    []Protocol
 	alive        int64  // the last sign of life
-	join         uint64 // ticket of a Join that waits; 0: none
-	sync         uint64 // ticket of a Sync that waits; 0: none
-	synced       bool   // Completing: it has sent Sync
+	join         uint64 // ticket of a waiting Join; 0: none
+	sync         uint64 // ticket of a waiting Sync; 0: none
+	synced       bool   // Completing: the member has sent Sync
 	assignment   []byte
 }
 
-// New makes an empty group. generation is that of its last life, 0 for a new one: generations
-// never come again.
+// New makes an empty group. generation is the last generation of the group's earlier life, or
+// 0 for a new group: a generation's number is never reused.
 func New(cfg Config, generation int32) *Group {
 	return &Group{
 		cfg: cfg, generation: generation,
@@ -157,14 +157,14 @@ func (g *Group) Generation() int32 { return g.generation }
 // Type returns the type of the members' protocols; "" if the group never had any.
 func (g *Group) Type() string { return g.typ }
 
-// Protocol returns the protocol of the present generation; "" if there is none.
+// Protocol returns the protocol of the present generation; "" without a generation.
 func (g *Group) Protocol() string { return g.protocol }
 
 // Leader returns the id of the leader; "" if the group has none.
 func (g *Group) Leader() string { return g.leader }
 
-// Members lists the members in the order of joining, each with its metadata for the protocol of
-// the present generation.
+// Members lists the members in the order of joining, each member with its metadata for the
+// protocol of the present generation.
 func (g *Group) Members() []Member {
 	var l []Member
 	for _, id := range g.order {
@@ -236,7 +236,8 @@ func (g *Group) Join(now int64, ticket uint64, q JoinRequest) []Answer {
 	return g.prepare(now)
 }
 
-// take notes what a member says of itself, and that it waits for a generation.
+// take records the member's settings in the request, and its ticket as waiting for a
+// generation.
 func (m *member) take(now int64, ticket uint64, q *JoinRequest) {
 	m.session, m.rebalance, m.protocols, m.alive = q.Session, q.Rebalance, q.Protocols, now
 	m.join = ticket
@@ -250,7 +251,8 @@ func (g *Group) rejoin(now int64, ticket uint64, m *member, q *JoinRequest) []An
 	})
 	switch {
 	case g.state == Completing && same, g.state == Stable && same && m.id != g.leader:
-		// The answer to its last Join was lost, or a member asks needlessly.
+		// The answer to the member's last Join was lost, or the member repeats Join without
+		// need.
 		return []Answer{g.joined(m, ticket)}
 	}
 	var l []Answer
@@ -261,8 +263,8 @@ func (g *Group) rejoin(now int64, ticket uint64, m *member, q *JoinRequest) []An
 	return append(l, g.prepare(now)...)
 }
 
-// replace lets the next incarnation of a static member take the member's place. Requests of
-// the one before are refused, and so is everything that it sends from now on.
+// replace gives a static member's place to the member's next incarnation. replace refuses the
+// waiting requests of the previous incarnation; its later requests are refused, too.
 func (g *Group) replace(now int64, ticket uint64, m *member, q *JoinRequest) []Answer {
 	var l []Answer
 	for _, t := range []uint64{m.join, m.sync} {
@@ -280,7 +282,7 @@ func (g *Group) replace(now int64, ticket uint64, m *member, q *JoinRequest) []A
 	}
 	m.take(now, 0, q)
 	if g.state == Stable && g.vote() == g.protocol && bytes.Equal(was.metadata(g.protocol), m.metadata(g.protocol)) {
-		// Its assignment stands, so that a restart moves no partition.
+		// The assignment stays valid, so that a restart moves no partition.
 		a := g.joined(m, ticket)
 		a.SkipAssignment = m.id == g.leader
 		return append(l, a)
@@ -289,8 +291,8 @@ func (g *Group) replace(now int64, ticket uint64, m *member, q *JoinRequest) []A
 	return append(l, g.prepare(now)...)
 }
 
-// supports reports whether a member with the request's protocols has one in common with all
-// members but except, and their type.
+// supports reports whether the request has the type of all members but except, and a protocol
+// supported by all of these members.
 func (g *Group) supports(q *JoinRequest, except *member) bool {
 	others := 0
 	for _, m := range g.members { // in any order
@@ -324,8 +326,8 @@ func (m *member) metadata(name string) []byte {
 	return nil
 }
 
-// vote returns the protocol that most members prefer among those that all support; of equal
-// ones the first by name.
+// vote returns the protocol preferred by most members, of the protocols supported by all
+// members; in a tie, the first protocol by name.
 func (g *Group) vote() string {
 	votes := map[string]int{}
 	for _, m := range g.members {
@@ -349,7 +351,7 @@ func (g *Group) vote() string {
 	return best
 }
 
-// prepare begins a rebalance, or goes on with it, and ends the joining if nobody is missing.
+// prepare begins or continues a rebalance, and completes the joining if no member is missing.
 func (g *Group) prepare(now int64) []Answer {
 	var l []Answer
 	longest := int64(0)
@@ -368,7 +370,7 @@ func (g *Group) prepare(now int64) []Answer {
 		for _, id := range g.order {
 			if m := g.members[id]; m.sync != 0 {
 				l = append(l, refuse(m.sync, RebalanceInProgress, id)...)
-				m.sync, m.alive = 0, now // its session goes on from the answer
+				m.sync, m.alive = 0, now // the member's session timeout starts at the answer
 			}
 		}
 		g.until, g.latest = now+longest, 0
@@ -395,8 +397,8 @@ func (g *Group) mayComplete(now int64) []Answer {
 	return g.complete(now)
 }
 
-// complete begins the next generation with the members that have joined. A static member that
-// has not joined stays until its session ends.
+// complete begins the next generation with the joined members. A static member that has not
+// joined stays until its session ends.
 func (g *Group) complete(now int64) []Answer {
 	joined := 0
 	for _, id := range slices.Clone(g.order) {
@@ -408,7 +410,8 @@ func (g *Group) complete(now int64) []Answer {
 		}
 	}
 	if joined == 0 && len(g.members) > 0 {
-		// Only static members are left, and none has joined: wait for the end of their sessions.
+		// Only static members are left, and no member has joined: wait for the end of the
+		// sessions.
 		longest := int64(0)
 		for _, m := range g.members { // in any order
 			longest = max(longest, m.rebalance)
@@ -453,8 +456,8 @@ func (g *Group) joined(m *member, ticket uint64) Answer {
 	return a
 }
 
-// Sync asks for a member's assignment. The leader's Sync brings the assignments of all
-// members, by id; a member without one gets an empty assignment.
+// Sync requests a member's assignment. The leader's Sync has the assignments of all members,
+// by id; a member missing in assignments gets an empty assignment.
 func (g *Group) Sync(now int64, ticket uint64, generation int32, id, instance string, assignments map[string][]byte) []Answer {
 	m, code := g.find(id, instance)
 	if code == OK && generation != g.generation {
@@ -492,7 +495,7 @@ func (g *Group) Sync(now int64, ticket uint64, generation int32, id, instance st
 	return l
 }
 
-// find returns a member that a request names by id and, for a static member, instance.
+// find returns the member named in a request by id and, for a static member, instance.
 func (g *Group) find(id, instance string) (*member, Code) {
 	if instance != "" {
 		if known, ok := g.instances[instance]; ok && known != id {
@@ -506,7 +509,8 @@ func (g *Group) find(id, instance string) (*member, Code) {
 	return m, OK
 }
 
-// Heartbeat is a member's sign of life. RebalanceInProgress tells the member to join again.
+// Heartbeat records a member's sign of life. After RebalanceInProgress the member must join
+// again.
 func (g *Group) Heartbeat(now int64, generation int32, id, instance string) Code {
 	if until, ok := g.pending[id]; ok && until > now {
 		return OK
@@ -525,8 +529,8 @@ func (g *Group) Heartbeat(now int64, generation int32, id, instance string) Code
 	return OK
 }
 
-// MayCommit tells whether a member may commit offsets now. With a negative generation and
-// without an id, the request comes from a consumer that is no member, which is possible only
+// MayCommit reports whether a member may commit offsets now. A request with a negative
+// generation and without an id comes from a consumer outside the group, which may commit only
 // while the group is empty.
 func (g *Group) MayCommit(now int64, generation int32, id, instance string) Code {
 	if generation < 0 && id == "" && instance == "" {
@@ -548,7 +552,7 @@ func (g *Group) MayCommit(now int64, generation int32, id, instance string) Code
 	return OK
 }
 
-// Leave removes a member: by id, or a static one by instance.
+// Leave removes a member by id, or a static member by instance.
 func (g *Group) Leave(now int64, id, instance string) (Code, []Answer) {
 	if id == "" && instance != "" {
 		id = g.instances[instance]
@@ -590,8 +594,8 @@ func (g *Group) remove(m *member) {
 	}
 }
 
-// ends returns when a member is removed if it gives no sign of life; 0: it waits for the group,
-// so the group may not end it.
+// ends returns the time at which Tick removes a silent member; 0: a request of the member
+// waits for an answer of the group, so the member's session does not end.
 func (g *Group) ends(m *member) int64 {
 	if m.join != 0 || m.sync != 0 {
 		return 0
@@ -619,7 +623,7 @@ func (g *Group) Deadline() int64 {
 	return next
 }
 
-// Tick removes silent members and ends waits whose time is over.
+// Tick removes silent members, and ends expired waits.
 func (g *Group) Tick(now int64) []Answer {
 	var l []Answer
 	maps.DeleteFunc(g.pending, func(_ string, until int64) bool { return until <= now })
@@ -631,7 +635,8 @@ func (g *Group) Tick(now int64) []Answer {
 		}
 	}
 	if g.state == Completing && now >= g.until {
-		// The leader, or members before it could answer them, have not sent Sync in time.
+		// The leader, or members before the leader could answer them, have not sent Sync in
+		// time.
 		for _, id := range slices.Clone(g.order) {
 			if m := g.members[id]; m != nil && g.state == Completing && !m.synced {
 				l = append(l, g.gone(now, m)...)
