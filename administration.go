@@ -11,11 +11,11 @@ import (
 	"penstock.io/penstock/meta/admin"
 )
 
-// What the library itself asks of the administrative API: for mirrors, pins, digests, indexes
-// and health. Programs that administer use package meta/admin.
+// The library's own calls of the administrative API: for mirrors, pins, digests, indexes and
+// health. Programs that administer use package meta/admin.
 
-// administration is a client of the administrative API, which is made when it is needed.
-// Of mounts those need it that pin a snapshot, demand its digest, or use its index.
+// administration is a client of the administrative API, made at the first call. Only mounts
+// that pin a snapshot, demand a snapshot's digest or use its index need the client.
 type administration struct {
 	cfg admin.Config
 
@@ -55,8 +55,8 @@ func (a *administration) close() error {
 	return a.client.Close()
 }
 
-// Health asks one metadata server what it knows of what might be wrong. Errors: AccessDenied,
-// Unavailable.
+// Health asks one metadata server for the problems that the server knows of. Errors:
+// AccessDenied, Unavailable.
 func (s session) Health(ctx context.Context, addr string) (h meta.ServerHealth, err error) {
 	c, err := s.administration.at(addr)
 	if err != nil {

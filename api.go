@@ -7,7 +7,7 @@ import (
 )
 
 // Call identifies the caller of an operation. Each request has a Call of its own. The zero
-// Call is the process itself as root, with an operation id that the client counts.
+// Call stands for the process itself as root; the client then numbers the operation.
 type Call struct {
 	// Op is the id of the request. The client increments Step for each operation within the
 	// request, so that a request repeated after a replacement of the daemon runs exactly once.
@@ -62,8 +62,8 @@ type DirEntry struct {
 }
 
 // DirCursor is the position of a directory listing. The zero value is the beginning. A listing
-// returns once each name that exists from the beginning to the end of the listing. It leaves
-// out names that are added meanwhile, also by renames, and so it ends.
+// returns once each name that exists from the beginning to the end of the listing. Names added
+// meanwhile, also by renames, are left out, so a listing always ends.
 type DirCursor struct {
 	// Cookie is the cookie of the last returned entry; 0: none. ReadDir sets it. To continue
 	// behind another entry, the caller sets the Cookie of that entry; 0 begins a new listing.
@@ -80,7 +80,7 @@ type Notifier interface {
 	// InvalAttr drops the cached attributes of an inode.
 	InvalAttr(v meta.VolumeID, ino meta.Ino)
 	// InvalData drops cached pages and attributes; n <= 0 means to the end. It may wait for
-	// reads of those pages that are in flight.
+	// reads of the dropped pages in flight.
 	InvalData(v meta.VolumeID, ino meta.Ino, off, n int64)
 	// InvalEntries drops all cached names, present and absent, of a directory.
 	InvalEntries(v meta.VolumeID, dir meta.Ino)

@@ -2,13 +2,14 @@ package penstock
 
 import "penstock.io/penstock/meta"
 
-// What is answered from memory.
 //
-// Who answers many callers with one goroutine (package fuse) must know before it
-// begins whether a question could wait: for an owner, a chunk server, a recall. These
-// methods never do. With ok false nothing was done, and the method of the same name
-// without Cached answers. What they tell is under the same leases and may be kept for
-// the same time.
+// Answers from memory.
+//
+// A caller that serves many programs with one goroutine (package fuse) must know beforehand
+// whether a call could wait: for an owner, a chunk server, a recall. The methods of this file
+// never wait. If ok is false, the method did nothing, and the caller calls the method of the
+// same name without Cached. Answers are covered by the same leases as the answers of the other
+// methods, and may be cached for the same time.
 
 // LookupCached is Lookup of a name that is cached, or known to be absent.
 func (v *Volume) LookupCached(parent meta.Ino, name string) (e Entry, ok bool) {
@@ -124,8 +125,8 @@ func (v *Volume) ReadCached(ino meta.Ino, p []byte, off int64, atime bool) (n in
 	return n, true
 }
 
-// ReleaseCached is Release of what was opened for reading, unless the file goes with
-// its last opener.
+// ReleaseCached is Release of an inode opened for reading, unless the release of its last
+// opener deletes the file.
 func (v *Volume) ReleaseCached(ino meta.Ino, flags uint32) (ok bool) {
 	if forWriting(flags) {
 		return false

@@ -246,8 +246,8 @@ func (c *chunk) isBroken() bool {
 	return c.broken
 }
 
-// doubtful reports that no more bytes should be appended: this chunk failed, or another chunk
-// on one of its servers.
+// doubtful reports that no more bytes should be appended: the chunk failed, or another chunk
+// on one of its servers failed.
 func (c *chunk) doubtful() bool { return c.isBroken() || c.v.c.suspects.since(c.servers, c.asked) }
 
 // holdBlob counts an appended blob. dropBlob ends the count when the blob is committed or
@@ -298,8 +298,8 @@ func (v *Volume) retire(c *chunk) {
 	}
 }
 
-// breakChunk notes that a chunk failed: its unsynced bytes are appended to another chunk, and
-// the owner seals the failed one.
+// breakChunk notes that a chunk failed. The client appends the chunk's unsynced bytes to
+// another chunk, and the owner seals the failed one.
 func (v *Volume) breakChunk(c *chunk, err error) {
 	c.mu.Lock()
 	first := !c.broken
@@ -418,7 +418,7 @@ func (c *chunk) sync(ctx context.Context) error {
 	return nil
 }
 
-// forgetChunks forgets all open chunks: they belonged to a session that has ended.
+// forgetChunks forgets all open chunks of a session that has ended.
 func (v *Volume) forgetChunks() {
 	k := &v.pack
 	k.mu.Lock()
@@ -436,8 +436,9 @@ func (v *Volume) forgetChunks() {
 // ---- suspicion
 
 // suspects are the chunk servers that failed this client, with the times of their last
-// failures. The client does not use chunks on them whose grants were requested before the
-// failure. It tells the owners, which leave these servers out for a while.
+// failures. The client uses no chunk on a suspect server if the grant was requested before the
+// failure. The client reports suspects to the owners, which leave these servers out for a
+// while.
 type suspects struct {
 	mu sync.Mutex
 	at map[meta.ServerID]time.Time
@@ -483,7 +484,7 @@ func (u *suspects) recent() map[meta.ServerID]time.Time {
 	return l
 }
 
-// tellSuspects tells the volume's owner of suspects that it does not know yet.
+// tellSuspects reports new suspects to the volume's owner.
 func (v *Volume) tellSuspects() {
 	recent := v.c.suspects.recent()
 	if len(recent) == 0 {
@@ -540,8 +541,8 @@ func (v *Volume) addPlaces(pls []meta.ChunkPlace) {
 	}
 }
 
-// foreignSession is told which files of a clone lie in chunks of other volumes, so that it
-// requests the right to read from the owners of those volumes.
+// foreignSession learns which files of a clone lie in chunks of other volumes, and requests
+// the right to read from the owners of those volumes.
 type foreignSession interface {
 	Via(id meta.ChunkID, v meta.VolumeID)
 }

@@ -38,8 +38,8 @@ type Config struct {
 	// UnsafeNoLaunder gives leases back without flushing the kernel's dirty pages of shared
 	// mappings (positive control).
 	UnsafeNoLaunder bool
-	// UnsafeTellOne tells a failure to the first handle that could hear of it, and to no
-	// other (positive control).
+	// UnsafeTellOne returns a failure to the first handle that could report the failure, and
+	// to no other handle (positive control).
 	UnsafeTellOne bool
 	// Logger receives messages that belong to no call; nil: slog.Default().
 	Logger *slog.Logger
@@ -68,8 +68,8 @@ type Config struct {
 	Left       *keep.Memory
 	Session    meta.SessionID
 	Generation uint32
-	// Process is the process whose life bounds the session: a holder that outlives the client;
-	// zero: this process.
+	// Process is the process whose life bounds the session, for a holder that outlives the
+	// client. Zero: the calling process.
 	Process process.Process
 	// Linger is how long a successor may continue the session after the client's last message,
 	// as long as no other client wants anything that the session holds. Metadata servers allow
@@ -134,8 +134,8 @@ const (
 	leaseMargin        = time.Second
 )
 
-// newClient makes a client without connections. attach adds them: the session's connections
-// need the client as their handler.
+// newClient makes a client without connections. attach adds the connections, because the
+// session needs the client as its handler.
 func newClient(cfg Config) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

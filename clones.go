@@ -32,13 +32,12 @@ func (v *Volume) cloneSession() (cloneSession, error) {
 	return s, nil
 }
 
-// Clone makes a new volume that holds what a snapshot of this one does, or with
-// snapshot empty what this one holds now (a snapshot is taken for that, and goes
-// with the clone). It takes no longer for a larger volume, and no data is copied:
-// both lie in the same chunks until they are written. Client.Volume opens it by
-// its name. The snapshot can't be deleted, nor this volume, while the clone is
-// there. Errors: NoSuchSnapshot, VolumeExists, Invalid (the name), NotSupported
-// (volumes are attached inside this one), AccessDenied.
+// Clone makes a new volume with the contents of a snapshot of v. If snapshot is empty, Clone
+// takes a snapshot of v; the snapshot is deleted with the clone. Clone copies no data, so the
+// time does not grow with the volume: origin and clone share chunks until either is written.
+// Client.Volume opens the clone by name. While the clone exists, neither the snapshot nor v
+// can be deleted. Errors: NoSuchSnapshot, VolumeExists, Invalid (the name), NotSupported
+// (volumes are attached inside v), AccessDenied.
 func (v *Volume) Clone(ctx context.Context, snapshot, name string) error {
 	s, err := v.cloneSession()
 	if err != nil {
@@ -51,7 +50,7 @@ func (v *Volume) Clone(ctx context.Context, snapshot, name string) error {
 	return err
 }
 
-// Clones lists the volumes that were cloned from this one and still need it.
+// Clones lists the volumes that were cloned from v and still need v.
 func (v *Volume) Clones(ctx context.Context) ([]CloneOf, error) {
 	s, err := v.cloneSession()
 	if err != nil {
@@ -66,18 +65,17 @@ type Promotion = wire.PromoteStatus
 // MinPromoteRate is the lowest rate of Volume.PromoteAt, in bytes a second.
 const MinPromoteRate = wire.MinPromoteRate
 
-// Promote begins to copy what this volume, a clone, still shares with what it
-// was cloned from, and tells how far that is. It goes on in the background, also
-// under the volume's next owners, while the volume is used; once it is done the
-// origin may be deleted. Of a volume that is no clone it says so. Errors: Busy
-// (the volume has clones itself), AccessDenied.
+// Promote begins to copy the data that v, a clone, still shares with its origin, and returns
+// the progress. Copying continues in the background, also under the volume's next owners,
+// while the volume is used. After the last byte is copied, the origin may be deleted. For a
+// volume that is no clone, Promotion.Done is true. Errors: Busy (the volume has clones
+// itself), AccessDenied.
 func (v *Volume) Promote(ctx context.Context) (Promotion, error) { return v.promote(ctx, nil) }
 
-// PromoteAt is Promote that copies at most rate bytes a second, from now on and
-// under the volume's next owners: MinPromoteRate or more, or 0 for as fast as it
-// goes. A byte counts once, however many replicas it has. It may be called
-// again with another rate, which holds within about a second. Errors: also
-// Invalid (the rate).
+// PromoteAt is Promote with a bound on the copying of rate bytes a second, from now on and
+// under the volume's next owners: MinPromoteRate or more, or 0 for no bound. A byte counts
+// once, however many replicas the byte has. A later call with another rate takes effect within
+// about a second. Errors: also Invalid (the rate).
 func (v *Volume) PromoteAt(ctx context.Context, rate uint64) (Promotion, error) {
 	return v.promote(ctx, &rate)
 }

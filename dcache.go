@@ -20,9 +20,9 @@ type dir struct {
 	names map[string]dent
 	// complete: names has every existing entry.
 	complete bool
-	// changes counts the beginnings and ends of this client's own changes. A lookup or listing
-	// that was sent before a change and answered after it may show either state, so its answer
-	// is cached only if changes is unchanged.
+	// changes counts the beginnings and ends of this client's own changes. The answer to a
+	// lookup or listing sent before a change and received after the change may show either
+	// state, so the answer is cached only if changes is unchanged.
 	changes uint64
 	misses  uint8
 	// ahead is the position of the next prefetch, aheadRun whether a prefetch is running.
@@ -34,8 +34,8 @@ type dir struct {
 	page                  *dirPage
 }
 
-// dirPage is one page of a listing, kept for readers with small buffers, so that they don't
-// send a request for each buffer.
+// dirPage is one page of a listing, kept so that a reader with small buffers does not send a
+// request for each buffer.
 type dirPage struct {
 	from    uint64 // the page follows this cookie
 	entries []meta.Dirent
@@ -399,10 +399,10 @@ func (v *Volume) readDir(ctx context.Context, ino meta.Ino, at DirCursor, max in
 	return list, pg.end, eof, nil
 }
 
-// servePage answers from the page at hand what follows the cursor, if it is there.
-// Entries that are gone by now are left out: with attributes, the kernel would
-// make names of them. A name that leads elsewhere by now is told where it stood: it was
-// replaced, and kept its place, or was added again, behind the listing's end.
+// servePage answers from the cached page with the entries after the cursor, if the page has
+// the cursor. Removed entries are left out: with attributes, the kernel would cache their
+// names. A name that now leads to another inode is returned at its old position: the name was
+// replaced and kept its place, or was added again, behind the listing's end.
 func (in *inode) servePage(ctx context.Context, from DirCursor, max int, plus bool) (list []DirEntry, end uint64, eof, ok bool) {
 	cookie := from.Cookie
 	in.mu.Lock()
@@ -460,7 +460,7 @@ func (in *inode) servePage(ctx context.Context, from DirCursor, max int, plus bo
 	return list, pg.end, eof, true
 }
 
-// knowsType fills in the type of an entry from what is cached of its inode.
+// knowsType sets the type of an entry from the cached attributes of the inode, if any.
 func (v *Volume) knowsType(e *meta.Dirent) bool {
 	in := v.c.table.peek(v.id, e.Ino)
 	if in == nil {
@@ -476,7 +476,7 @@ func (v *Volume) knowsType(e *meta.Dirent) bool {
 	return true
 }
 
-// entries turns what the server lists into what callers get.
+// entries converts the server's entries to entries for the caller.
 func (in *inode) entries(ctx context.Context, es []meta.Dirent, eof bool, max int, plus, cached bool) ([]DirEntry, bool) {
 	v := in.vol
 	if max > 0 && len(es) > max {

@@ -49,9 +49,9 @@ func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (
 }
 
 // RecordedDigest returns the digest that the volume's owner computed for the snapshot shown
-// here. If there is none yet, the owner computes it before others, and faster, since a caller
-// waits. Errors: NotSupported (a live volume), NoSuchSnapshot, Unavailable (not computed yet,
-// or it can't be: the text says why).
+// here. If the digest is missing, the owner computes it before others, and faster, since a
+// caller waits. Errors: NotSupported (a live volume), NoSuchSnapshot, Unavailable (not
+// computed yet, or not computable: the text says why).
 func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	if v.view == nil {
 		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
@@ -82,7 +82,7 @@ func (v *Volume) awaitDigest(ctx context.Context, name string, unpaced bool) (me
 	return s.AwaitDigest(ctx, v.id, name, unpaced)
 }
 
-// WrongDigestError says that what a snapshot holds is not what was demanded.
+// WrongDigestError reports that a snapshot's contents do not have the demanded digest.
 type WrongDigestError struct{ Have, Want Digest }
 
 func (e *WrongDigestError) Error() string {

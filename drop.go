@@ -3,20 +3,20 @@ package penstock
 import "penstock.io/penstock/meta"
 
 //
-// How the client tells the owner that it has no lease on an inode, and neither caches the
-// inode nor has it open.
+// How the client tells the owner of an inode, neither cached nor open, that the client has no
+// lease on the inode.
 //
 // The message (Drop) and the client's requests travel in one order. But the answer to an
-// earlier request may arrive after the Drop was sent, with a grant that the owner, which sees
-// the Drop later, no longer counts. And a late Drop cancels a lease that was granted in
-// between. If the client trusted either lease, the owner would never recall it: the client
-// would read old bytes, and write over newer ones.
+// earlier request may arrive after the Drop was sent, with a grant that the owner, after
+// receiving the Drop, no longer counts. And a late Drop cancels a lease granted in between. If
+// the client trusted either lease, the owner would never recall the lease: the client would
+// read old bytes, and write over newer ones.
 //
 // So drops go in rounds. A round is the set of dropped inodes, noted before the Drop is sent.
-// Until every operation in flight at that moment is answered, grants for these inodes are
-// void. The owner may count a void grant and would not send it again, so a void grant adds its
-// inode to the next round, which begins when this round ends. Operations are counted in two
-// generations: those sent before the round's Drop, and those sent after.
+// Until every operation in flight at that moment is answered, grants for the round's inodes
+// are void. The owner may count a void grant and would not send the grant again, so a void
+// grant adds the inode to the next round, which begins when the current round ends. Operations
+// are counted in two generations: before and after the round's Drop.
 
 // drops are a table's rounds. Guarded by the table's mu.
 type drops struct {
@@ -59,8 +59,8 @@ func (t *table) voidLocked(k inodeKey) bool {
 	return now || next
 }
 
-// giveUpLocked notes inodes of whose leases the owner is to be told that they are not held
-// here. If send is true, the caller must call sendDrops after unlocking mu.
+// giveUpLocked notes inodes without a lease here, of which the owner is to be notified. If
+// send is true, the caller must call sendDrops after unlocking mu.
 func (t *table) giveUpLocked(keys ...inodeKey) (send bool) {
 	if len(keys) == 0 {
 		return false

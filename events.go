@@ -57,16 +57,16 @@ func (v *Volume) SetEvents(ctx context.Context, keep uint64) error {
 	return s.SetEvents(ctx, v.id, keep)
 }
 
-// Events gives the events after number since, in the order of the journal, each
-// once; with follow it waits for more until ctx ends, through changes of owner.
-// What they tell is durable. Who stops goes on later with the number of the last
-// event that it handled. An error ends it: *RescanError when some of those events
-// are not kept any more, NotSupported when events are switched off.
+// Events returns the events after number since, in the order of the journal, each once. With
+// follow, Events waits for more until ctx ends, also when the owner changes. The reported
+// changes are durable. A consumer that stops can continue later from the number of the last
+// handled event. An error ends the sequence: *RescanError when some of the requested events
+// are no longer kept, NotSupported when events are switched off.
 //
-// To begin, or after a RescanError: take the number Last of EventLog, or of the
-// error, look at the tree, then ask for the events after Last. Some of them tell
-// of what was seen already, so they are to be taken as "look here". For an exact
-// copy take a snapshot, copy that, and go on after its own event.
+// To begin, or after a RescanError: take the number Last of EventLog, or of the error, walk
+// the tree, then request the events after Last. Some events describe changes that the walk
+// already saw, so treat an event as "look here". For an exact copy, take a snapshot, copy the
+// snapshot, and continue after the snapshot's own event.
 func (v *Volume) Events(ctx context.Context, since uint64, follow bool) iter.Seq2[Event, error] {
 	enough := errors.New("enough")
 	return func(yield func(Event, error) bool) {

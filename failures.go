@@ -6,19 +6,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A failure to make bytes of a file durable is told to every handle of the file, by the
-// rules of Linux's errseq_t: the handle's next fsync fails, once, and until then each close
-// of one of its descriptors does, since the first close may be that of a child process that
-// ignores its result. As long as no handle was told, the next write fails, or a rename of the
-// file over another one, once, and a handle that is opened later hears of the failure by its
-// fsync and close. Once a handle was told, later handles, writes and renames are told nothing.
+//
+// A failure to make bytes of a file durable is reported to every handle of the file, by the
+// rules of Linux's errseq_t. The handle's next fsync fails, once. Until then each close of one
+// of the handle's descriptors fails, since the first close may be that of a child process that
+// ignores the result. Until a handle reports the failure, the next write fails, or a rename of
+// the file over another one, once, and a handle opened later reports the failure by fsync and
+// close. After a handle has reported the failure, later handles, writes and renames succeed.
 
-// HandleKey is the key under which a context carries the Handle that a Flush, an Fsync or a
-// Release is made through. Calls without one count as made through one and the same handle,
-// and a close tells that handle once.
+// HandleKey is the key under which the context of a Flush, an Fsync or a Release carries the
+// Handle. Calls without a Handle share one handle, and a close reports a failure to the shared
+// handle once.
 type HandleKey struct{}
 
-// Handle is one open(2) of a file, whose descriptors may be many.
+// Handle is one open(2) of a file. Several descriptors may share a handle.
 type Handle struct {
 	// ID is chosen by the caller. No other open handle of the file has it.
 	ID uint64
@@ -49,8 +50,8 @@ type failures struct {
 	one    bool // Config.UnsafeTellOne
 }
 
-// fail notes that bytes are not durable; lost says that they are not here any more. Bytes
-// that are tried again and again fail once.
+// fail notes that bytes are not durable; lost: the bytes are gone. Repeated attempts to commit
+// the same bytes count as one failure.
 func (f *file) fail(err error, lost bool) {
 	if !lost && f.failsStill(err) {
 		return
@@ -60,8 +61,8 @@ func (f *file) fail(err error, lost bool) {
 	x.seen, x.rename = false, true
 }
 
-// syncFailed books what an fsync through a handle returned of its own attempt: the other
-// handles hear of it, and this one has been told of all that failed before.
+// syncFailed records err, which an fsync through h returned for its own attempt. The file's
+// other handles will report err, and h counts as having reported all earlier failures.
 func (f *file) syncFailed(h Handle, err error) {
 	if f.opens > 1 && !f.failsStill(err) {
 		f.failure(err)
@@ -97,7 +98,8 @@ func (x *failures) knows(h Handle) bool {
 	return max(x.synced[h.ID], h.Failures) >= x.n || x.one && x.seen
 }
 
-// toldBySync gives the error that an fsync through the handle returns, and books it as told.
+// toldBySync returns the error for an fsync through the handle, and records the error as
+// reported.
 func (f *file) toldBySync(h Handle) error {
 	x := f.failed
 	if x == nil || x.knows(h) {
@@ -107,7 +109,7 @@ func (f *file) toldBySync(h Handle) error {
 	return x.last
 }
 
-// toldByClose gives the error that a close of one of the handle's descriptors returns.
+// toldByClose returns the error for a close of one of the handle's descriptors.
 func (f *file) toldByClose(h Handle) error {
 	x := f.failed
 	if x == nil || x.knows(h) || h.ID == 0 && x.closed >= x.n {
@@ -132,8 +134,8 @@ func (f *file) toldByWrite() error {
 	return x.last
 }
 
-// toldByRename gives the error that a rename of the file over another one returns. It returns
-// none once any handle was told.
+// toldByRename returns the error for a rename of the file over another one: nil after any
+// handle has reported the failure.
 func (f *file) toldByRename() error {
 	x := f.failed
 	if x == nil || x.seen || !x.rename {
@@ -143,7 +145,7 @@ func (f *file) toldByRename() error {
 	return x.last
 }
 
-// untold reports whether there is a failure that no handle was told of.
+// untold reports whether a failure exists that no handle has reported.
 func (f *file) untold() bool {
 	x := f.failed
 	return x != nil && !x.seen && (x.lost || f.uncommitted > 0)
@@ -160,8 +162,8 @@ func (f *file) toldBefore() uint32 {
 	return f.failed.n
 }
 
-// releaseHandle forgets what a handle was told; with the last one, all that somebody was
-// told of or that turned out well.
+// releaseHandle forgets which failures a handle reported. With the last handle of a file, it
+// forgets all failures unless a failure is unreported or bytes are still uncommitted.
 func (f *file) releaseHandle(h Handle) {
 	if f.failed == nil {
 		return

@@ -316,10 +316,10 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 		if f.mapOK && in.lease >= want && in.liveLocked() {
 			continue
 		}
-		// This reply granted the lease, and the owner recalled it before this goroutine ran.
-		// The reply is good for one read, because a kernel that keeps the page is told to drop
-		// the page after the read. If another reply had granted the lease, nobody would tell
-		// the kernel, and the reply must not be used.
+		// This reply granted the lease, and the owner recalled the lease before this goroutine
+		// ran. The reply is good for one read, because a kernel that keeps the page is asked
+		// to drop the page after the read. If another reply had granted the lease, nobody
+		// would ask the kernel, and the reply must not be used.
 		if want == meta.LeaseShared && (sn.granted || in.vol.frozen()) {
 			return f, sn, nil
 		}

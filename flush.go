@@ -321,8 +321,8 @@ func (w *work) runFrom(i int) (n uint64) {
 	return n
 }
 
-// atEnd reports that nothing is committed at or after off, so that bytes appended there are
-// the end of the file.
+// atEnd reports that nothing is committed at or after off: bytes appended at off become the
+// end of the file.
 func (v *Volume) atEnd(in *inode, f *file, off uint64) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -876,8 +876,8 @@ func (v *Volume) toItsEnd(ctx context.Context, flush func(context.Context) error
 	}
 }
 
-// flushHeld is flushOne for a caller that holds both turns and keeps them. It always waits for
-// the end of the flush.
+// flushHeld is flushOne for a caller that holds both turns and keeps them. It always waits
+// until the flush has ended.
 func (v *Volume) flushHeld(in *inode, mode flushMode) error {
 	w := &work{in: in, mode: mode}
 	v.flushGroup(v.c.ctx, []*work{w}, false)
@@ -892,8 +892,9 @@ func (v *Volume) verdict(in *inode, err error) error {
 		return nil
 	}
 	if errors.Is(err, meta.Stale) {
-		// Inode numbers are never used twice, so the file has lost its last name, even if this
-		// client was not told. Only openers of the file would miss its bytes.
+		// Inode numbers are never used twice, so the file has lost its last name, although the
+		// owner may not have notified this client. Only openers of the file would miss its
+		// bytes.
 		in.mu.Lock()
 		dead := in.attrOK && in.attr.Nlink == 0 || in.file == nil || in.file.opens == 0
 		in.dropDirtyLocked()

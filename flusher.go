@@ -142,8 +142,9 @@ func (v *Volume) muchDirty() bool {
 }
 
 // nextGroup takes the commit turns of some dirty files that no other flush holds, and returns
-// their bytes. With enough, it takes the files with the most bytes first, and none if all of
-// them together are not worth a sync, unless no flush in flight will free bytes.
+// the files and the number of their bytes. With enough, nextGroup takes the files with the
+// most bytes first, and none if all the files together are not worth a sync, unless no flush
+// in flight will free bytes.
 func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
 	type candidate struct {
 		in    *inode

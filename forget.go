@@ -16,8 +16,8 @@ type Holder interface {
 	Holds(v meta.VolumeID, ino meta.Ino) bool
 }
 
-// Pruner is a Holder that can drop inodes which it only caches: a kernel keeps an inode, with
-// a name that another mount has removed, until it lacks memory.
+// Pruner is a Holder that can drop merely cached inodes: a kernel keeps an inode, with a name
+// that another mount has removed, until memory is short.
 type Pruner interface {
 	Holder
 	// Prune may wait for running operations on the inodes. It does not drop inodes in use.

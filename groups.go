@@ -20,7 +20,7 @@ type groupSession interface {
 
 var _ groupSession = session{}
 
-// Groups administers group snapshots: those of several volumes that show one moment.
+// Groups administers group snapshots: snapshots of several volumes that show one moment.
 type Groups struct{ s groupSession }
 
 // Groups gives the administration of group snapshots. Errors: NotSupported.
@@ -32,16 +32,17 @@ func (c *Client) Groups() (Groups, error) {
 	return Groups{s}, nil
 }
 
-// Take takes a snapshot of each of 1 to meta.MaxGroup volumes, all under one name and as
-// of one moment: if something that was begun in one volume after something in another was
-// acknowledged is in it, that is in it, too, for what clients commit within a second (see
-// Volume.TakeSnapshot; the members count what not). With strict there is no group that
-// would lack any of that. There are all snapshots, or none. While they are taken changes
-// in the volumes wait, for a second at most. Errors: Exists (a group of that name, or a
-// snapshot in one of the volumes), Busy (such a group is being taken), Invalid, NameTooLong
-// and ResourceExceeded, NoSuchVolume, AccessDenied (a grant is not to administer),
-// Unavailable (the volumes could not be held at one moment; or, if it is to be strict, the
-// text says whose files are not in).
+// Take takes a snapshot of each of 1 to meta.MaxGroup volumes, all under one name and as of
+// one moment: if a change began, in any volume, after another change was acknowledged, in any
+// other volume, a group with the later change has the earlier change, too. The guarantee
+// covers bytes that clients commit within a second (see Volume.TakeSnapshot); each member
+// counts the files with uncommitted bytes. With strict, Take fails rather than make a group
+// with such files. Take makes all snapshots or none. Changes in the volumes wait meanwhile,
+// for a second at most. Errors: Exists (a group of that name, or a snapshot in one of the
+// volumes), Busy (a group of that name is being taken), Invalid, NameTooLong and
+// ResourceExceeded, NoSuchVolume, AccessDenied (a grant is not to administer), Unavailable
+// (the volumes could not be held at one moment; or, with strict, the text names the clients
+// with uncommitted bytes).
 func (g Groups) Take(ctx context.Context, name string, strict bool, volumes ...*Volume) (Group, error) {
 	var ids []meta.VolumeID
 	for _, v := range volumes {
@@ -58,7 +59,7 @@ func (g Groups) Take(ctx context.Context, name string, strict bool, volumes ...*
 // Group.State. Errors: AccessDenied (the identity is no administrator).
 func (g Groups) All(ctx context.Context) ([]Group, error) { return g.s.Groups(ctx, 0) }
 
-// Find gives the group of a name that is there. Errors: NotFound.
+// Find returns the complete group of a name. Errors: NotFound.
 func (g Groups) Find(ctx context.Context, name string) (Group, error) {
 	x, err := g.s.Group(ctx, name)
 	if err == nil && x.State != meta.GroupReady {
@@ -70,7 +71,8 @@ func (g Groups) Find(ctx context.Context, name string) (Group, error) {
 	return x, nil
 }
 
-// Delete deletes the snapshots of a group and its record. Those that were deleted before
-// are none of its errors; those that clones need go with the last clone. Errors: NotFound,
-// Busy (it is being taken, or a snapshot is pinned: others may be gone by then).
+// Delete deletes the snapshots of a group and the group's record. Snapshots deleted before
+// cause no error; a snapshot needed by clones is deleted with the last clone. Errors:
+// NotFound, Busy (the group is being taken, or a snapshot is pinned: other snapshots may
+// already be deleted).
 func (g Groups) Delete(ctx context.Context, name string) error { return g.s.DeleteGroup(ctx, name) }
