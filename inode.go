@@ -198,8 +198,8 @@ func (t *table) all(ok func(*inode) bool) []*inode {
 	return l
 }
 
-// evict removes inodes until the table has some room, invalidates the kernel's cache of these
-// inodes and gives their leases back.
+// evict removes inodes until the table has some room, invalidates the removed inodes in the
+// kernel's cache and gives their leases back.
 func (t *table) evict() {
 	victims := t.choose()
 	if len(victims) == 0 {
@@ -222,11 +222,11 @@ func (t *table) evict() {
 			}
 		}
 	}
-	// An inode used meanwhile stays, with its lease: a kernel may have cached it again, and it
-	// may be open by now. If the owner heard a drop of such an inode, it would not count this
-	// client among those with the inode open, and would free the bytes when the last name
-	// goes. Of the others, inodes without a lease are dropped, too: the owner may still count
-	// this client.
+	// An inode used meanwhile stays, with its lease: a kernel may have cached the inode again,
+	// or a program may have opened it. If the owner received a drop of such an inode, the
+	// owner would not count this client among the openers, and would free the bytes when the
+	// last name is removed. Of the others, inodes without a lease are dropped, too: the owner
+	// may still count this client.
 	var gone []inodeKey
 	t.mu.Lock()
 	for _, in := range victims {
@@ -321,8 +321,8 @@ func (t *table) choose() []*inode {
 	return victims
 }
 
-// busyLocked reports that the inode can't leave the table: it is open, dirty, being recalled,
-// or has an error that no caller has received yet.
+// busyLocked reports that the inode can't leave the table: the inode is open, dirty, being
+// recalled, or has an error that no caller has received yet.
 func (in *inode) busyLocked() bool {
 	if in.recall != nil {
 		return true
@@ -365,8 +365,8 @@ func (in *inode) cacheableLocked(stamp stamp) bool {
 	return in.lease != meta.LeaseNone && in.low <= stamp.tick && (in.since <= stamp.tick || stamp.granted(in.ino))
 }
 
-// learnLocked takes attributes from a reply. It reports whether these attributes, or newer
-// ones, are cached now.
+// learnLocked takes attributes from a reply. It reports whether the same or newer attributes
+// are cached now.
 func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
 	if a.Ino != in.ino {
 		return false
@@ -461,8 +461,8 @@ func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.Lease
 	}
 }
 
-// nextEpoch waits for the session that begins after the end of the last one. It returns false
-// if the caller stops waiting, or wants one epoch only.
+// nextEpoch waits for the next session after the end of the last one. It returns false if the
+// caller stops waiting, or accepts only its own epoch.
 func (v *Volume) nextEpoch(ctx context.Context) bool {
 	if v.only.Load() != metaclient.AnyEpoch {
 		return false
@@ -503,7 +503,7 @@ func (v *Volume) doOnce(ctx context.Context, call *Call, op meta.Op, want meta.L
 }
 
 // doBatch sends operations in one frame, as background work, if the epoch has not changed (see
-// metaSession). The stamp is that of all operations; each reply adds its grants.
+// metaSession). All operations share the stamp; each reply adds its grants.
 func (v *Volume) doBatch(ctx context.Context, epoch uint64, ops []batchOp) ([]meta.Result, []error, stamp, error) {
 	c := v.c
 	c.stats.rpcs.Add(1)

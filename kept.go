@@ -18,24 +18,24 @@ import (
 // The state that a client leaves for its successor process.
 //
 // A client with Config.Keep has its write buffer in memory that outlives the process, and
-// notes there which files and chunks it writes, which locks it holds and which volumes it
-// uses. A successor continues the session. To owners, the client was merely silent for a
-// moment, and its leases hold. So
+// notes there the files and chunks being written, the held locks and the volumes in use. A
+// successor continues the session. To owners, the client was merely silent for a moment, and
+// its leases hold. So
 //
 //   - uncommitted bytes are still covered by the exclusive lease under which they were written,
 //     and the successor restores them before it does anything else;
-//   - the kernel's cache is still covered by leases, but the successor does not know of which
+//   - the kernel's cache is still covered by leases, but the successor does not know the leased
 //     inodes: a recall of an inode outside its table makes the kernel forget the inode in any
 //     case;
-//   - an operation that the kernel repeats, because it was never answered, has the same number as
-//     before and gets the first reply.
+//   - an operation without an answer, repeated by the kernel, has the same number as before and
+//     gets the first reply.
 //
 // A successor never appends to a chunk of its predecessor: first the owner seals the chunk
 // (rule 6), which also closes an open-ended extent at the synced length.
 //
-// Bytes that were overwritten are in two blobs, the newer blob above the older. INVARIANT: of
-// two overlapping blobs in Keep, the newer is not forgotten before the older: blobs are
-// restored in order.
+// Overwritten bytes are in two blobs, the newer blob above the older. INVARIANT: of two
+// overlapping blobs in Keep, the newer is not forgotten before the older: blobs are restored
+// in order.
 
 // kept is the client's side of its Keep.
 type kept struct {
@@ -152,9 +152,9 @@ func (k *kept) inOrder(f *file) func() {
 	}
 }
 
-// forgetAll forgets the buffered bytes of a file that is about to be dropped. If the file is
-// not dropped after all, the returned function notes the bytes that are still buffered again,
-// in their old order; its caller holds in's mu.
+// forgetAll forgets the buffered bytes of a file before the file is dropped. If the file is
+// not dropped after all, the returned function notes the remaining buffered bytes again, in
+// their old order; its caller holds in's mu.
 func (k *kept) forgetAll(in *inode) (again func()) {
 	if k.keep == nil {
 		return func() {}
@@ -311,8 +311,8 @@ func (c *Client) Resumed() {
 	}
 }
 
-// Reopen counts an opener of a regular file, as Open does, for a file that a predecessor
-// opened with these flags. It sends no request.
+// Reopen counts an opener of a regular file, as Open does, for a file opened by a predecessor
+// with the same flags. It sends no request.
 func (v *Volume) Reopen(ino meta.Ino, flags uint32) {
 	in := v.node(ino)
 	defer in.put()
@@ -433,7 +433,7 @@ func (c *Client) endLeft(ctx context.Context, v *Volume, id meta.ChunkID) {
 }
 
 // sealLeft asks for a seal without an acknowledged length, as any client may: the chunk keeps
-// all bytes that its replicas have. (EndChunk, for the writer itself, would cut the chunk.)
+// all bytes of its replicas. (EndChunk, the writer's own call, would cut the chunk.)
 func (c *Client) sealLeft(ctx context.Context, v *Volume, id meta.ChunkID) error {
 	c.stats.rpcs.Add(1)
 	_, err := c.kept.session.SealChunk(ctx, v.id, id)
@@ -500,8 +500,8 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone 
 		in.mu.Unlock()
 		return nil
 	}
-	// The predecessor wrote under an exclusive lease, and an owner that recalls it waits for
-	// this client. If the session ends from now on, Expired finds the lease here.
+	// The predecessor wrote under an exclusive lease, and an owner that recalls the lease
+	// waits for this client. If the session ends from now on, Expired finds the lease here.
 	in.lease, in.since = meta.LeaseExclusive, c.table.tick.Add(1)
 	in.mu.Unlock()
 	f, _, err := in.withMap(ctx, meta.LeaseExclusive)
@@ -558,9 +558,9 @@ func (c *Client) lostLeft(in *inode, bytes int) {
 }
 
 // uncertain notes that no lease covers the kernel's cache of the predecessor's time any more,
-// and that the inodes in it are unknown. uncertain makes the kernel forget names, and the
-// pages of open files; it forgets pages of other files when they are opened. Cached attributes
-// expire by themselves: the lease of that time bounded their lifetime.
+// and that the inodes in the cache are unknown. It makes the kernel forget names, and the
+// pages of open files; pages of other files are forgotten when the files are opened. Cached
+// attributes expire by themselves: the lease of the predecessor's time bounded their lifetime.
 func (k *kept) uncertain(v *Volume) {
 	if v.c.cfg.Left == nil {
 		return

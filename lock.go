@@ -9,9 +9,8 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// heldLocks are the advisory locks of this client on a volume. The client claims them again
-// from a restarted owner, and at close(2) knows from them whether there is anything to
-// release.
+// heldLocks are the advisory locks of this client on a volume. The client claims the locks
+// again from a restarted owner, and checks heldLocks at close(2) for locks to release.
 type heldLocks struct {
 	mu sync.Mutex
 	m  map[lockKey][]meta.Lock // in order of Start, without overlap
@@ -31,7 +30,7 @@ type lockKey struct {
 	flock bool
 }
 
-// set records a granted lock: l replaces the locks of the same lock owner that it overlaps.
+// set records a granted lock: l replaces overlapping locks of the same lock owner.
 func (h *heldLocks) set(l meta.Lock) {
 	if l.Flock {
 		l.Start, l.End = 0, 1<<63-1
@@ -92,7 +91,7 @@ func (h *heldLocks) drop(k lockKey) (had bool) {
 // MayLock notes that a predecessor of this process requested POSIX locks for a lock owner. The
 // predecessor may have been killed before it recorded the grant, and the requesting program,
 // too, so that the kernel does not repeat the request. The close of the lock owner then
-// releases whatever the volume's owner has granted.
+// releases every lock that the volume's owner has granted.
 func (v *Volume) MayLock(ino meta.Ino, owner uint64) {
 	if v.frozen() {
 		return
@@ -136,7 +135,7 @@ func (v *Volume) SetLock(ctx context.Context, l meta.Lock, wait bool) error {
 }
 
 // Locked records that the owner set or released a lock. The session's reader goroutine calls
-// it, so that Claims returns the owner's latest decision.
+// Locked, so that Claims returns the owner's latest decision.
 func (c *Client) Locked(id meta.VolumeID, l meta.Lock) {
 	if v := c.lookVolume(id); v != nil {
 		v.locks.set(l)
@@ -155,7 +154,7 @@ func (c *Client) Holds(id meta.VolumeID, ino meta.Ino, owner uint64, flock bool)
 	return slices.Clone(v.locks.m[lockKey{ino, owner, flock}])
 }
 
-// GetLock returns a lock that conflicts with l; Type is LockUnlock if there is none.
+// GetLock returns a lock that conflicts with l. Type LockUnlock: no lock conflicts.
 func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
 	if v.frozen() {
 		return v.view.locks.get(l), nil
@@ -164,9 +163,9 @@ func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
 	return v.c.sess.GetLock(ctx, v.id, l)
 }
 
-// closeLocks releases the POSIX locks of a lock owner, if it took any through this client.
-// With again, it always sends the release: a predecessor may have been killed after the grant
-// of a lock and before it recorded the lock.
+// closeLocks releases the POSIX locks of a lock owner, if any were taken through this client.
+// With again, closeLocks always sends the release: a predecessor may have been killed after
+// the grant of a lock and before recording the lock.
 func (v *Volume) closeLocks(ctx context.Context, ino meta.Ino, owner uint64, again bool) error {
 	if v.frozen() {
 		v.view.locks.drop(ino, owner)

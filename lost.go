@@ -43,8 +43,8 @@ func (l *lostNames) taken(ino meta.Ino) error {
 	return err
 }
 
-// takenAll returns once that any inode lost changes. The fsync of each inode still returns its
-// own error.
+// takenAll returns, once, the error of lost changes of any inode. The fsync of each inode
+// still returns the inode's own error.
 func (l *lostNames) takenAll() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,10 +53,10 @@ func (l *lostNames) takenAll() error {
 	return err
 }
 
-// Lost tells that answered, unsynced changes of these inodes may be gone: the session expired
-// before their owner journaled them. A call of Expired follows. Descriptors of these inodes
-// get the error at the next write, fsync or close; without a descriptor, fsync of a directory
-// returns it (rule 3). A goroutine of the session calls Lost.
+// Lost notes that answered, unsynced changes of inos may be gone: the session expired before
+// the owner journaled the changes. A call of Expired follows. Descriptors of the inodes get
+// the error at the next write, fsync or close; without a descriptor, fsync of a directory
+// returns the error (rule 3). A goroutine of the session calls Lost.
 func (c *Client) Lost(id meta.VolumeID, inos []meta.Ino, cause error) {
 	v := c.lookVolume(id)
 	if v == nil {

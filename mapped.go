@@ -11,16 +11,16 @@ import (
 //
 // Pages of shared mappings.
 //
-// A program that stores into a shared mapping makes a page of the kernel dirty, and the client
-// does not hear of the page before the kernel writes it back: seconds later, or when an
-// invalidation asks for it. Until then the page may hold bytes that no other client can see.
-// So before the client gives a lease back, the kernel writes back its dirty pages (Launder),
-// and the pages go into the file under the lease that still holds; other clients change the
-// file after that. A page that comes too late, after the end of its session, is refused with
-// an error: it would overwrite later writes of other clients.
+// A program that stores into a shared mapping makes a page of the kernel dirty. The client
+// learns of the page only when the kernel writes the page back: seconds later, or when an
+// invalidation demands the write. Until then the page may hold bytes invisible to other
+// clients. So before the client gives a lease back, the kernel writes back its dirty pages
+// (Launder), and the client puts the pages into the file under the lease; other clients change
+// the file later. A page received after the end of its session is refused with an error: the
+// page would overwrite later writes of other clients.
 //
-// A page never extends a file. The kernel writes pages up to the file size that it knows, and
-// another client may have truncated the file since.
+// A page never extends a file. The kernel writes pages up to the file size known to the
+// kernel, and another client may have truncated the file since.
 
 // Launderer is a Notifier for kernels with shared mappings.
 type Launderer interface {
@@ -48,8 +48,8 @@ func (c *Client) mayBeDirty(v meta.VolumeID, ino meta.Ino) Launderer {
 // the pages of one file may exceed the write buffer.
 const pageFlush = 20 * time.Millisecond
 
-// pageFlushMax bounds a wait for another operation of this client on the file, because that
-// operation may itself wait for the end of the recall.
+// pageFlushMax bounds a wait for another operation of this client on the file: the operation
+// may itself wait for the end of the recall.
 const pageFlushMax = 2 * time.Second
 
 // flushPages commits written-back pages, if there are any.

@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Mirror is what is known of a mirror; MirrorRound is one copy of a snapshot.
+// Mirror is the record of a mirror; MirrorRound is one copy of a snapshot.
 type (
 	Mirror      = meta.Mirror
 	MirrorRound = meta.MirrorRound
@@ -33,11 +33,10 @@ type mirrorSession interface {
 
 var _ mirrorSession = session{}
 
-// Mirrors administers the mirrors whose targets are in the cluster that a client
-// is connected to. A mirror's target is a volume that holds what another one, the
-// source, held at one of its snapshots: readers see the last snapshot that was
-// copied completely and checked, and go to the next one at once. Only the mirror
-// writes it. RunMirrors does the copying.
+// Mirrors administers the mirrors with targets in the client's cluster. A mirror's target is a
+// volume with the contents of a snapshot of another volume, the source. Readers see the last
+// snapshot that was copied completely and checked, and switch to the next at once. Only the
+// mirror writes the target. RunMirrors copies.
 type Mirrors struct {
 	c *Client
 	s mirrorSession
@@ -106,9 +105,9 @@ func (m Mirrors) change(ctx context.Context, target meta.VolumeID, change func(*
 
 // MirrorPlan says what is to be mirrored, to where.
 type MirrorPlan struct {
-	Source *Volume // of this cluster or another one
-	// At says how whoever copies reaches the source's cluster; its addresses are
-	// empty for a volume of the target's cluster.
+	Source *Volume // of this cluster or another
+	// At says how the copying process reaches the source's cluster. Its addresses are empty
+	// for a volume of the target's cluster.
 	At     meta.MirrorSource
 	Target string      // name of the volume that is made
 	Policy meta.Policy // of it
@@ -142,7 +141,7 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	r := Mirror{Version: meta.MirrorVersion, Name: "mirror-" + hex.EncodeToString(b[:]), Target: made.ID, State: meta.MirrorPaused,
 		Source: p.At, Every: p.Every, Rate: p.Rate, Keep: p.Keep}
 	r.Source.Volume, r.Source.ID = p.Source.name, p.Source.id
-	// The record comes first: what has one can be deleted whatever it is.
+	// The record comes first: a target with a record can be deleted in any state.
 	if r, err = m.s.PutMirror(ctx, r); err != nil {
 		return r, fmt.Errorf("volume %s was made, but is no mirror's target: delete it: %w", p.Target, err)
 	}
@@ -164,8 +163,8 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	return r, err
 }
 
-// Pause stops copying. A round that is under way stops within seconds; readers
-// go on. Errors: Invalid (it was promoted).
+// Pause stops copying. A round under way stops within seconds; readers continue. Errors:
+// Invalid (the mirror was promoted).
 func (m Mirrors) Pause(ctx context.Context, target string) (Mirror, error) {
 	return m.want(ctx, target, meta.MirrorPaused)
 }
@@ -213,11 +212,11 @@ func (m Mirrors) Sync(ctx context.Context, target string) (Mirror, error) {
 // awaitPoll is how often Await looks.
 const awaitPoll = 200 * time.Millisecond
 
-// Await waits until the round is complete, and shown, that Sync, which gave asked,
-// asked for. A round that fails is tried again, for as long as ctx lasts: failing, if
-// not nil, is told why, and again when that is another reason. It gives the mirror as
-// it was seen last. Errors: Canceled (the mirror was paused or promoted), Interrupted
-// (ctx ended), and those of Find.
+// Await waits until readers see the complete round that Sync, which returned asked, requested.
+// A failed round is repeated until ctx ends. Await calls failing, if not nil, with the reason
+// of a failure, and again when the reason changes. It returns the last state of the mirror.
+// Errors: Canceled (the mirror was paused or promoted), Interrupted (ctx ended), and those of
+// Find.
 func (m Mirrors) Await(ctx context.Context, asked Mirror, failing func(why string)) (Mirror, error) {
 	for r, told := asked, ""; ; {
 		if r.Heard >= asked.Asked && r.Round == nil {
@@ -271,11 +270,11 @@ func shown(r *Mirror) string {
 	return emptySnapshot(r)
 }
 
-// fillWait is how long the one that fills a target may take to let go.
+// fillWait bounds the wait for the process that fills a target to release the right to fill.
 const fillWait = 2 * time.Minute
 
-// fill takes the right to change a mirror's target, which one session has.
-// Errors: WouldBlock (another one has it).
+// fill takes the right to change a mirror's target. One session at a time has the right.
+// Errors: WouldBlock (another session has the right).
 func (v *Volume) fill(ctx context.Context, owner uint64, wait bool) error {
 	return v.SetLock(ctx, meta.Lock{Ino: meta.MirrorLock, Owner: owner, Type: meta.LockWrite, Flock: true, End: 1<<63 - 1}, wait)
 }
@@ -284,13 +283,14 @@ func (v *Volume) unfill(ctx context.Context, owner uint64) error {
 	return v.SetLock(ctx, meta.Lock{Ino: meta.MirrorLock, Owner: owner, Type: meta.LockUnlock, Flock: true, End: 1<<63 - 1}, false)
 }
 
-// fillTries is how often what needs the right to fill is begun, if it says that the
-// right was lost.
+// fillTries is how often filling runs a function that fails because the right to fill was
+// lost.
 const fillTries = 3
 
-// filling runs fn with the right to change a mirror's target, once whoever has it
-// let go. fn may end the session in the volume, and so the right; if it fails since
-// the right was lost, it runs again. Errors: Busy (who fills it does not let go), fn's.
+// filling runs fn with the right to change a mirror's target, after the last holder has
+// released the right. fn may end the session in the volume, and the right with the session. If
+// fn fails because the right was lost, fn runs again. Errors: Busy (the holder keeps the
+// right), fn's.
 func (v *Volume) filling(ctx context.Context, fn func() error) (err error) {
 	for range fillTries {
 		if err = v.fillOnce(ctx, fn); meta.KindOf(err) != meta.ReadOnly {
@@ -320,11 +320,11 @@ func (v *Volume) fillOnce(ctx context.Context, fn func() error) error {
 	return err
 }
 
-// Promote makes the target a volume like others, with what its readers see: what
-// was copied of a round that is under way goes. The mirror stays known, so that
-// Resync and Reverse can go on from there. What an error interrupts is done when
-// it is called again; until then the mirror is paused. Errors: Busy, Invalid (it
-// was promoted before).
+// Promote makes the target an ordinary volume with the contents that readers see; data of a
+// round under way is removed. The mirror's record stays, so that Resync and Reverse can
+// continue from the last snapshot. After an error, the caller calls Promote again to complete
+// the promotion; until then the mirror is paused. Errors: Busy, Invalid (the mirror was
+// promoted before).
 func (m Mirrors) Promote(ctx context.Context, target string) (Mirror, error) {
 	v, err := m.c.Volume(ctx, target)
 	if err != nil {
@@ -342,18 +342,21 @@ func (m Mirrors) Promote(ctx context.Context, target string) (Mirror, error) {
 	return m.release(ctx, v)
 }
 
-// release makes a target a volume like others. It may end at any point and be
-// called again:
+// release makes a target an ordinary volume. release may end at any point and be called again:
 //
-//  1. Paused: who fills it lets go.
-//  2. Promoting, written by who has the right to fill: whoever gets that right
-//     later finds this state, and fills nothing.
-//  3. What is filled beyond what readers see is rolled back, and then the record
-//     has no round any more. That the target still refuses writers is what makes
-//     it safe to do so twice. The owner rolls nothing back that is no target: who
-//     sleeps before it asks for that may wake when another one did all of this.
-//  4. The owner shows nothing any more: the volume can be written. From here on
-//     nothing is rolled back.
+// 1. Paused: the process that fills the target releases the right to fill. 2. Promoting,
+// written under the right to fill: a later holder of the right finds this state,
+//
+//	and fills nothing.
+//
+// 3. The owner rolls back data beyond the snapshot that readers see. Then the record has no
+// round
+//
+//	any more. A repeated rollback is safe because the target still refuses writers. The owner
+//	rolls back only a target: a process that sleeps before its request may wake after another
+//	process has done all steps.
+//  4. The owner shows no snapshot any more: the volume can be written. From here on nothing is
+//     rolled back.
 //  5. Promoted.
 func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 	r, err := m.change(ctx, v.id, func(r *Mirror) error {
@@ -367,7 +370,7 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 	}
 	if err := v.filling(ctx, func() error {
 		r, err := m.change(ctx, v.id, func(r *Mirror) error {
-			if r.State != meta.MirrorPromoted { // a Resync that failed: what was written stays, if it is there
+			if r.State != meta.MirrorPromoted { // Promoted: a Resync failed, and existing writes stay
 				r.State = meta.MirrorPromoting
 			}
 			return nil
@@ -385,7 +388,7 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 			}
 		}
 		_, err = m.change(ctx, v.id, func(r *Mirror) error {
-			if n := r.Round; n != nil && n.Snapshot == s.Name { // it was shown, and who did that could not say so
+			if n := r.Round; n != nil && n.Snapshot == s.Name { // shown, by a process that ended before it could record so
 				if s.Digest != nil {
 					n.Digest = s.Digest.Digest
 				}
@@ -415,8 +418,8 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 	return m.change(ctx, v.id, func(r *Mirror) error { r.State, r.Round = meta.MirrorPromoted, nil; return nil })
 }
 
-// Resync makes a promoted target one again: what was written to it since goes.
-// Its sessions end. Errors: Invalid (it was not promoted).
+// Resync makes a promoted volume a target again: writes since the promotion are removed, and
+// the volume's sessions end. Errors: Invalid (the mirror was not promoted).
 func (m Mirrors) Resync(ctx context.Context, target string) (Mirror, error) {
 	v, err := m.c.Volume(ctx, target)
 	if err != nil {
@@ -447,8 +450,8 @@ func (m Mirrors) Resync(ctx context.Context, target string) (Mirror, error) {
 	})
 }
 
-// become makes a volume a target that holds what one of its snapshots does. First
-// it refuses writers, then their sessions end, and what they wrote goes.
+// become makes a volume a target with the contents of one of the volume's snapshots. The owner
+// first refuses writers. Then the writers' sessions end, and their writes are rolled back.
 func (m Mirrors) become(ctx context.Context, v *Volume, snapshot string) error {
 	if err := v.filling(ctx, func() error { return m.s.ShowSnapshot(ctx, v.id, snapshot) }); err != nil {
 		return err
@@ -456,13 +459,12 @@ func (m Mirrors) become(ctx context.Context, v *Volume, snapshot string) error {
 	return v.filling(ctx, func() error { return m.s.RollBackTarget(ctx, v.id, snapshot) })
 }
 
-// Reverse turns a promoted mirror around: the source, which is a volume of the
-// cluster of m, becomes the target of the volume that was its mirror; what was
-// written to it since the last complete round goes, and its sessions end. old
-// administers the mirror as it was; at says how whoever copies reaches the new
-// source. Errors: Invalid (it was not promoted), Busy (the source is, or was, the
-// target of another mirror), NoSuchSnapshot (the source does not have the
-// snapshot that both had any more).
+// Reverse turns a promoted mirror around: the source, a volume of the cluster of m, becomes
+// the target of its former mirror. Writes to the source since the last complete round are
+// removed, and the source's sessions end. old administers the former mirror; at says how the
+// copying process reaches the new source. Errors: Invalid (the mirror was not promoted), Busy
+// (the source is, or was, the target of another mirror), NoSuchSnapshot (the source no longer
+// has the snapshot of the last complete round).
 func (m Mirrors) Reverse(ctx context.Context, old Mirrors, target string, at meta.MirrorSource) (Mirror, error) {
 	const op = "reverse mirror"
 	to, err := old.c.Volume(ctx, target)
@@ -497,7 +499,7 @@ func (m Mirrors) Reverse(ctx context.Context, old Mirrors, target string, at met
 		return was, meta.E(op, meta.Busy, v.name, fmt.Errorf("volume %s has a mirror of its own, from %s: 'penstock mirror delete' comes first", v.name, there.Source.Volume))
 	case there.State == meta.MirrorRunning: // an earlier try got as far
 		return there, old.s.DropMirror(ctx, was.Target)
-	default: // one got not as far, or it is from when it was the target before
+	default: // left by an incomplete try, or by the time as a target
 		r.Revision = there.Revision
 	}
 	if _, err := m.s.PutMirror(ctx, r); err != nil {
@@ -512,9 +514,10 @@ func (m Mirrors) Reverse(ctx context.Context, old Mirrors, target string, at met
 	return r, old.s.DropMirror(ctx, was.Target)
 }
 
-// Delete forgets a mirror. Its target stays, a volume like others, as Promote
-// makes it. src is a client of the source's cluster, where the mirror's snapshots
-// are deleted; nil leaves them: their pins run out. Errors: as Promote.
+// Delete forgets a mirror. The target stays, as an ordinary volume with the contents that
+// Promote would leave. src is a client of the source's cluster, where Delete deletes the
+// mirror's snapshots. With src nil the snapshots stay until their pins expire. Errors: as
+// Promote.
 func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
 	v, err := m.c.Volume(ctx, target)
 	if err != nil {
@@ -547,9 +550,9 @@ func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
 	return m.s.DropMirror(ctx, r.Target)
 }
 
-// dropMirrored deletes the snapshots of a mirror but the last that is complete
-// and keep-1 before it, and those that others pinned; with keep 0, all. What is
-// newer belongs to a round under way, perhaps of another process by now.
+// dropMirrored deletes the snapshots of a mirror, except the last complete snapshot, the
+// keep-1 before, and those pinned by other holders; with keep 0, all. Newer snapshots belong
+// to a round under way, perhaps of another process by now.
 func (v *Volume) dropMirrored(ctx context.Context, r *Mirror, keep int) error {
 	l, err := v.listSnapshots(ctx)
 	if err != nil {

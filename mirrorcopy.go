@@ -342,8 +342,8 @@ type mirrorName struct {
 	deep int // how far from the root
 }
 
-// turns splits all into groups that run one after the other, so that no group has two items of
-// the same inode.
+// turns splits all into groups that run one after the other. No group has two items of the
+// same inode.
 func turns[T any](all []T, ino func(T) meta.Ino) (out [][]T) {
 	seen := map[meta.Ino]int{}
 	for _, x := range all {
@@ -660,7 +660,7 @@ func (m *mirrorCopy) fill(ctx context.Context, f mirrorFile) error {
 		}
 	}
 	if rest != nil {
-		// Beside the files that come next: it mostly waits for disks.
+		// rest runs beside the next files, because it mostly waits for disks.
 		whole := f
 		m.late.Go(func() {
 			err := rest()
@@ -691,8 +691,8 @@ func (m *mirrorCopy) written(ctx context.Context, f mirrorFile) error {
 	}
 }
 
-// fillData copies what differs. If rest is not nil, the contents are there when that
-// was called and gave no error.
+// fillData copies the differing ranges. If rest is not nil, the contents are complete only
+// after a call of rest without an error.
 func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) (rest func() error, _ error) {
 	data, holes, err := m.ranges(ctx, f, t)
 	if err != nil {
@@ -739,7 +739,7 @@ func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) 
 		if err == nil || ctx.Err() != nil || b.failed == nil || !bulkAgain(err) {
 			return err // the source's own error is no better the second time
 		}
-		// A chunk failed: what was in it the ordinary way, which tries others, with pauses.
+		// A chunk failed: Write copies the rest, which tries other chunks, with pauses.
 		m.again.Lock() // one file at a time: there may be hundreds
 		defer m.again.Unlock()
 		m.dst.c.log.Info("a file of a mirror is written once more", "file", m.dst.subject(b.in.ino), "from", b.until, "error", err)

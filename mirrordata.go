@@ -11,7 +11,7 @@ import (
 )
 
 //
-// Which bytes of a mirror's file differ from its base, and how they are copied.
+// Which bytes of a mirror's file differ from the base, and how the bytes are copied.
 
 // span is the bytes [lo, hi) of a file.
 type span struct{ lo, hi uint64 }
@@ -276,8 +276,8 @@ func (p *pace) set(rate uint64) {
 	}
 }
 
-// turn adds n bytes to the queue and returns the position that wait awaits: the bytes before
-// them have passed.
+// turn adds n bytes to the queue and returns the position for wait: the position is reached
+// when all bytes queued earlier have passed.
 func (p *pace) turn(n uint64) (at float64) {
 	if p == nil {
 		return 0

@@ -43,9 +43,9 @@ const (
 	mirrorDigest = time.Minute
 )
 
-// RunMirrors runs the mirrors of a cluster until ctx ends: all that are not paused and that no
-// other process runs. Any number of processes may call it; each mirror is run by one of them.
-// RunMirrors returns when all work has stopped.
+// RunMirrors runs the mirrors of a cluster until ctx ends, except paused mirrors and mirrors
+// that another process runs. Any number of processes may call RunMirrors; one process runs
+// each mirror. RunMirrors returns when all work has stopped.
 func RunMirrors(ctx context.Context, cfg MirrorConfig) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -185,7 +185,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 	}
 }
 
-// errStopped ends a round that is no longer wanted, or that another process runs.
+// errStopped ends a round of a paused mirror, or of a mirror that another process runs.
 var errStopped = errors.New("the mirror was paused, or another process runs it")
 
 // wanted tells whether the mirror is to be run. Errors: errStopped.
@@ -328,8 +328,8 @@ func (s *mirrorRound) tell(ctx context.Context) error {
 	return err
 }
 
-// begin records the snapshot that is to be copied, unless the record has it. Errors:
-// errStopped (the mirror was paused, or its record changed).
+// begin records the snapshot to copy, unless the record has one. Errors: errStopped (the
+// mirror was paused, or its record changed).
 func (s *mirrorRound) begin(ctx context.Context) error {
 	if s.r.Round == nil {
 		now := time.Now().UTC()
@@ -354,8 +354,8 @@ func (s *mirrorRound) begin(ctx context.Context) error {
 	return nil
 }
 
-// run copies one snapshot or the rest of it, checks and shows it. Each step is recorded
-// before, or visible in the target, so that the process may end at any point.
+// run copies a snapshot, or the rest of a snapshot, checks and shows it. Each step is recorded
+// before, or visible in the target, so the process may end at any point.
 func (s *mirrorRound) run(ctx context.Context) error {
 	w := s.w
 	if now, err := w.dst.shown(ctx); err != nil {
@@ -420,7 +420,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	return nil
 }
 
-// snapshots takes the round's snapshot of the source, if it does not exist, and pins it and
+// snapshots takes the round's snapshot of the source, if missing, and pins the snapshot and
 // the base. It returns the time of the snapshot.
 func (w *mirrorWorker) snapshots(ctx context.Context, r *Mirror) (time.Time, error) {
 	n := r.Round

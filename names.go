@@ -10,8 +10,8 @@ import (
 )
 
 // nameLocks order this client's own changes of one name, so that two replies about a name are
-// never handled in the wrong order. They are held during requests, and no answer to a recall
-// takes a name lock.
+// never handled in the wrong order. A request holds its name locks; the answer to a recall
+// never takes a name lock.
 type nameLocks struct {
 	seed    maphash.Seed
 	stripes [512]sync.Mutex
@@ -47,11 +47,11 @@ func (in *inode) beginChange() {
 }
 
 // endChange records the effect of a change on one name. With an error after which the change
-// may have happened, it forgets the name.
+// may have happened, endChange forgets the name.
 //
 // steady reports that the lease granted with the reply still covers the directory's names.
-// Without it, a cache above may not keep the name: the owner would not tell this client when
-// another client changes the name.
+// Without the lease, a cache above may not keep the name: the owner would not notify this
+// client when another client changes the name.
 func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, err error) (steady bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -164,8 +164,8 @@ func (v *Volume) linkName(ctx context.Context, call *Call, ino, parent meta.Ino,
 }
 
 // link sends Link and waits for the answer even if the caller is killed. A file without a name
-// (O_TMPFILE) may get its first name, and must then not be treated as a file that goes, with
-// its bytes, with its last close.
+// (O_TMPFILE) may get its first name. The client must then not treat the file as one deleted,
+// with its bytes, by its last close.
 func (v *Volume) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Result, stamp, error) {
 	in := v.c.table.peek(v.id, op.Ino)
 	if in == nil {

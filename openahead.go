@@ -12,14 +12,13 @@ import (
 // openAhead fetches the maps of many files at once when many files are being opened: reading a
 // tree of small files then costs one request for some dozens of files, not one for each.
 //
-// It fetches the maps of the files whose inode numbers lie in the same aligned block as the
-// opened file's number: files that were made together are read together, in whatever order.
-// Only inodes with cached attributes are included, so files that were neither listed nor
-// looked up are not.
+// The fetched files have inode numbers in the same aligned block as the opened file: files
+// made together are read together, in any order. Only inodes with cached attributes are
+// included, so files neither listed nor looked up are not.
 //
-// A fetched map counts as used or, if it was dropped before any use, as unused. An epoch of
-// training opens each of many files once, in random order, so most fetched maps wait for long
-// before they are all used. (A bound on the waiting time would call them useless.) The number
+// A fetched map counts as used or, if dropped before any use, as unused. An epoch of training
+// opens each of many files once, in random order, so most fetched maps wait for long before
+// their use. (A bound on the waiting time would count the waiting maps as unused.) The number
 // of waiting maps is bounded. Fetching stops when most of the finished maps were unused, and
 // resumes after many more opens that had to send a request.
 type openAhead struct {

@@ -28,13 +28,13 @@ func (v *Volume) unpinSnapshot(ctx context.Context, name, holder string) error {
 	return err
 }
 
-// Pin keeps the snapshot that is shown here from being deleted, by hand and by schedule, until
-// the holder gives it up or ttl is over: a nanosecond to meta.MaxPinTTL by the clock of the
-// volume's owner, and meta.ClockSkew more. A pin of the holder that lasts longer already stays
-// as it is. It is durable when the call returns. The holder is any text of 1 to 255 bytes.
-// Clients that may read the volume may pin. Errors: NotSupported for a volume that shows no
-// snapshot; NoSuchSnapshot if what is shown was deleted, although another snapshot has its name
-// by now; Invalid, NameTooLong, ResourceExceeded (meta.MaxPins).
+// Pin keeps the snapshot shown by v from being deleted, by hand and by schedule, until the
+// holder releases the pin or ttl is over: a nanosecond to meta.MaxPinTTL by the clock of the
+// volume's owner, and meta.ClockSkew more. A pin of the same holder with a later end stays
+// unchanged. The pin is durable when the call returns. The holder is any text of 1 to 255
+// bytes. Clients that may read the volume may pin. Errors: NotSupported for a volume that
+// shows no snapshot; NoSuchSnapshot if the shown snapshot was deleted, even if another
+// snapshot has its name by now; Invalid, NameTooLong, ResourceExceeded (meta.MaxPins).
 func (v *Volume) Pin(ctx context.Context, holder string, ttl time.Duration) error {
 	if v.view == nil {
 		return meta.E("pin snapshot", meta.NotSupported, v.name, nil)

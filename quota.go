@@ -10,22 +10,22 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 )
 
-// meter is this client's part of a volume's quota: the bytes that the owner promised.
+// meter is this client's part of a volume's quota: the bytes promised by the owner.
 //
-// A promise is idle, or it belongs to the buffered bytes of a file (file.promised), from
-// write(2) until the answer to their commit. Bytes in an open-ended extent, whose end the
-// journal does not know yet, keep their promise, too. A write that finds too few idle bytes
-// asks the owner for the missing bytes and returns the idle ones with the request, so that a
-// waiting client holds no idle bytes.
+// A promise is idle, or belongs to the buffered bytes of a file (file.promised), from write(2)
+// until the answer to their commit. Bytes in an open-ended extent, whose end the journal does
+// not know yet, keep their promise, too. A write that finds too few idle bytes asks the owner
+// for the missing bytes and returns the idle bytes with the request, so that a waiting client
+// holds no idle bytes.
 //
-// left is the promise of a predecessor process, for the bytes that are restored from its
+// left is the promise of a predecessor process, for the bytes restored from the predecessor's
 // memory. The rest of left stays until the ends of the predecessor's files are sealed:
-// appended bytes count from then on, and the owner does not check again whether they fit.
+// appended bytes count from then on, and the owner does not check again whether the bytes fit.
 //
 // mu is a leaf lock: it may be taken under an inode's mutex.
 type meter struct {
 	on atomic.Bool
-	// overwrites: bytes that only snapshots hold count, too, so an overwrite also reserves the
+	// overwrites: bytes held only by snapshots count, too, so an overwrite also reserves the
 	// overwritten bytes, in case a snapshot has them.
 	overwrites atomic.Bool
 
@@ -267,9 +267,9 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 // errVoid: promises became void while more were asked for.
 var errVoid = meta.E("reserve", meta.Again, "", nil)
 
-// room reserves n bytes for a write, or the bytes needed at its place, and nothing if the
-// volume no longer has a quota. Before it reports that the bytes don't fit, it tells the owner
-// of files that were unlinked here a moment ago.
+// room reserves n bytes for a write, or the bytes needed at the write's place, and nothing if
+// the volume no longer has a quota. Before room reports that the bytes don't fit, it notifies
+// the owner of files that were unlinked here a moment ago.
 func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
 	for try := 0; ; try++ {
 		got, err := v.reserve(ctx, n, 0, at)
@@ -342,7 +342,7 @@ func (in *inode) needs(f *file, off, n uint64) uint64 {
 func (in *inode) needsAll(f *file, off, end uint64) uint64 {
 	need := end - off
 	f.m.each(off, end, func(s *segment) bool {
-		// A blob that is being committed has its promise with it.
+		// A blob being committed has its own promise.
 		if b := s.b; b != nil && !b.clean && !b.frozen {
 			need -= min(s.end(), end) - max(s.off, off)
 		}

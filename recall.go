@@ -10,34 +10,35 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// How a lease is given back.
 //
-// A recall is worked off in a goroutine of its own, one at a time for an inode,
-// and never waits for an operation that itself waits for a lease:
+// How the client gives a lease back.
 //
-//  0. If the kernel may have dirty pages of mappings, it writes them back (mapped.go).
-//  1. Of an exclusive lease, writers are held back, and what is buffered is
+// A goroutine handles each recall, one at a time for an inode, and never waits for an
+// operation that itself waits for a lease:
+//
+// 0. If the kernel may have dirty pages of mappings, the kernel writes the pages back
+// (mapped.go). 1. For an exclusive lease, writers are held back, and buffered bytes are
 //     synced and committed.
-//  2. The kernel is told to forget. While it does, reads are still served under
+// 2. The client makes the kernel forget its cache. Meanwhile, reads are still served under
 //     the old lease: the kernel holds a page's lock during a READ, so a READ
-//     that waited for a new lease would block the invalidation for ever.
-//     But a READ that comes after the invalidation has passed its page leaves
-//     stale bytes in the page cache. So ranges read meanwhile are recorded; then
-//     new reads are held back, those in flight end, and just the recorded
-//     ranges are invalidated again, without the pages that held-back reads have
-//     locked: those will be filled anew. A read that comes for a page which is
-//     being invalidated at that moment goes through, and is recorded again.
-//  3. The lease is lowered, what was cached is forgotten, the owner is told,
-//     and the held-back go on: they ask for a lease again.
+//     waiting for a new lease would block the invalidation for ever.
+//     But a READ received after the invalidation has passed its page leaves
+//     stale bytes in the page cache. So ranges read meanwhile are recorded. Then
+//     new reads are held back, reads in flight end, and just the recorded
+//     ranges are invalidated again, except pages locked by held-back reads:
+//     the held-back reads fill these pages anew. A read of a page during the
+//     page's invalidation is served, and is recorded again.
+// 3. The client lowers the lease, forgets cached state and notifies the owner.
+//     The held-back operations continue and ask for a lease again.
 //
-// An owner that takes a snapshot asks for a moment only. What can't be committed by
-// then is kept, with the lease: the writers go on, and the bytes are committed like
-// all others, later. The file is in the snapshot as it was synced last. How the others
-// get their leases again: barred.go.
+// An owner that takes a snapshot waits only for a moment. Bytes not committed by then stay
+// buffered, with the lease: the writers continue, and the bytes are committed later, like all
+// others. The snapshot has the last synced state of the file. How the other inodes get their
+// leases again: barred.go.
 
 // Bounds of a recall.
 const (
-	recallGrace = 50 * time.Millisecond // for a writer that waited for this lease, to use it once
+	recallGrace = 50 * time.Millisecond // for a writer that waited for the lease, to use the lease once
 	recallTries = 10 * time.Second      // time of flushing before the client gives up bytes that can never be committed
 )
 
@@ -189,9 +190,9 @@ func (in *inode) serveRecalls() {
 	}
 }
 
-// giveBackClean lowers an exclusive lease to a shared one if there is nothing to commit and
-// nothing to wait for. The client may hold very many such leases, of closed files that it made
-// a moment ago. barrier: the recall is part of a snapshot's barrier. The caller holds mu.
+// giveBackClean lowers an exclusive lease to a shared lease if nothing is to be committed or
+// awaited. The client may hold very many such leases, of closed files made a moment ago.
+// barrier: the recall is part of a snapshot's barrier. The caller holds mu.
 func (in *inode) giveBackClean(barrier bool) bool {
 	f := in.file
 	if f != nil && (f.want > 0 || f.gate > 0 || f.leftFor(flushClose)) {
@@ -274,7 +275,7 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 	if f := in.file; f != nil {
 		f.changed() // before the file may be forgotten, so that waiting goroutines look again
 	}
-	mine := v.epoch.Load() == ask.epoch // else the lease is void, or will be in a moment, and there may be a new one
+	mine := v.epoch.Load() == ask.epoch // else the lease is void, or will be soon; a new lease may exist
 	if mine {
 		in.lowerLocked(keep)
 	}
@@ -329,8 +330,8 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 }
 
 // Claims returns this client's leases and locks in a volume, for an owner that has lost them,
-// and the files that are open without a lease: the owner keeps such a file when its last name
-// goes. The session holds its own lock meanwhile, so Claims makes no calls on the session.
+// and the files open without a lease, which the owner keeps when their last name is removed.
+// The session holds its own lock meanwhile, so Claims makes no calls on the session.
 func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Lock) {
 	v := c.lookVolume(id)
 	if v == nil {
@@ -500,9 +501,9 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 	}
 }
 
-// closeEnd makes the owner close a file's open end, if it has one: only the chunk may know of
-// bytes that an fsync acknowledged, and the next holder of the lease must find them. It
-// returns whether no open end is left.
+// closeEnd makes the owner close a file's open end, if any: only the chunk may know of bytes
+// acknowledged by an fsync, and the next holder of the lease must find the bytes. It returns
+// whether no open end is left.
 func (in *inode) closeEnd(ctx context.Context) bool {
 	in.mu.Lock()
 	f := in.file

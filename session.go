@@ -9,14 +9,14 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 )
 
-// metaSession is what this package needs of a session with the owners of
-// volumes; meta/client has it. Grants and recalls come to the Client's Granted,
-// Recall and Expired in wire order.
+// metaSession is the part of meta/client's session with the owners of volumes that this
+// package needs. The session passes grants and recalls to the Client's Granted, Recall and
+// Expired in wire order.
 type metaSession interface {
-	// Do asks for one operation, in one epoch only as DoBatch says. If ctx ends, a change
-	// is asked to be given up, and Do returns when it is known what became of it. A read
-	// may be left; over is called once, when nothing of the operation comes any more, no
-	// grant either.
+	// Do requests one operation, in one epoch only as DoBatch says. If ctx ends, Do asks the
+	// owner to give up a change, and returns when the outcome is known. A read may be left
+	// unanswered. Do calls over once, when neither an answer nor a grant of the operation can
+	// follow any more.
 	Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error)
 	// DoBatch fails with SessionExpired, without doing anything, if the session has expired in
 	// the volume since epoch (Volume.epoch), unless epoch is metaclient.AnyEpoch.
@@ -66,8 +66,8 @@ type volumeInfo struct {
 	Policy meta.Policy
 }
 
-// chunkIO is the part of chunkserver/client that this package uses; the promises are
-// documented there.
+// chunkIO is the part of chunkserver/client used by this package; chunkserver/client documents
+// the promises.
 type chunkIO interface {
 	NewWriter(g meta.ChunkGrant) chunkWriter
 	ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error

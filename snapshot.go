@@ -42,8 +42,8 @@ const (
 	snapshotsAge = time.Second
 	// viewCheck is the interval at which a client with views fetches the list of snapshots.
 	viewCheck = 30 * time.Second
-	// maxViews bounds the snapshots that one client can show at once: three of four numbers,
-	// so that a search for a free number is short.
+	// maxViews bounds the snapshots that one client can show at once: three quarters of the
+	// numbers, so that a search for a free number is short.
 	maxViews = meta.Views / 4 * 3
 )
 
@@ -171,8 +171,8 @@ func (v *Volume) snapshotsChanged() {
 	v.snapshots.asked = time.Time{}
 }
 
-// snapshotsSince returns a list that is at most as old as age, and whether it was fetched by
-// this call.
+// snapshotsSince returns a list of an age of at most age. fresh reports that the call fetched
+// the list.
 func (v *Volume) snapshotsSince(ctx context.Context, age time.Duration) (l []meta.Snapshot, fresh bool, err error) {
 	n := &v.snapshots
 	n.mu.Lock()
@@ -201,8 +201,8 @@ func (v *Volume) snapshotsSince(ctx context.Context, age time.Duration) (l []met
 	return l, true, nil
 }
 
-// endViews ends the views whose snapshots are missing in the list l, if they were opened
-// before the list was requested.
+// endViews ends the views of snapshots missing in the list l, except views opened after the
+// list was requested.
 func (v *Volume) endViews(asked time.Time, l []meta.Snapshot) {
 	for _, w := range v.c.openVolumes() {
 		if w.view == nil || w.view.of != v || w.view.born.After(asked) {
@@ -225,11 +225,11 @@ func (v *Volume) ViewID(at meta.Generation) meta.VolumeID {
 	return v.c.views.find(viewKey{v.id, at})
 }
 
-// Ended reports that this is the view of a deleted snapshot, or of a volume that the client
-// may no longer read. Such a view shows nothing and never will.
+// Ended reports that v is the view of a deleted snapshot, or of a volume that the client may
+// no longer read. Such a view shows nothing and never will.
 func (v *Volume) Ended() bool { return v.view != nil && v.view.gone.Load() }
 
-// Turn counts the snapshots that had this view's number before, in this client and its
+// Turn counts the earlier snapshots with this view's number, in this client and its
 // predecessors. The pair of number and turn names one snapshot for ever.
 func (v *Volume) Turn() uint32 {
 	if v.view == nil {
@@ -368,8 +368,8 @@ func (c *Client) watchViews() {
 	}
 }
 
-// ViewHolder is a Notifier that can tell whether the layer above the client still refers to an
-// inode of an ended view. It must not keep anything of a view that it does not refer to: the
+// ViewHolder is a Notifier that can report whether the layer above the client still refers to
+// an inode of an ended view. The layer must keep nothing of a view without references: the
 // view's number may soon stand for another snapshot.
 type ViewHolder interface {
 	HoldsView(v meta.VolumeID) bool
@@ -500,7 +500,7 @@ func (v *Volume) end() {
 	c.spawn(tell)
 }
 
-// drop unpins an inode and takes it out of the table unless another operation uses it.
+// drop unpins an inode and takes it out of the table unless another operation uses the inode.
 func (t *table) drop(in *inode) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -32,7 +32,8 @@ func (v *Volume) snapshotSession() (snapshotSession, error) {
 	return s, nil
 }
 
-// takeSnapshot keeps the volume as it is now under a name. Errors: those of CreateSnapshot.
+// takeSnapshot takes a snapshot of the volume's present state. Errors: those of
+// CreateSnapshot.
 func (v *Volume) takeSnapshot(ctx context.Context, name string) error {
 	s, err := v.snapshotSession()
 	if err != nil {
@@ -67,8 +68,8 @@ func (v *Volume) deleteSnapshot(ctx context.Context, name string) error {
 	return err
 }
 
-// diffSnapshots calls fn with what changed from one snapshot to a later one, or with to
-// empty to the volume as it is committed now; exact, if a copy is to be made equal. Errors:
+// diffSnapshots calls fn with each change from one snapshot to a later one, or, if to is
+// empty, to the committed state of the volume. exact: a copy is to be made equal. Errors:
 // those of DiffSnapshots, and fn's.
 func (v *Volume) diffSnapshots(ctx context.Context, from, to string, exact bool, fn func(meta.Change) error) error {
 	s, err := v.snapshotSession()

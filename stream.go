@@ -35,8 +35,9 @@ func (s *segment) streamable(at uint64) bool {
 	return s.b != nil && s.b.cw == nil && s.b.busy == 0 && s.off == at && s.pos == 0 && s.n == blockSize && len(s.b.data) == blockSize
 }
 
-// stream appends the full blocks of a file to its own chunk as they are written, so that a
-// later sync has little left to do. It leaves failures to the flush, which has the retries.
+// stream appends each full block of a file to the file's own chunk soon after the write, so
+// that a later sync has little left to do. Failures are left to the flush, which has the
+// retries.
 func (v *Volume) stream(in *inode) {
 	ctx := v.c.ctx
 	for {

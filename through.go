@@ -9,11 +9,11 @@ import (
 )
 
 //
-// A change whose caller is killed may have been done, or may be done late. Its effects are
-// cached by this client and by the kernel, under leases of this client, which no owner recalls
-// for the client's own change. So the caller returns, but the goroutine that handles the
-// answer stays: it keeps its name locks and turns until the owner has reported the outcome of
-// the change, and then makes the kernel forget what it may have cached meanwhile.
+// A change whose caller is killed may have been done, or may be done late. The client and the
+// kernel cache the change's effects under leases of the client, and no owner recalls a lease
+// for the holder's own change. So the caller returns, but the goroutine that handles the
+// answer stays: the goroutine keeps its name locks and turns until the owner has reported the
+// outcome, and then makes the kernel forget state cached meanwhile.
 
 // none is the result of operations that return only an error.
 type none struct{}
@@ -24,7 +24,7 @@ const killedWait = time.Second
 
 // through runs fn, which requests a change of a volume, to its end, although the caller may
 // return earlier with Interrupted. untaken then undoes effects that only a caller could end,
-// for example that a file is open; nil: there are none.
+// for example an opened file; nil: the change has no such effects.
 func through[T any](ctx context.Context, v *Volume, call *Call, fn func(call *Call) (T, error), untaken func(T)) (T, error) {
 	if ctx.Done() == nil || ctx == v.c.ctx {
 		return fn(call)
@@ -78,7 +78,7 @@ func through[T any](ctx context.Context, v *Volume, call *Call, fn func(call *Ca
 	return nothing, meta.E("call", meta.Interrupted, v.name, context.Cause(ctx))
 }
 
-// changedLate makes the kernel forget inodes that changed after their request was answered.
+// changedLate makes the kernel forget inodes changed after the answer to their request.
 func (v *Volume) changedLate(results []*meta.Result) {
 	n := v.c.cfg.Notify
 	if n == nil {

@@ -105,8 +105,8 @@ func (c *Client) Unsynced() []Unsynced {
 // errAbandoned is the cause of a loss of bytes that an operator gave up.
 var errAbandoned = errors.New("an operator gave it up before it was durable")
 
-// Abandon gives up all bytes of the volume that are not durable, and returns what was given
-// up. Only an operator asks for it. Programs with one of the files open get EIO from the next
+// Abandon discards all bytes of the volume that are not durable, and returns their number.
+// Only an operator requests it. Programs with a discarded file open get EIO from the next
 // write, fsync and close.
 func (v *Volume) Abandon() Unsynced {
 	var lost Unsynced

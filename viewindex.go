@@ -399,7 +399,7 @@ func (v *Volume) copyIndex(ctx context.Context, a *admin.SnapshotIndex, f *os.Fi
 }
 
 // keepIndexes removes the least recently used indexes until the others take at most max bytes,
-// and incomplete files that no process fills. Processes that use a removed index keep it
+// and incomplete files that no process fills. A process using a removed index keeps the index
 // mapped.
 func keepIndexes(dir string, max int64, newest string) {
 	list, err := os.ReadDir(dir)

@@ -69,8 +69,8 @@ func (v *Volume) ID() meta.VolumeID { return v.id }
 // Name returns the volume's name at the time of opening; of a view, VOLUME@SNAPSHOT.
 func (v *Volume) Name() string { return v.name }
 
-// Policy returns the volume's policy. The owner tells of changes; a client that the owner can't
-// reach learns of them when it is back.
+// Policy returns the volume's policy. The owner reports changes to the client; a client
+// without a connection to the owner learns of changes after the reconnection.
 func (v *Volume) Policy() meta.Policy {
 	v.refreshPolicy(v.c.ctx)
 	return *v.policy.Load()
@@ -153,8 +153,8 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 
 // setAttr is SetAttr of anything but the size.
 func (v *Volume) setAttr(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
-	// A commit under way carries the times of earlier writes. If it reached the owner after
-	// this change, it would undo the change.
+	// A commit under way carries the times of earlier writes. If the commit reached the owner
+	// after this change, the commit would undo the change.
 	in.mu.Lock()
 	var f *file
 	if in.file != nil {
@@ -206,8 +206,8 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 	err := v.alone(ctx, in, req.Size > 0, func() error {
 		again := func() {}
 		if req.Size == 0 {
-			// If this process were killed, its successor would commit these bytes and then
-			// learn that the truncation was done before.
+			// If the process were killed, its successor would commit the bytes and only then
+			// learn that the truncation came earlier.
 			again = v.c.kept.forgetAll(in)
 		}
 		res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
@@ -490,10 +490,9 @@ func (v *Volume) Seek(ctx context.Context, ino meta.Ino, off int64, whence uint3
 
 // ---- durability
 
-// Flush is close(2) of one descriptor: it releases the POSIX locks of
-// lockOwner and tells what of the file is known to be lost, or not to be durable
-// as something failed (failures.go; ctx may name the Handle). It syncs only on
-// volumes with sync-on-close.
+// Flush is close(2) of one descriptor. It releases the POSIX locks of lockOwner and returns
+// the error of a failure to make the file's bytes durable that the handle has not reported
+// (failures.go; ctx may name the Handle). It syncs only on volumes with sync-on-close.
 func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner uint64) error {
 	unlock := v.closeLocks(ctx, ino, lockOwner, call != nil && call.Resent)
 	in := v.c.table.peek(v.id, ino)
@@ -522,8 +521,8 @@ func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner 
 	return err
 }
 
-// Fsync makes the inode's bytes, and every namespace operation that this
-// client was answered before, durable. ctx may name the Handle.
+// Fsync makes durable the inode's bytes, and every namespace operation of this client answered
+// before the call. ctx may name the Handle.
 func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 	in := v.node(ino)
 	defer in.put()
@@ -537,7 +536,7 @@ func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 		return err
 	}
 	if err := v.journalSync(ctx); err != nil {
-		return err // what else there is to tell is told by the next one
+		return err // the next fsync returns the other pending errors
 	}
 	in.mu.Lock()
 	var err error
@@ -570,9 +569,8 @@ func (v *Volume) journalSync(ctx context.Context) error {
 	}
 }
 
-// SyncAll makes everything that this client did on the volume durable, as
-// syncfs(2) does. Errors: IO when bytes or names that were not synced before are
-// lost; the next call does not tell of them again.
+// SyncAll makes all changes of this client on the volume durable, as syncfs(2) does. Errors:
+// IO when unsynced bytes or names are lost; only one call returns each loss.
 func (v *Volume) SyncAll(ctx context.Context) error {
 	err := v.syncAll(ctx)
 	if e := v.lost.takenAll(); err == nil {
@@ -581,8 +579,8 @@ func (v *Volume) SyncAll(ctx context.Context) error {
 	return err
 }
 
-// FsyncDir makes everything that this client did on the volume durable, the
-// names of a directory among it. Errors: those of SyncAll, of this directory.
+// FsyncDir makes all changes of this client on the volume durable, including the names of a
+// directory. Errors: those of SyncAll, of this directory.
 func (v *Volume) FsyncDir(ctx context.Context, ino meta.Ino) error {
 	err := v.syncAll(ctx)
 	if e := v.lost.taken(ino); err == nil {

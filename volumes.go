@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// VolumeInfo describes a volume to those who administer it; VolumeWords are what
-// is kept of it beside its policy.
+// VolumeInfo describes a volume to an administrator; VolumeWords are the recorded properties
+// of a volume beside its policy.
 type (
 	VolumeInfo  = metaclient.Volume
 	VolumeWords = wire.VolumeWords
@@ -32,10 +32,9 @@ type volumeSession interface {
 
 var _ volumeSession = session{}
 
-// Volumes administers the volumes of the cluster that a client is connected to:
-// it makes, attaches, renames and deletes them. Errors beside those that methods
-// name: AccessDenied (the identity is no administrator, or not of the volume),
-// Unavailable.
+// Volumes administers the volumes of the client's cluster: it makes, attaches, renames and
+// deletes volumes. Each method can also return AccessDenied (the identity is no administrator,
+// or not of the volume) and Unavailable.
 type Volumes struct{ s volumeSession }
 
 // Volumes gives the administration of volumes. Errors: NotSupported.
@@ -63,19 +62,19 @@ func (v Volumes) Create(ctx context.Context, name string, p meta.Policy, words V
 	return v.s.CreateVolume(ctx, name, p, words)
 }
 
-// Set changes a volume's policy, of which the words that words.Only names count
-// (meta.PolicyWords; nil: the policy as a whole), and the other words that are said;
-// what lies elsewhere than the new policy wants is moved in the background. Who
-// names the words takes back nothing that another changes at the same time. Errors:
-// NoSuchVolume, Invalid, ResourceExceeded (labels), NotSupported.
+// Set changes the words of a volume's policy that words.Only names (meta.PolicyWords; nil: the
+// whole policy), and the properties set in words. Data not placed as the new policy demands
+// moves in the background. A caller that names words does not undo another caller's concurrent
+// change of other words. Errors: NoSuchVolume, Invalid, ResourceExceeded (labels),
+// NotSupported.
 func (v Volumes) Set(ctx context.Context, id meta.VolumeID, p meta.Policy, words VolumeWords) (VolumeInfo, error) {
 	return v.s.SetVolume(ctx, id, p, words)
 }
 
-// Attach hangs a volume into the tree at a path whose last name must be free;
-// parents makes the directories above that are missing. That it hangs there
-// already is no error. Errors: Exists (the name is taken, or the volume hangs
-// elsewhere), NotFound, NotDir, Invalid (it would lie below itself).
+// Attach attaches a volume to the tree at a path whose last name must be free. With parents,
+// Attach makes missing parent directories. A volume attached at the path already is no error.
+// Errors: Exists (the name is taken, or the volume is attached elsewhere), NotFound, NotDir,
+// Invalid (the volume would lie below itself).
 func (v Volumes) Attach(ctx context.Context, id meta.VolumeID, path string, parents bool) (VolumeInfo, error) {
 	return v.s.AttachVolume(ctx, id, path, parents)
 }
@@ -91,17 +90,17 @@ func (v Volumes) Rename(ctx context.Context, id meta.VolumeID, name string) (Vol
 	return v.s.RenameVolume(ctx, id, name)
 }
 
-// Delete puts a volume that hangs nowhere into the trash for as long as its trash
-// time; with now, or without a trash time, its bytes are freed at once. Errors:
-// Busy (it is attached), NotEmpty (another is attached in it), NotPermitted.
+// Delete moves a detached volume into the trash for the volume's trash time. With now, or
+// without a trash time, the volume's bytes are freed at once. Errors: Busy (the volume is
+// attached), NotEmpty (another volume is attached in it), NotPermitted.
 func (v Volumes) Delete(ctx context.Context, id meta.VolumeID, now bool) error {
 	return v.s.DeleteVolume(ctx, id, now)
 }
 
-// Undelete takes a volume out of the trash: by number, or with id 0 the one of
-// the name that was deleted last. as is its new name, empty for the old one. It
-// hangs nowhere then. Errors: NoSuchVolume (it is not in the trash),
-// VolumeExists (another has the name by now).
+// Undelete takes a volume out of the trash: by number, or, with id 0, the last deleted volume
+// of the name. as is the volume's new name; empty: the old name. The volume is then detached.
+// Errors: NoSuchVolume (the volume is not in the trash), VolumeExists (another volume has the
+// name by now).
 func (v Volumes) Undelete(ctx context.Context, id meta.VolumeID, name, as string) (VolumeInfo, error) {
 	return v.s.UndeleteVolume(ctx, id, name, as)
 }
