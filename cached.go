@@ -2,7 +2,6 @@ package penstock
 
 import "penstock.io/penstock/meta"
 
-//
 // Answers from memory.
 //
 // A caller that serves many programs with one goroutine (package fuse) must know beforehand

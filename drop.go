@@ -2,7 +2,6 @@ package penstock
 
 import "penstock.io/penstock/meta"
 
-//
 // How the client tells the owner of an inode, neither cached nor open, that the client has no
 // lease on the inode.
 //

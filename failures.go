@@ -6,7 +6,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // A failure to make bytes of a file durable is reported to every handle of the file, by the
 // rules of Linux's errseq_t. The handle's next fsync fails, once. Until then each close of one
 // of the handle's descriptors fails, since the first close may be that of a child process that

@@ -14,7 +14,6 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-//
 // The state that a client leaves for its successor process.
 //
 // A client with Config.Keep has its write buffer in memory that outlives the process, and

@@ -8,7 +8,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // Pages of shared mappings.
 //
 // A program that stores into a shared mapping makes a page of the kernel dirty. The client

@@ -344,17 +344,13 @@ func (m Mirrors) Promote(ctx context.Context, target string) (Mirror, error) {
 
 // release makes a target an ordinary volume. release may end at any point and be called again:
 //
-// 1. Paused: the process that fills the target releases the right to fill. 2. Promoting,
-// written under the right to fill: a later holder of the right finds this state,
-//
-//	and fills nothing.
-//
-// 3. The owner rolls back data beyond the snapshot that readers see. Then the record has no
-// round
-//
-//	any more. A repeated rollback is safe because the target still refuses writers. The owner
-//	rolls back only a target: a process that sleeps before its request may wake after another
-//	process has done all steps.
+//  1. Paused: the process that fills the target releases the right to fill.
+//  2. Promoting, written under the right to fill: a later holder of the right finds this state,
+//     and fills nothing.
+//  3. The owner rolls back data beyond the snapshot that readers see. Then the record has no
+//     round any more. A repeated rollback is safe because the target still refuses writers. The
+//     owner rolls back only a target: a process that sleeps before its request may wake after
+//     another process has done all steps.
 //  4. The owner shows no snapshot any more: the volume can be written. From here on nothing is
 //     rolled back.
 //  5. Promoted.

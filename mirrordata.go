@@ -10,7 +10,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // Which bytes of a mirror's file differ from the base, and how the bytes are copied.
 
 // span is the bytes [lo, hi) of a file.

@@ -10,26 +10,25 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // How the client gives a lease back.
 //
 // A goroutine handles each recall, one at a time for an inode, and never waits for an
 // operation that itself waits for a lease:
 //
-// 0. If the kernel may have dirty pages of mappings, the kernel writes the pages back
-// (mapped.go). 1. For an exclusive lease, writers are held back, and buffered bytes are
-//     synced and committed.
-// 2. The client makes the kernel forget its cache. Meanwhile, reads are still served under
-//     the old lease: the kernel holds a page's lock during a READ, so a READ
-//     waiting for a new lease would block the invalidation for ever.
-//     But a READ received after the invalidation has passed its page leaves
-//     stale bytes in the page cache. So ranges read meanwhile are recorded. Then
-//     new reads are held back, reads in flight end, and just the recorded
-//     ranges are invalidated again, except pages locked by held-back reads:
-//     the held-back reads fill these pages anew. A read of a page during the
-//     page's invalidation is served, and is recorded again.
-// 3. The client lowers the lease, forgets cached state and notifies the owner.
-//     The held-back operations continue and ask for a lease again.
+//  0. If the kernel may have dirty pages of mappings, the kernel writes the pages back
+//     (mapped.go).
+//  1. For an exclusive lease, writers are held back, and buffered bytes are synced and
+//     committed.
+//  2. The client makes the kernel forget its cache. Meanwhile, reads are still served under
+//     the old lease: the kernel holds a page's lock during a READ, so a READ waiting for a new
+//     lease would block the invalidation for ever. But a READ received after the invalidation
+//     has passed its page leaves stale bytes in the page cache. So ranges read meanwhile are
+//     recorded. Then new reads are held back, reads in flight end, and just the recorded
+//     ranges are invalidated again, except pages locked by held-back reads: the held-back
+//     reads fill these pages anew. A read of a page during the page's invalidation is served,
+//     and is recorded again.
+//  3. The client lowers the lease, forgets cached state and notifies the owner. The held-back
+//     operations continue and ask for a lease again.
 //
 // An owner that takes a snapshot waits only for a moment. Bytes not committed by then stay
 // buffered, with the lease: the writers continue, and the bytes are committed later, like all

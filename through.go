@@ -8,7 +8,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // A change whose caller is killed may have been done, or may be done late. The client and the
 // kernel cache the change's effects under leases of the client, and no owner recalls a lease
 // for the holder's own change. So the caller returns, but the goroutine that handles the
