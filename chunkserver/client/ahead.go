@@ -55,16 +55,16 @@ type aheadOf struct {
 	err     error
 	dropped bool // no longer wanted: the fetching goroutine returns the buffer
 
-	held  *call  // its bytes wait in the socket for a reader; nil: they don't
+	held  *call  // the call whose data wait in the socket for a reader; nil: none
 	to    []byte // a reader's memory for the whole piece
 	begun bool   // the destination of the bytes is fixed
-	gone  int    // bytes at its beginning that readers took out of the socket, or are about to take
+	gone  int    // leading bytes that readers took out of the socket, or are about to take
 	part  bool   // a reader is about to take bytes
 }
 
 var aheadPool = sync.Pool{New: func() any { b := make([]byte, aheadPiece); return &b }}
 
-// runOf returns a chunk's run, and begins one if there is none.
+// runOf returns a chunk's run, and begins a missing run.
 func (c *Client) runOf(id meta.ChunkID) *run {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,9 +235,9 @@ func (r *run) takePart(a *aheadOf, to []byte, at int) bool {
 	return ok
 }
 
-// follow chooses the connection of the pieces: over one connection, pieces arrive in the order
-// in which they are read. It never chooses an encrypted connection: one goroutine decrypts
-// more slowly than it could read.
+// follow chooses the connection of the pieces: over one connection, pieces arrive in reading
+// order. follow never chooses an encrypted connection: one goroutine decrypts more slowly than
+// it could read.
 func (r *run) follow(c *Client, pl *meta.ChunkPlace) {
 	p := c.peer(c.order(pl.Servers)[0])
 	pool := c.pool(forOthers, c.readCap(pl.ID))

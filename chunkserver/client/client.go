@@ -18,8 +18,8 @@ import (
 
 // Config has the means to reach chunk servers, and the identity of the client.
 type Config struct {
-	// Resolve returns the present address of a chunk server. The client calls it often; it
-	// must not block.
+	// Resolve returns the present address of a chunk server. The client calls Resolve often;
+	// Resolve must not block.
 	Resolve func(meta.ServerID) (meta.ServerInfo, bool)
 	// ReadCap gives a valid capability to read the chunks of a volume (nil: none).
 	ReadCap func(meta.VolumeID) []byte
@@ -47,16 +47,16 @@ type Config struct {
 	// counts as failed; 0 means 1.2 s. A server with a slow disk still shows signs of life.
 	// The same bound holds for connecting.
 	Timeout time.Duration
-	// Topology is the location of this client, /dc/rack/node; empty: the location of a server
-	// on this machine.
+	// Topology is the location of this client, /dc/rack/node; empty: the client takes the
+	// location of a server on this machine.
 	Topology string
 	// Servers lists all servers, for Topology; may be nil. A single server gets eight times
 	// Timeout, since there is no alternative.
 	Servers func() []meta.ServerInfo
 	// Corrupt is called for replicas with wrong checksums; it must not block. May be nil.
 	Corrupt func(meta.ChunkID, meta.ServerID)
-	// Renew returns a new capability to read in place of one that a server refused; nil:
-	// ReadCap.
+	// Renew returns a new capability to read in place of the capability that a server refused;
+	// nil: ReadCap.
 	Renew func(id meta.ChunkID, old []byte) []byte
 	// Conns bounds the connections to one server for reading, and the connections for
 	// appending; 0 means 4.
@@ -88,11 +88,11 @@ type Client struct {
 	closed bool
 	peers  map[meta.ServerID]*peer
 	files  map[meta.ChunkID]*file
-	noFile map[badReplica]time.Time // chunks without a file on a server of this machine, and until when that is assumed
+	noFile map[badReplica]time.Time // chunks without a file on a local server; the value ends the assumption
 	lru    list.List                // of *file, least recently used in front
 
 	checked atomic.Uint64 // bytes compared with checksums
-	taken   atomic.Uint64 // number of times that a reader took bytes out of a socket itself
+	taken   atomic.Uint64 // how often a reader itself took bytes out of a socket
 	place   atomic.Pointer[place]
 	lat     latency
 
@@ -144,8 +144,8 @@ func New(cfg Config) *Client {
 	return c
 }
 
-// Checked returns the number of bytes of local chunks that this client compared with their
-// checksums itself, because the server had not verified them yet.
+// Checked returns the number of bytes of local chunks that this client itself compared with
+// checksums, because the server had not verified the bytes yet.
 func (c *Client) Checked() uint64 { return c.checked.Load() }
 
 // Close ends all connections; operations in flight fail.
@@ -227,7 +227,7 @@ func (c *Client) Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID
 	return k.answer.Info, err
 }
 
-// Seal freezes or seals a chunk on one server, with a capability for it; as
+// Seal freezes or seals a chunk on one server, with the chunk's capability; as
 // chunkserver.Service.Seal.
 func (c *Client) Seal(ctx context.Context, server meta.ServerID, token []byte, id meta.ChunkID, fence meta.Fence, final bool, length uint64) (chunkserver.Info, error) {
 	q := wire.Request{Cap: token, Chunk: id, Fence: fence, Final: final, Off: length}
@@ -236,7 +236,7 @@ func (c *Client) Seal(ctx context.Context, server meta.ServerID, token []byte, i
 	return k.answer.Info, err
 }
 
-// Delete removes a chunk from one server, with a capability for it.
+// Delete removes a chunk from one server, with the chunk's capability.
 func (c *Client) Delete(ctx context.Context, server meta.ServerID, token []byte, id meta.ChunkID, fence meta.Fence) error {
 	q := wire.Request{Cap: token, Chunk: id, Fence: fence}
 	return c.ask(ctx, server, &q, &call{t: wire.Delete}, 0)

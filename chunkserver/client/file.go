@@ -19,8 +19,8 @@ import (
 )
 
 // file is a chunk's data file, whose descriptor a server on this machine passed, and the
-// checksums of its blocks. The client verifies a block at the first read, unless the server
-// says that it has verified the block; then it reads bytes without any request. The server
+// checksums of the file's blocks. The client verifies a block at the first read, unless the
+// server reports the block as verified. Later reads of the block need no request. The server
 // verifies in the background, and the client asks again from time to time.
 type file struct {
 	c      *Client
@@ -39,7 +39,7 @@ type file struct {
 	sealed bool
 	length uint64
 	ctime  int64 // when sealed: of the file when blocks were verified
-	// crcs are the known checksums of blocks; a block has one if its bit in known is set.
+	// crcs are the checksums of blocks. A set bit in known marks a valid checksum.
 	crcs  []uint32
 	known bits
 	// INVARIANT: good is a subset of known.
@@ -206,16 +206,16 @@ func (f *file) ask(ctx context.Context, first uint64, flags uint16) error {
 	defer f.mu.Unlock()
 	info := &k.answer.Info
 	if was := min(f.length, info.Length); f.length != info.Length && was%block != 0 {
-		// The block at the old end has grown, and the answer may begin behind it: its known
-		// checksum is of fewer bytes.
+		// The block at the old end has grown, and the answer may begin behind the block: the
+		// known checksum covers fewer bytes.
 		f.known.set(was/block, false)
 		f.good.set(was/block, false)
 	}
 	f.sealed, f.length = info.State == meta.ChunkSealed, info.Length
 	f.asked.Store(time.Now().UnixNano())
 	if f.sealed && f.ctime != k.answer.Time {
-		// Verified blocks are valid as of this time; look compares it with the file's own at
-		// once.
+		// Verified blocks are valid as of the server's time; look compares the time with the
+		// file's own at once.
 		clear(f.good)
 		f.ctime = k.answer.Time
 		f.looked.Store(0)
@@ -297,7 +297,7 @@ func (f *file) learn(ctx context.Context, off, n uint64) (good bool, err error) 
 		return false, err
 	}
 	// The first look comes after the first answer: good is valid only if the file is still the
-	// one that the server verified.
+	// file verified by the server.
 	if !f.look() {
 		f.c.forget(f)
 		return false, meta.E("read chunk", meta.NoSuchChunk, f.id.String(), nil)

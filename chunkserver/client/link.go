@@ -57,9 +57,9 @@ type link struct {
 	pending map[uint64]*call
 	asked   time.Time // time of the oldest request since the last answer
 	err     error
-	// held is the frame that the reader's goroutine leaves in the socket while it waits in
-	// hold; nil: none. INVARIANT: while taken is set, only the goroutine that set it reads
-	// from the connection.
+	// held is the frame that the reader's goroutine leaves in the socket while the goroutine
+	// waits in hold; nil: none. INVARIANT: while taken is set, only the goroutine that set
+	// taken reads from the connection.
 	held    *frame
 	heldAt  time.Time
 	taken   bool
@@ -67,22 +67,22 @@ type link struct {
 	hurry   chan struct{} // tells the reader's goroutine to look again
 }
 
-// frame is an answer whose head was read and whose data are incomplete.
+// frame is an answer with a complete head and incomplete data.
 type frame struct {
 	h       wire.Header
 	k       *call  // nil: the call has ended
 	to      []byte // where the data go; nil: not chosen yet
 	got     int    // bytes read so far
-	checked int    // of these, bytes that readers took in parts and verified; a multiple of block, or all
+	checked int    // of these, bytes taken and verified in parts; a multiple of block, or all
 }
 
-// call is a request that waits for its answer.
+// call is a request without an answer yet.
 type call struct {
 	t      wire.Type
 	dst    []byte               // where a read's data go, unless place is set
 	place  func() []byte        // called when the data arrive; returns their destination
 	hold   bool                 // the data may wait in the socket before that
-	turn   chan struct{}        // with hold: tells the waiting reader that it may take the data
+	turn   chan struct{}        // with hold: signals the waiting reader to take the data
 	at     atomic.Pointer[link] // the connection of the call
 	wanted atomic.Bool          // with hold: a reader waits, or the data are no longer wanted
 	takers atomic.Int32         // with hold: number of readers that wait to take the data
@@ -137,8 +137,8 @@ func (p *peer) link(ctx context.Context, pool int) (*link, error) {
 	return l, nil
 }
 
-// idle returns an existing connection: with near, only one that stays within this machine;
-// with any, also a busy one.
+// idle returns an existing connection: with near, only a connection within this machine; with
+// any, also a busy connection.
 func (p *peer) idle(pool int, near, any bool) *link {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -621,9 +621,8 @@ func (l *link) mayHoldLocked(f *frame) bool {
 	return true
 }
 
-// hold leaves the data of an answer in the socket until their destination is known. It returns
-// the frame to read next: the same, a later one if readers took this one, or nil if they left
-// nothing.
+// hold leaves the data of an answer in the socket until the destination is known. It returns
+// the next frame to read: f, a later frame if readers took f, or nil if readers left nothing.
 func (l *link) hold(f *frame) (*frame, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -651,7 +650,7 @@ func (l *link) hold(f *frame) (*frame, error) {
 		age := time.Since(l.heldAt)
 		switch {
 		case l.taken:
-			age = 0 // the goroutine that took it signals its end
+			age = 0 // the taking goroutine signals its end
 		case f == nil || err != nil:
 			return nil, err
 		case !l.mayHoldLocked(f) || f.k.urgent() && !late || age >= most:
@@ -707,7 +706,7 @@ func (l *link) takePart(k *call, p []byte, at int) (ok bool) {
 				return f, nil
 			}
 		default:
-			// The remaining data go to the memory where their readers expect them.
+			// The remaining data go to the memory of the waiting readers.
 			if err = f.choose(); err == nil {
 				copy(f.to[at:], p[:n])
 				return f, nil
@@ -784,7 +783,7 @@ func (f *frame) choose() error {
 	return nil
 }
 
-// matches verifies whole blocks behind those that were checked.
+// matches verifies whole blocks behind the checked bytes.
 func (f *frame) matches(p []byte) bool {
 	crcs := f.k.answer.CRCs
 	if !matches(p, crcs[min(f.checked/block, len(crcs)):]) {
@@ -794,7 +793,7 @@ func (f *frame) matches(p []byte) bool {
 	return true
 }
 
-// check verifies the data in this goroutine, in whose core's cache they are.
+// check verifies the data in this goroutine, because the data are in the cache of its core.
 func (f *frame) check() error {
 	switch {
 	case f.h.Data == 0:
@@ -813,8 +812,8 @@ func (f *frame) check() error {
 const stuckAfter = 8
 
 // watch finds connections that fell silent with requests under way. It asks for a sign of
-// life, and closes connections that give none in time: other requests to the server are most
-// likely lost, too.
+// life, and closes connections without a sign of life in time: other requests to the server
+// are most likely lost, too.
 func (l *link) watch(now time.Time, limit time.Duration) {
 	l.mu.Lock()
 	busy, asked := (len(l.pending) > 0 || l.coming.Load()) && l.err == nil, l.asked

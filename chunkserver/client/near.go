@@ -53,7 +53,7 @@ func (p *peer) near() bool {
 	return ok && p.c.besides(&info) && p.mayLocal()
 }
 
-// topology returns the client's location: the configured one, or that of a server on this
+// topology returns the client's configured location, or the location of a server on this
 // machine.
 func (c *Client) topology() string {
 	if c.cfg.Topology != "" || c.cfg.Servers == nil || c.cfg.HostID == "" {
@@ -225,7 +225,7 @@ func (l *latency) patience(n int) time.Duration {
 	return hedgeFirst
 }
 
-// may takes a token for a further request, if there is one.
+// may takes a token for a further request, if any.
 func (l *latency) may() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

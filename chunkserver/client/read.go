@@ -18,7 +18,7 @@ import (
 
 const block = chunkserver.ChecksumBlock
 
-// local lists the servers on this machine that pass descriptors.
+// local lists the descriptor-passing servers on this machine.
 func (c *Client) local(servers []meta.ServerID) (ids []meta.ServerID) {
 	for _, id := range servers {
 		if c.isLocal(id) {
@@ -36,8 +36,8 @@ func (c *Client) isLocal(id meta.ServerID) bool {
 	return strings.HasPrefix(info.Addr, "unix:") || c.besides(&info) && c.peer(id).mayLocal()
 }
 
-// ReadAt fills p with the chunk's bytes from off on, verified against their checksums, from
-// the nearest replica that can serve them. Of an open chunk, only acknowledged bytes can be
+// ReadAt fills p with the chunk's bytes from off on, verified against checksums, from the
+// nearest replica that can serve the bytes. Of an open chunk, only acknowledged bytes can be
 // read. Errors: NoSuchOffset (past the end), NoSuchChunk, Corrupt (no replica has good bytes,
 // and at least one has bad bytes), IO (the bytes were accepted as lost), Unavailable,
 // BadCapability.
@@ -171,8 +171,9 @@ func (c *Client) readRemote(ctx context.Context, pl *meta.ChunkPlace, p []byte, 
 	return nil
 }
 
-// fetch reads one piece from the first server that can serve it. It asks the next server when
-// one fails and, within a budget, when one takes longer than nearly all reads do.
+// fetch reads one piece from the first server that can serve the piece. It asks the next
+// server when a server fails and, within a budget, when a server takes longer than nearly all
+// reads do.
 func (c *Client) fetch(ctx context.Context, servers []meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
 	switch len(servers) {
 	case 0:
@@ -268,8 +269,8 @@ func (c *Client) fetch(ctx context.Context, servers []meta.ServerID, pl *meta.Ch
 // bufPool holds buffers for reads of partial blocks.
 var bufPool = sync.Pool{New: func() any { b := make([]byte, remoteMax+2*block); return &b }}
 
-// readPiece reads from one server. If the server refuses the capability, readPiece renews it:
-// that is no failure of the replica (rule 18).
+// readPiece reads from one server. If the server refuses the capability, readPiece renews the
+// capability: such a refusal is no failure of the replica (rule 18).
 func (c *Client) readPiece(ctx context.Context, id meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
 	token := c.readCap(pl.ID)
 	err := c.readWith(ctx, token, id, pl, p, off)
@@ -299,8 +300,8 @@ func (c *Client) readWith(ctx context.Context, token []byte, id meta.ServerID, p
 		return err
 	}
 	if k.bad && !c.cfg.UnsafeNoVerify {
-		// Let the server compare: it marks and reports bad bytes on its disk. If its bytes are
-		// good, they changed on the way, and it sends them again.
+		// Let the server compare: the server marks and reports bad bytes on its disk. Good
+		// bytes changed on the way, and the server sends the bytes again.
 		q.Off, q.N = off, uint32(len(p))
 		return c.ask(ctx, id, &q, &call{t: wire.Read, dst: p}, 0)
 	}
@@ -353,10 +354,10 @@ func (c *Client) localFile(ctx context.Context, pl *meta.ChunkPlace, flags uint1
 	return nil, err
 }
 
-// File returns a read-only descriptor of the chunk's data file whose bytes [off, off+n) were
-// verified; file offsets are chunk offsets. The caller reads it with pread or splice only,
-// never closes it, and calls the returned function when done. Errors: NotSupported (no replica
-// on this machine), and those of ReadAt.
+// File returns a read-only descriptor of the chunk's data file with verified bytes [off,
+// off+n); file offsets are chunk offsets. The caller reads only with pread or splice, never
+// closes the descriptor, and calls the returned function when done. Errors: NotSupported (no
+// replica on this machine), and those of ReadAt.
 func (c *Client) File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*os.File, func(), error) {
 	f, err := c.localFile(ctx, &pl, 0, func(f *file) error { return f.ensure(ctx, off, n) })
 	if err != nil {

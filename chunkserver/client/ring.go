@@ -8,22 +8,22 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// ringSize is the size of the memory that one connection shares with a server on the same
-// machine. It exceeds a Writer's window; otherwise appends would wait for space twice.
+// ringSize is the size of the memory shared by a connection and a server on the same machine.
+// The size exceeds a Writer's window; otherwise appends would wait for space twice.
 const ringSize = 16 << 20
 
-// ringHot is the part of a ring that is used as long as it suffices: a recently used page
-// costs a fraction of another one, and a small fraction of a fresh one.
+// ringHot is the part of a ring used as long as the part suffices: a recently used page costs
+// a fraction of another page, and a small fraction of a fresh page.
 const ringHot = 4 << 20
 
 func closeFD(fd int) { unix.Close(fd) }
 
-// ring is memory shared with the server: appends lie in it while they are under way, so that
-// their bytes don't pass through the socket (two copies less). Space is allocated and freed in
-// order, because appends are acknowledged in order.
+// ring is memory shared with the server. Appends under way lie in the ring, so that the bytes
+// don't pass through the socket (two copies less). Space is allocated and freed in order,
+// because appends are acknowledged in order.
 type ring struct {
-	// mu is held while bytes are copied in and their frame is sent, so that the order of
-	// frames is the order of the space.
+	// mu is held while bytes are copied in and the frame is sent: the order of frames is the
+	// order of the space.
 	mu   sync.Mutex
 	fd   int
 	mem  []byte

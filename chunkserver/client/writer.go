@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// frameMax bounds the bytes of one append frame: enough that the frame's own cost vanishes,
-// few enough to stay in the processor's cache from one copy to the next.
+// frameMax bounds the bytes of one append frame: enough to make the frame's own cost
+// negligible, few enough to stay in the processor's cache from one copy to the next.
 const frameMax = 512 << 10
 
 // Writer appends to all replicas of one chunk. Its methods may be called from several
@@ -35,7 +35,7 @@ type Writer struct {
 	reps   []*replica // empty until the first append
 	err    error
 	failed []meta.ServerID // the servers that caused err
-	// token is the capability. Half of its life is over at half, all of it at until.
+	// token is the capability. Half of the capability's life is over at half, all at until.
 	token       []byte
 	half, until time.Time
 	renewing    bool
@@ -179,8 +179,8 @@ func (w *Writer) capability() []byte {
 	return w.token
 }
 
-// fresh returns the capability. After half of its life it is renewed in the background; an
-// append after its end waits for the renewal.
+// fresh returns the capability. After half of the capability's life, fresh renews the
+// capability in the background; an append after the capability's end waits for the renewal.
 func (w *Writer) fresh(ctx context.Context) ([]byte, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -281,7 +281,7 @@ func (w *Writer) send(off uint64, p []byte) {
 		}
 		return
 	}
-	// In parallel, so that the wait is that for the slowest replica's socket.
+	// In parallel, to wait only for the slowest replica's socket.
 	var wg sync.WaitGroup
 	for _, r := range w.reps {
 		wg.Go(func() { w.sendTo(r, off, end, p, crc) })
@@ -351,7 +351,8 @@ func (w *Writer) put(r *replica, q *wire.Request, k *call, flags uint16, p []byt
 	l := r.l
 	id, err := l.start(k)
 	if err != nil {
-		// Not through notify, which takes the ring's lock: this goroutine may hold it.
+		// Not through notify, which takes the ring's lock: the calling goroutine may hold the
+		// lock.
 		w.blame(r.id, err)
 		return
 	}
@@ -452,7 +453,7 @@ func (w *Writer) Sync(ctx context.Context) error {
 		if w.err == nil && r.synced < upTo && r.asked < upTo {
 			r.asked = upTo
 			if r.svc != nil {
-				direct = r // called after the requests to the others: a direct sync takes its time in this goroutine
+				direct = r // called after the other requests: a direct sync blocks this goroutine
 				continue
 			}
 			w.mu.Unlock()
@@ -462,7 +463,7 @@ func (w *Writer) Sync(ctx context.Context) error {
 	}
 	if direct != nil {
 		w.mu.Unlock()
-		// Appends under way belong to the sync: their lock is free when they are sent.
+		// Appends under way belong to the sync: their lock is free once the frames are sent.
 		w.sending.Lock()
 		svc := direct.svc
 		w.sending.Unlock()
@@ -490,7 +491,7 @@ func (w *Writer) syncedToLocked(r *replica, upTo, mark uint64) {
 }
 
 func (w *Writer) ask(r *replica, upTo uint64) {
-	// After the appends that it covers, which hold sending until they are sent.
+	// After the covered appends, which hold sending until they are sent.
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	q := wire.Request{Cap: w.capability(), Chunk: w.g.ID, Off: upTo}

@@ -9,18 +9,18 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// clocks computes the time by which this chunk server judges capabilities: the time of the
-// metadata servers, which sign them. This machine's own clock may be minutes off, and a
+// clocks computes the time by which the chunk server judges capabilities: the time of the
+// metadata servers, which sign capabilities. The machine's own clock may be minutes off, and a
 // capability is valid for less than a minute. The answer to each report has a metadata
 // server's time, read after the report was sent and before the answer arrived. Between
-// answers, the computed time advances with this machine's time since boot, which steps of the
+// answers, the computed time advances with the machine's time since boot, which steps of the
 // machine's clock do not change.
 //
-// A capability does not say which metadata server signed it, so the slowest of their clocks
-// decides: a capability never ends earlier than its signer meant. While the metadata servers'
-// clocks agree, it ends no later either. If they differ, it may end later by the difference,
-// at most meta.ClockSkew: a clock further behind the fastest counts as meta.ClockSkew behind
-// it. The zero value has heard no clock.
+// A capability does not name the signing metadata server, so the slowest of the metadata
+// servers' clocks decides: a capability never ends earlier than the signer meant. While the
+// clocks agree, the capability ends no later either. If the clocks differ, the capability may
+// end later by the difference, at most meta.ClockSkew: a clock further behind the fastest
+// counts as meta.ClockSkew behind. The zero value has no clock.
 type clocks struct {
 	own     func() time.Time // nil: this machine's clock
 	alone   bool             // positive control: only this machine's clock decides
@@ -51,8 +51,7 @@ const (
 	// machines the whole time may be most of a capability's life. The next quick answer
 	// tells the time more exactly.
 	clockSlack = 2 * time.Second
-	// clockReads is how long now derives results from its last result before it computes a new
-	// one.
+	// clockReads is how long now derives results from its last computed result.
 	clockReads = 20 * time.Millisecond
 )
 
@@ -128,7 +127,8 @@ func (c *clocks) machine() time.Time {
 	return time.Now()
 }
 
-// Clock returns the time of this machine's clock. Reports carry it to the metadata servers.
+// Clock returns the time of this machine's clock. Reports carry the time to the metadata
+// servers.
 func (s *Server) Clock() meta.Time { return meta.Time(s.clocks.machine().UnixNano()) }
 
 // HeardClock records the time of a metadata server's clock, by which capabilities are judged.

@@ -192,9 +192,9 @@ func (c *conn) loop() error {
 	}
 }
 
-// settle notes which chunk the connection appends to. A connection that carries the appends of
-// a single writer for a while is served by one thread without hand-overs: it blocks in reads,
-// and does syncs itself.
+// settle notes the chunk of the connection's last append. One thread without hand-overs serves
+// a connection that has carried the appends of a single writer for a while: the thread blocks
+// in reads, and syncs itself.
 func (c *conn) settle(id meta.ChunkID) {
 	switch {
 	case id != c.last:
@@ -294,8 +294,8 @@ func (c *conn) flush() error {
 	return c.Flush()
 }
 
-// share maps the client's ring. The client may change its bytes at any time, and can thereby
-// only make its own chunk corrupt.
+// share maps the client's ring. The client may change the ring's bytes at any time, and can
+// thereby only make its own chunk corrupt.
 func (c *conn) share(size uint64) error {
 	const op = "share memory"
 	if !c.Local() || !c.trusted {
@@ -326,11 +326,10 @@ func (c *conn) share(size uint64) error {
 	return nil
 }
 
-// raws are the reads with FlagRaw that wait to be sent, in the order of the requests. One
-// goroutine sends them: they take turns on the connection anyway, and a reader that reads
-// ahead wants its pieces in order, as the disk does. If the goroutine does not find a file in
-// time, another one takes its place, so that a hanging disk does not delay the reads of
-// others.
+// raws are the waiting reads with FlagRaw, in the order of the requests. One goroutine sends
+// the answers: answers take turns on the connection anyway, and a client that reads ahead
+// wants the pieces in order, as does the disk. If the goroutine does not find a file in time,
+// another goroutine replaces it, so that a hanging disk does not delay other reads.
 type raws struct {
 	mu      sync.Mutex
 	queue   []raw // bounded by conn.busy
@@ -406,8 +405,8 @@ func (c *conn) sendRaws() {
 // microseconds, or some milliseconds if the disk is needed.
 const rawWait = 50 * time.Millisecond
 
-// openRaw finds the file with the bytes, and their checksums; fd < 0: there is none. Without
-// an error, the caller calls done after sending.
+// openRaw finds the file with the bytes, and the checksums of the bytes; fd < 0: no file.
+// Without an error, the caller calls done after sending.
 func (c *conn) openRaw(r *raw) (fd int, crcs []uint32, done func(), err error) {
 	if err := c.authorize(r.h, &r.q, 0); err != nil {
 		return -1, nil, nil, err

@@ -19,17 +19,17 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A server remembers in DIR/disks.json which disks it has, so that a directory
-// that is empty because its disk isn't mounted is told from a new one:
+// A server remembers its disks in DIR/disks.json, to distinguish the directory of an unmounted
+// disk, also empty, from a new directory:
 //
 //	{"version": 1, "disks": [{"path": "/data/1", "id": "…32 hexadecimal digits", "retired": false, "replace": false}]}
 //
-// and every disk remembers in its file "server" whose it is:
+// Every disk records its server in the file "server" of the disk:
 //
 //	{"version": 1, "server": 3, "disk": "…32 hexadecimal digits"}
 //
-// Both are written to a file beside, which is synced and renamed. A disk whose server
-// crashed before it wrote the file "server" gets one when it is opened.
+// The server writes each file under another name, syncs and renames it. If a server crashed
+// before writing a disk's file "server", the next opening of the disk writes the file.
 const (
 	disksFile    = "disks.json"
 	serverFile   = "server"
@@ -98,7 +98,7 @@ func (d *disk) state() (meta.DiskState, string) {
 	case len(d.unreadable) >= unreadableMost:
 		return meta.DiskFailed, fmt.Sprintf("%d chunks on it could not be read", len(d.unreadable))
 	case st.Err() != nil:
-		// Its chunks are verified when they are read, and may be the last copies.
+		// The disk's chunks are verified when read, and may be the last copies.
 		return meta.DiskFailing, "it takes no more writes: " + st.Err().Error()
 	case d.retired:
 		return meta.DiskFailing, "given up by the operator; its replicas are moved elsewhere"
@@ -190,10 +190,10 @@ type owner struct {
 	Disk    string        `json:"disk"`
 }
 
-// OpenDisks opens the disks that the operator gave and those that the server had. A disk that
-// can't be opened (not mounted, another server's, damaged) counts as failed; the others serve.
-// A new path must be empty or have a disk of this server; OpenDisks never removes anything.
-// The error is about the record of the disks, unreadable or not writable.
+// OpenDisks opens the disks given by the operator and the recorded disks. A disk that can't be
+// opened (not mounted, another server's, damaged) counts as failed; the other disks serve. A
+// new path must be empty or have a disk of this server; OpenDisks never removes anything. The
+// error reports that the record of the disks is unreadable or not writable.
 func OpenDisks(cfg DisksConfig) (*Disks, error) {
 	const op = "open disks"
 	if cfg.Logger == nil {
@@ -384,7 +384,8 @@ func (ds *Disks) openInto(d *disk, rec disksRecord) error {
 		return err
 	}
 	if own.Version == 0 {
-		// The server crashed after it had made the store and before it wrote whose it is.
+		// The server crashed after it had made the store and before it recorded the store's
+		// server.
 		id := st.ID()
 		if id == [16]byte{} {
 			if expected != nil {
@@ -452,7 +453,7 @@ func readOwner(path string) (o owner, err error) {
 	return o, nil
 }
 
-// Retire gives a disk up: it gets no new data, and its chunks are moved.
+// Retire gives a disk up: the disk gets no new data, and its chunks are moved.
 func (ds *Disks) Retire(id string) error {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -475,10 +476,10 @@ func (ds *Disks) byID(op, id string) (*disk, error) {
 	return nil, meta.E(op, meta.NotFound, id, errors.New("this server has no such disk"))
 }
 
-// Replace releases a disk that failed or was given up, so that it can be unmounted. Called
-// again, it takes an empty directory at the same path for the new disk. Errors: Busy (the disk
-// serves), NotEmpty (the disk has now been released; mount the new one and call again), Exists
-// (the disk was released before, and the directory is not empty).
+// Replace releases a disk that failed or was given up, so that the operator can unmount the
+// disk. A second call takes an empty directory at the same path for the new disk. Errors: Busy
+// (the disk serves), NotEmpty (the disk has now been released; mount the new one and call
+// again), Exists (the disk was released before, and the directory is not empty).
 func (ds *Disks) Replace(id string) error {
 	const op = "replace disk"
 	ds.mu.Lock()

@@ -156,7 +156,7 @@ type gathering struct {
 	from []*replicas // by index in the order's Chunks; nil: not yet asked for
 }
 
-// fill reads the wanted bytes of the window, sorted by place: adjacent ones in one read,
+// fill reads the wanted bytes of the window, sorted by place: adjacent bytes in one read,
 // several reads in parallel.
 func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 	slices.SortFunc(wants, func(a, b want) int { return cmp.Or(cmp.Compare(a.src, b.src), cmp.Compare(a.at, b.at)) })
@@ -210,9 +210,9 @@ func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 	return context.Cause(ctx)
 }
 
-// read reads from this server's own replica of a source, else from any other replica that is
-// sealed as in the order. The client tries the next one when one fails or is slow, and
-// remembers that.
+// read reads from this server's own replica of a source, else from any other replica sealed as
+// in the order. The client tries the next replica when a replica fails or is slow, and
+// remembers the failure.
 func (g *gathering) read(ctx context.Context, src uint32, p []byte, off uint64) error {
 	c, r := &g.o.Chunks[src], g.replicas(src)
 	err := g.own(ctx, c, r, p, off)
@@ -292,9 +292,8 @@ func (g *gathering) own(ctx context.Context, c *meta.CopySource, r *replicas, p 
 // several servers, a read continues with another one when one is silent.
 const gatherLook = 300 * time.Millisecond
 
-// elsewhere lists the readable servers, if they are more than than; it waits for the next
-// answer, and a moment for all. The error is the reason why there are no more: all others
-// refused.
+// elsewhere lists the readable servers, if more than than. It waits for the next answer, and a
+// moment for all answers. The error joins the refusals: all other servers refused.
 func (g *gathering) elsewhere(ctx context.Context, c *meta.CopySource, r *replicas, than int) ([]meta.ServerID, error) {
 	r.asked.Do(func() {
 		r.begun = time.Now()

@@ -13,10 +13,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// maxNews bounds the kept events; a stream that has not acknowledged older ones must list.
+// maxNews bounds the kept events; a stream with older unacknowledged events must list.
 const maxNews = 8192
 
-// news are the events that streams receive until they acknowledge them.
+// news are events, sent to each stream until the stream acknowledges the events.
 type news struct {
 	mu         sync.Mutex
 	generation uint64

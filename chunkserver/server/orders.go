@@ -60,8 +60,8 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 	return r
 }
 
-// list carries out OrderList. It lists replicas by the last byte of their counter, which
-// selects their directory, then by id: to continue after a page, a disk reads only its own
+// list carries out OrderList. It lists replicas by the last byte of the counter, which selects
+// the replica's directory, then by id: to continue after a page, a disk reads only its
 // remaining directories. A disk that can't be listed fails the order.
 func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 	const op = "list replicas"
@@ -140,7 +140,7 @@ func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 }
 
 // copyRanges carries out OrderCopy: it appends ranges of a local chunk to another chunk, from
-// offset o.Length on, in order, and syncs it. Bytes are verified when they are read. A
+// offset o.Length on, in order, and syncs the other chunk. The read bytes are verified. A
 // repetition appends only missing bytes.
 func (s *Server) copyRanges(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
 	buf := make([]byte, 0, 1<<20)

@@ -95,7 +95,7 @@ func (p *pulls) begin(ctx context.Context, id meta.ChunkID) (context.Context, fu
 	}
 }
 
-// cancel ends a pull of the chunk, if there is one.
+// cancel ends the pull of the chunk, if any.
 func (p *pulls) cancel(ctx context.Context, id meta.ChunkID) {
 	p.mu.Lock()
 	k := p.busy[id]
@@ -120,8 +120,7 @@ func (p *pulls) close() error {
 	return cl.Close()
 }
 
-// sources notes the addresses of an order's sources, and returns the client that reads from
-// them.
+// sources notes the addresses of an order's sources, and returns the client for reading.
 func (s *Server) sources(o meta.Order) Peers {
 	p := &s.pulls
 	p.mu.Lock()
@@ -157,8 +156,8 @@ func (s *Server) sources(o meta.Order) Peers {
 // pullPiece is how much is asked of a source at a time, in bytes.
 const pullPiece = 4 << 20
 
-// pull carries out OrderPull. It chooses a disk of the wanted class that takes new chunks; if
-// the chunk lies on another disk of this server, pull moves it.
+// pull carries out OrderPull. It chooses a disk of the wanted class that takes new chunks. A
+// chunk on another disk of this server is moved.
 func (s *Server) pull(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
 	const op = "pull chunk"
 	var none chunkserver.Info

@@ -10,12 +10,12 @@ import (
 )
 
 // A client may request many reads at once and take its time with the answers, or never take
-// them. The bytes of answers in this server's memory are bounded, for each connection and for
-// all connections of an identity together; further answers wait before they are read from the
-// disk, and are never refused. The second bound is many times the first, so that a client that
-// stands still does not stop other clients of the same identity. Connections without a
+// the answers. The bytes of answers in this server's memory are bounded, for each connection
+// and for all connections of an identity together; further answers wait before their bytes are
+// read from disk, and are never refused. The second bound is many times the first, so that a
+// stopped client does not stop other clients of the same identity. Connections without a
 // certificate (this machine's administrator, --insecure) have the first bound only: many
-// clients may use them.
+// clients may share the missing identity.
 const (
 	answersConn = 4 * wire.MaxData
 	answersPeer = 64 * wire.MaxData

@@ -17,8 +17,8 @@ type rule struct {
 	right capability.Rights // right of its capability; 0: the frame names no chunk
 	// anyFence: the capability's fence need not be the request's, which has none.
 	anyFence bool
-	// plain: the frame may come over a ticketed connection. If it names a chunk, its
-	// capability needs the right Plain.
+	// plain: the frame may come over a ticketed connection. If the frame names a chunk, the
+	// frame's capability needs the right Plain.
 	plain bool
 }
 
@@ -29,10 +29,10 @@ var (
 	owners  = []peer.Role{peer.Meta}
 )
 
-// rules has a row for every type of frame that a client may send: its length is wire.Types, so
-// that the program does not build while a type has no row. Only authorize reads it. A process
-// of this machine's administrator (a Unix socket), and anybody on loopback with --insecure,
-// may act in any role; they need capabilities all the same.
+// rules has a row for every type of frame that a client may send: the length of rules is
+// wire.Types, so that the program does not build while a type has no row. Only authorize reads
+// rules. A process of this machine's administrator (a Unix socket), and anybody on loopback
+// with --insecure, may act in any role; such a process needs capabilities all the same.
 var rules = [...]rule{
 	wire.Hello:  {roles: users, plain: true}, // once, as the first frame: see loop
 	wire.Append: {roles: writers, right: capability.Append, plain: true},
@@ -49,8 +49,8 @@ var rules = [...]rule{
 
 var _ [wire.Types]struct{} = [len(rules)]struct{}{}
 
-// authorize checks that a connection's peer may do what a frame asks. n is the number of bytes
-// in an append. Errors: AccessDenied (not this peer), BadCapability, Fenced.
+// authorize checks that a connection's peer may send a frame. n is the number of bytes in an
+// append. Errors: AccessDenied (another peer may), BadCapability, Fenced.
 func (c *conn) authorize(h wire.Header, q *wire.Request, n int) error {
 	const op = "authorize"
 	if int(h.Type) >= len(rules) || rules[h.Type].roles == nil {

@@ -39,7 +39,7 @@ type Config struct {
 	// MaxConns bounds the connections; 0 means 4,096.
 	MaxConns int
 	// Peers makes the client that reads chunks of other servers, from functions that return
-	// their addresses and the right to read (nil: nothing is pulled).
+	// the servers' addresses and the right to read (nil: nothing is pulled).
 	Peers func(where func(meta.ServerID) (meta.ServerInfo, bool), cap func(meta.ChunkID) []byte) Peers
 	// PullRate bounds the bytes a second of all pulls together; 0 means 128 MiB.
 	PullRate uint64
@@ -316,8 +316,8 @@ func (s *Server) SetKeys(keys []meta.CapKey) {
 	s.capMu.Unlock()
 }
 
-// evict ends the connections of peers that were evicted from the cluster, and refuses new
-// ones. The list replaces the previous one.
+// evict ends the connections of peers evicted from the cluster, and refuses new connections.
+// The list replaces the previous list.
 func (s *Server) evict(who []string) {
 	s.mu.Lock()
 	s.evicted = peer.ParseWorthless(who)

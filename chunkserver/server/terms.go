@@ -16,15 +16,16 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// An owner that was stopped, and resumes after another server took its volume over, may still
-// send orders, and some of its orders may still be on their way. Each chunk has its own fence;
-// in addition, a server records the latest owner of each volume that sent an order, in
+// An owner that was stopped, and resumes after another server took the volume over, may still
+// send orders, and earlier orders may still be on the way. Each chunk has its own fence. In
+// addition, a server records the latest owner of each volume that sent an order, in
 // DIR/terms.json:
 //
 //	{"version": 1, "terms": {"17": 5}}
 //
-// by volume. The file is written beside, synced and renamed a moment after a change. A crash
-// loses the terms of the last moment, whose orders the fences of the chunks refuse.
+// by volume. The file is written under another name, synced and renamed a moment after a
+// change. A crash loses the terms of the last moment; the fences of the chunks refuse the
+// orders of the lost terms.
 const (
 	termsFile    = "terms.json"
 	termsVersion = 1

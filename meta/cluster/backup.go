@@ -16,11 +16,11 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Backup is what etcd held of a cluster at one revision: all that hangs on no lease, so the
-// cluster's records, secrets among them, and every volume's journal behind its checkpoint.
-// What the files and the checkpoints consist of is not in it: that is on the chunk servers.
+// Backup is etcd's contents of a cluster at one revision: all records without a lease, so the
+// cluster's records, including secrets, and every volume's journal since its checkpoint. The
+// contents of files and of checkpoints are not included: chunk servers hold both.
 //
-// Its file, version 1; numbers are big-endian:
+// The backup's file, version 1; numbers are big-endian:
 //
 //	offset  size
 //	     0     2  magic "PB"        2  1  version, 1        3  1  flags, 0
@@ -118,8 +118,8 @@ func DecodeBackup(b []byte) (*Backup, error) {
 	return out, nil
 }
 
-// backupTries bounds how often a backup starts again because owners compacted the revision
-// that it reads.
+// backupTries bounds how often a backup starts again because owners compacted the revision of
+// the backup.
 const backupTries = 50
 
 // backupPage bounds the records of one read: journal entries may be large.

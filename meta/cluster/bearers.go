@@ -10,17 +10,17 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Bearer records the certificate to which a chunk server's number belongs: a process with
-// another certificate is not this server, whatever it claims.
+// Bearer records the certificate of a chunk server's number: a process with another
+// certificate is not this server, whatever number the process claims.
 type Bearer struct {
 	Version int           `json:"v"`
 	Server  meta.ServerID `json:"server"`
 	Who     string        `json:"who"` // "chunkserver/name"
 }
 
-// BindServer binds a number to the identity who, or finds that it is bound to it. A number
-// belongs to the first identity that shows it, until that identity is evicted or the node
-// removed; then to the next. If the newest view shows the binding, BindServer does not ask
+// BindServer binds a number to the identity who, or finds the binding. A number belongs to the
+// first identity that shows the number, until the identity is evicted or the node removed;
+// then to the next identity. If the newest view shows the binding, BindServer does not ask
 // etcd, which may be away. Errors: AccessDenied (bound to another identity), Unavailable,
 // NoSpace.
 func (c *Cluster) BindServer(ctx context.Context, id meta.ServerID, who string) error {

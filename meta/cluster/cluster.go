@@ -74,11 +74,11 @@ type Format struct {
 type Config struct {
 	Name   string // "" means "default"; letters, digits, dot, dash, underscore
 	Logger *slog.Logger
-	// Expect is the id of the caller's cluster, if it has one: Open refuses another cluster,
-	// and makes none in an empty etcd, which has lost its data.
+	// Expect is the id of the caller's cluster, if any: Open refuses another cluster, and
+	// makes none in an empty etcd, which has lost its data.
 	Expect string
 	// Replaced, if not nil, is called once when etcd no longer has this cluster, or has an
-	// older copy of it.
+	// older copy of the cluster.
 	Replaced func(error)
 }
 
@@ -96,8 +96,8 @@ type Cluster struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced with every new view
-	// gone has the keys whose deletion the watches saw, in that order. goneMore is closed when
-	// there are more; nil: nobody waits.
+	// gone has the keys deleted as the watches reported, in the order of the reports. goneMore
+	// is closed at the next report; nil: no goroutine waits.
 	gone     []deletion
 	goneMore chan struct{}
 	// For Current: the read that has not begun, or nil; the newest read; and the earliest time
@@ -108,8 +108,8 @@ type Cluster struct {
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// Open joins a cluster, and makes its first record if there is none. It writes nothing into a
-// cluster of a newer format. Errors: Version, Corrupt, Invalid (the name), Unavailable,
+// Open joins a cluster, and makes the cluster's first record if missing. Open writes nothing
+// into a cluster of a newer format. Errors: Version, Corrupt, Invalid (the name), Unavailable,
 // NoSpace.
 func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, error) {
 	const op = "open cluster"

@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Deleted records that a volume is gone, and which chunk servers may still have chunks of it:
-// those that have not been seen without any since. Ids of volumes are never reused, so the
-// record proves that nothing refers to the chunks.
+// Deleted records that a volume is gone, and lists the chunk servers that may still have
+// chunks of the volume: all servers not seen without such chunks since. Ids of volumes are
+// never reused, so the record proves that nothing refers to the chunks.
 type Deleted struct {
 	Version int             `json:"v"`
 	Volume  meta.VolumeID   `json:"volume"`

@@ -42,13 +42,13 @@ const (
 	maxReadPatience = 8 * time.Second
 )
 
-// writePatience bounds a write. The outcome of a write without an answer is unknown, and its
-// caller finds it out.
+// writePatience bounds a write. The outcome of a write without an answer is unknown; the
+// caller determines the outcome.
 const writePatience = 3 * time.Second
 
 // again repeats a read without an answer, and so asks another member: a member that stands
-// still keeps its connections. It does not repeat writes: only their callers know what a
-// second write would mean.
+// still keeps its connections. again does not repeat writes: only the caller knows the effect
+// of a second write.
 func again(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	switch {
 	case writes(req):

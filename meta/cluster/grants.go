@@ -24,7 +24,7 @@ const (
 	NoRights    Rights = iota
 	ReadRights         // look at names, attributes and bytes
 	WriteRights        // change them
-	AdminRights        // the volume's policy, attaching it and other volumes in it, deleting it
+	AdminRights        // the volume's policy, attaching and deleting it, attaching others in it
 )
 
 // String is the right's name.
@@ -77,7 +77,8 @@ type Grant struct {
 	// For is the use with which the grant ends (see GrantFor); empty: an administrator revokes
 	// it.
 	For string `json:"for,omitempty" pb:"use"`
-	// Request is the id of the request that made the grant: sent again, it makes no second one.
+	// Request is the id of the request that made the grant: a repeated request makes no second
+	// grant.
 	Request uint64 `json:"request,omitempty" pb:"-"`
 	// Revision of the record in etcd; not stored.
 	Revision int64  `json:"-"`
@@ -209,8 +210,8 @@ func (c *Cluster) keyOf(g *Grant) string {
 	return c.grantKey(g.ID)
 }
 
-// AddGrant adds a grant without a use and numbers it. A request that was served before adds
-// none, as long as its grant is there. Errors: Invalid.
+// AddGrant adds a grant without a use and numbers the grant. A repeated request adds no grant
+// while the grant of the first request exists. Errors: Invalid.
 func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
 	const op = "grant"
 	g.For = ""

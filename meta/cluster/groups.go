@@ -38,8 +38,8 @@ func (c *Cluster) Group(ctx context.Context, name string) (meta.Group, error) {
 	return g, err
 }
 
-// PutGroup writes a record if it is still the one that the caller read: at g.Revision or, if
-// that is zero, absent. Errors: Again (it has changed), Version.
+// PutGroup writes a record if the record has not changed since the caller read g.Revision
+// (zero: the record must be absent). Errors: Again (the record has changed), Version.
 func (c *Cluster) PutGroup(ctx context.Context, g meta.Group) (meta.Group, error) {
 	const op = "write group"
 	if g.Version != meta.GroupVersion {
@@ -58,7 +58,8 @@ func (c *Cluster) PutGroup(ctx context.Context, g meta.Group) (meta.Group, error
 	return g, nil
 }
 
-// DropGroup removes a record if it is still the one that the caller read. Errors: Again.
+// DropGroup removes a record if the record has not changed since the caller read g.Revision.
+// Errors: Again.
 func (c *Cluster) DropGroup(ctx context.Context, g meta.Group) error {
 	const op = "delete group"
 	key := c.groupKey(g.Name)

@@ -11,9 +11,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// labels are those of a volume that has any: the record labels/<volume>. They are
-// not in the volume's row, since a program that does not know them would drop them
-// whenever it writes that.
+// labels is the record labels/<volume> of a volume with labels. The labels are not in the
+// volume's row, since an older program would drop unknown fields whenever it writes the row.
 type labels struct {
 	Version int               `json:"v"`
 	Volume  meta.VolumeID     `json:"volume"`

@@ -40,9 +40,9 @@ func (c *Cluster) Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror
 	return m, err
 }
 
-// PutMirror writes a record if it is still the one that the caller read (at m.Revision or, if
-// that is zero, absent) and the target is a volume. Errors: Again (it has changed),
-// NoSuchVolume, Version.
+// PutMirror writes a record if the record has not changed since the caller read m.Revision
+// (zero: the record must be absent), and the target is a volume. Errors: Again (the record has
+// changed), NoSuchVolume, Version.
 func (c *Cluster) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error) {
 	const op = "write mirror"
 	if m.Version != meta.MirrorVersion {

@@ -9,9 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Rank orders metadata servers for a volume by rendezvous hashing: the first should own it,
-// the following ones follow its journal. A server that comes or goes moves only the volumes
-// for which it ranks first.
+// Rank orders metadata servers for a volume by rendezvous hashing: the first server should own
+// the volume, the following servers follow the volume's journal. A server that joins or leaves
+// moves only volumes for which the server ranks first.
 func Rank(v meta.VolumeID, servers []MetaServer) []MetaServer {
 	type weighed struct {
 		s MetaServer

@@ -38,13 +38,13 @@ var recordKinds = []recordKind{
 	{"mirrors/", true},       //
 	{"labels/", true},        //
 	{"keyhold", false},       // holds the newest capability key: under a lease
-	{"capkeys", false},       // secret: with them, one can read and write every chunk
+	{"capkeys", false},       // secret: the keys permit to read and write every chunk
 	{"restored/", true},      //
 	{authorityKey, false},    // secret, although encrypted: metadata servers keep a copy beside the key that decrypts it
 	{"tokens/", false},       // of secrets; on leases
 	{"members/", true},       //
 	{"grants/", true},        //
-	{"ended/", false},        // meaningful by their revisions, which are those of this etcd
+	{"ended/", false},        // meaningful only by revisions of this etcd
 	{"groups/", false},       // if it was undecided in the checkpoint, complete snapshots would be deleted
 	{"settings", true},       //
 	{"volumes/", false},      // journals: each volume has checkpoints of its own

@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// watchFormat checks regularly that etcd still has this cluster, and not an older copy of it:
-// an operator may replace the etcd with which this process began by an empty one, a restored
-// one, or yesterday's backup. The state of this process belongs to the first.
+// watchFormat checks regularly that etcd still has this cluster, and no older copy: an
+// operator may replace the etcd of this process's start by an empty or restored etcd, or by
+// yesterday's backup. The state of this process belongs to the first etcd.
 func (c *Cluster) watchFormat(ctx context.Context, replaced func(error)) {
 	every := time.NewTicker(refresh)
 	defer every.Stop()

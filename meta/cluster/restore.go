@@ -27,8 +27,8 @@ type Restoration struct {
 	At      meta.Time `json:"at"`  // when
 	Seq     meta.Seq  `json:"seq"` // of the checkpoint
 	Term    meta.Term `json:"term"`
-	// Quarantine: before this time, nothing that the journal does not know is deleted from any
-	// disk, since it may be the last copy of lost data.
+	// Quarantine: before this time, no disk deletes data unknown to the journal, since the
+	// data may be the last copy of lost data.
 	Quarantine meta.Time `json:"quarantine"`
 	// Settled: the sessions that the checkpoint names were ended and inode numbers skipped.
 	Settled bool `json:"settled,omitempty"`
@@ -116,8 +116,8 @@ func Overwritable(ctx context.Context, cli *clientv3.Client, name string) error 
 	}
 }
 
-// Refound writes a cluster's records into an etcd without any. volumes writes the journals,
-// below the prefix that it gets. Errors: Exists (etcd has a cluster, or had one at the end),
+// Refound writes a cluster's records into an etcd without a cluster. volumes writes the
+// journals below the given prefix. Errors: Exists (etcd has a cluster, or had one at the end),
 // and those of volumes.
 func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding, volumes func(prefix string) error) error {
 	const op = "restore cluster"

@@ -48,10 +48,10 @@ func Vacant(ctx context.Context, cli *clientv3.Client, cfg Config) error {
 	return nil
 }
 
-// Found makes a new cluster with an id from NewID and a certificate authority, if there is
-// none. Repeated with the same id it does nothing, so a caller without an answer can repeat
-// it. Errors: Exists (there is another cluster, or part of one), Invalid (the name),
-// Unavailable (the outcome is unknown).
+// Found makes a new cluster with an id from NewID and a certificate authority, unless etcd has
+// a cluster. A repeated call with the same id does nothing, so a caller without an answer can
+// repeat the call. Errors: Exists (etcd has another cluster, or part of a cluster), Invalid
+// (the name), Unavailable (the outcome is unknown).
 func Found(ctx context.Context, cli *clientv3.Client, cfg Config, id string, sealed peer.Sealed) error {
 	const op = "make cluster"
 	prefix, err := prefixOf(op, cfg)
@@ -322,8 +322,8 @@ type Settings struct {
 	// KeyLife is how long a key signs capabilities before the next one does, in nanoseconds:
 	// at least MinKeyLife; zero: DefaultKeyLife.
 	KeyLife time.Duration `json:"key_life,omitempty"`
-	// ClientRate bounds the operations per second of one client identity, all its mounts
-	// together, at one metadata server; zero: DefaultClientRate.
+	// ClientRate bounds the operations per second of a client identity, over all mounts of the
+	// identity, at a metadata server; zero: DefaultClientRate.
 	ClientRate uint32 `json:"client_rate,omitempty"`
 }
 

@@ -65,7 +65,7 @@ func (c *Cluster) UnregisterMetaServer(ctx context.Context, name, addr string) e
 type capKeys struct {
 	Version int           `json:"v"`
 	Keys    []meta.CapKey `json:"keys"`
-	// Since is when the newest key was made, on the clock of the server that made it.
+	// Since is the time when the newest key was made, on the clock of the key's maker.
 	Since meta.Time `json:"since"`
 }
 
@@ -81,7 +81,7 @@ func (r *capKeys) add(now time.Time) {
 }
 
 const (
-	// keptKeys is the number of valid capability keys: the signing one and the previous one.
+	// keptKeys is the number of valid capability keys: the signing key and the previous key.
 	keptKeys = 2
 	// keyHold is the least age of the newest key before another is added, whatever clocks say:
 	// by then the last capabilities of the previous key have ended. A server may hear of the
@@ -162,9 +162,9 @@ func (c *Cluster) capKeys(ctx context.Context) (capKeys, int64, error) {
 	return k, r.Kvs[0].ModRevision, err
 }
 
-// putCapKeys writes the record if its revision is still rev, and reports whether it did. With
-// a lease it writes only if no key is held, and then holds the newest as long as the lease
-// lives.
+// putCapKeys writes the record if the record's revision is still rev, and reports success.
+// With a lease, putCapKeys writes only if no key is held, and then holds the newest as long as
+// the lease lives.
 func (c *Cluster) putCapKeys(ctx context.Context, r capKeys, rev int64, lease clientv3.LeaseID) (done bool, err error) {
 	key, held := c.prefix+"/capkeys", c.prefix+"/keyhold"
 	is := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", rev)}

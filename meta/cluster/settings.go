@@ -2,11 +2,10 @@ package cluster
 
 import "penstock.io/penstock/meta"
 
-//
 // A row has the settings of a volume, and the identity and state of the volume. A clone begins
 // with its origin's settings, so that a clone deleted by mistake stays in the trash as long as
-// the origin would. fieldsOfRow says which field is what; a test compares it with the fields
-// of Volume, so that every new field needs a decision.
+// the origin would. fieldsOfRow assigns each field to settings, identity or state; a test
+// compares fieldsOfRow with the fields of Volume, so that every new field needs a decision.
 
 // ofClone says what a clone gets in a field of the row.
 type ofClone uint8

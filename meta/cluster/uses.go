@@ -17,11 +17,10 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-//
 // A grant for a use is valid as long as the use lasts, for example while a node's pods have a
-// claim, and all grants of a use are revoked together by its name. The keys of such grants
-// contain everything but the rights, so that making or revoking them twice has the effect of
-// once:
+// claim, and all grants of a use are revoked together by the name of the use. The keys of such
+// grants contain everything but the rights, so that a repeated grant or revocation has no
+// further effect:
 //
 //	grants/for/<use>/client/<name>/<volume, 8 hex>
 //
@@ -29,17 +28,17 @@ import (
 //
 // A caller may give up a call that makes or ends grants of a client, and the call may take
 // effect later, after newer calls. So each call carries asOf: the revision of the cluster's
-// state (Revision) that was read while a caller waited for the call; 0: as of now. The grants
-// that a call makes, or finds, are written after its asOf, and
+// state (Revision) read while a caller waited for the call; 0: as of now. The grants that a
+// call makes, or finds, are written after the call's asOf, and
 //
 //	ended/client/<name>    empty: written whenever uses of that client end
 //	ended/all              empty: the same, for a use of all clients
 //
-// so both transactions can tell that a newer call came first: an end finds younger grants, a
-// grant a younger end. Such a call is refused with Again, and a caller that still waits
-// repeats it with another asOf. It may also meet the end of another use of the same client,
-// since there is only one record for each client, which does not grow with the volumes that
-// the client ever had.
+// so both transactions can detect a newer call: an end finds younger grants, a grant a younger
+// end. The older call is refused with Again, and a caller that still waits repeats the call
+// with another asOf. A call may also be refused because of the end of another use of the same
+// client: each client has only one record, so that the number of records does not grow with
+// the volumes that the client ever had.
 
 const usesPart = "/grants/for/"
 
@@ -127,8 +126,8 @@ func (c *Cluster) lookForUse(name, use, who string, want map[meta.VolumeID]Right
 }
 
 // grantsFor decides from the reads of lookForUse: the client's future grants, and the
-// operations that write them if the reads are still valid. For an administrator it writes
-// nothing, and given is empty.
+// operations that write the grants if the reads are still valid. For an administrator
+// grantsFor writes nothing, and given is empty.
 func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf int64, want map[meta.VolumeID]Rights, now meta.Time) (given []Grant, is []clientv3.Cmp, puts []clientv3.Op, err error) {
 	const op = "grant"
 	no := func(err error) ([]Grant, []clientv3.Cmp, []clientv3.Op, error) { return nil, nil, nil, err }
@@ -180,8 +179,8 @@ func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf
 		if err != nil {
 			return no(err)
 		}
-		// An existing grant is written again, unchanged: an end that began before this call
-		// must find it younger.
+		// An existing grant is written again, unchanged, so that the grant is younger than any
+		// end that began before this call.
 		revision := g.Revision
 		if !there {
 			id, fresh = id+1, fresh+1

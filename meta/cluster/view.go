@@ -79,7 +79,7 @@ func (v *View) Servers() []meta.ServerInfo {
 // View returns the newest view of this process: at most a few seconds old while etcd answers.
 func (c *Cluster) View() *View { return c.view.Load() }
 
-// Changed returns a channel that is closed when there is a new view.
+// Changed returns a channel that is closed at the next view.
 func (c *Cluster) Changed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,10 +110,10 @@ type lookup struct {
 	err  error
 }
 
-// Current returns a view that is not older than the call, for callers that are about to refuse
-// what another process may have allowed a moment ago. However many callers there are, one read
-// at a time goes to etcd, at most one in minPause, and reads for them take at most a quarter
-// of the time. Current may take maxPause longer than etcd does. Errors: Unavailable, Canceled.
+// Current returns a view not older than the call, for callers about to refuse a request that
+// another process may have allowed a moment ago. However many callers wait, one read at a time
+// goes to etcd, at most one in minPause, and reads for these callers take at most a quarter of
+// the time. Current may take maxPause longer than etcd does. Errors: Unavailable, Canceled.
 func (c *Cluster) Current(ctx context.Context) (*View, error) {
 	c.mu.Lock()
 	l := c.next
@@ -299,10 +299,10 @@ func (c *Cluster) readPart(ctx context.Context, v *View, part string) error {
 }
 
 // readChanged makes the next view from an old one, the records changed since, and the deleted
-// keys, which the watches have seen: so the table of a big cluster is not read again for every
-// new server. The result has every existing record, and perhaps deleted ones that the watches
-// have not reported. So if it has as many records as there are, it is right. A part for which
-// that is not so, even a moment later, or in which too much changed, is read completely.
+// keys, reported by the watches: so the table of a big cluster is not read again for every new
+// server. The result has every existing record, and perhaps deleted records not yet reported.
+// So a part with as many records as etcd counts is right. readChanged reads a part completely
+// if the count still differs after a moment, or if too much changed.
 func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 	var ops []clientv3.Op
 	for _, part := range viewParts {
@@ -428,8 +428,8 @@ func (c *Cluster) goneIn(after, upTo int64) (keys []string, more <-chan struct{}
 	return keys, c.goneMore
 }
 
-// addTo adds a record to a part, or replaces its older form. A record of a newer program is
-// left out, so that it does not make the whole view unreadable.
+// addTo adds a record to a part, or replaces the record's older form. A record of a newer
+// program is left out: otherwise the whole view would be unreadable.
 func (c *Cluster) addTo(v *View, part string, kv *mvccpb.KeyValue) {
 	name := strings.TrimPrefix(string(kv.Key), c.prefix)
 	err := v.add(name, kv)

@@ -22,8 +22,8 @@ type VolumeState string
 const (
 	VolumeActive   VolumeState = "active"
 	VolumeTrash    VolumeState = "trash"    // deleted, but complete until Volume.Until; its name is free
-	VolumeDeleting VolumeState = "deleting" // its name is free; its chunks are being deleted
-	VolumeCreating VolumeState = "creating" // a clone that is not yet noted at its origin's snapshot
+	VolumeDeleting VolumeState = "deleting" // the name is free; the chunks are being deleted
+	VolumeCreating VolumeState = "creating" // a clone not yet noted at its origin's snapshot
 )
 
 // AttachStep is the pending change of a junction. If the server that began the change does not
@@ -44,7 +44,7 @@ type Attach struct {
 	Step   AttachStep    `json:"step,omitempty"`
 }
 
-// Same reports whether both are one place, whatever change is pending.
+// Same reports whether a and b are the same place, regardless of pending changes.
 func (a Attach) Same(b Attach) bool {
 	return a.Parent == b.Parent && a.Ino == b.Ino && a.Name == b.Name
 }
@@ -62,8 +62,8 @@ type Origin struct {
 	Rate      uint64          `json:"rate,omitempty"` // of promoting, bytes a second; 0: no bound
 }
 
-// Advisory is a quota that refuses nothing. The volume's owner records since when the volume
-// exceeds it.
+// Advisory is a quota that refuses nothing. The volume's owner records the time since which
+// the volume exceeds the quota.
 type Advisory struct {
 	Bytes      uint64    `json:"bytes,omitempty"`
 	Inodes     uint64    `json:"inodes,omitempty"`
@@ -89,20 +89,20 @@ type Volume struct {
 	// Compression names how chunks are stored, see meta.ParseCompression; "": plain.
 	Compression string    `json:"compression,omitempty"`
 	Advisory    *Advisory `json:"advisory,omitempty"` // nil: none
-	// Dropped are snapshots that were deleted while clones needed them: each is removed when
-	// no clone does.
+	// Dropped are snapshots deleted while clones needed them. A dropped snapshot is removed
+	// when no clone needs the snapshot.
 	Dropped []meta.Generation `json:"dropped,omitempty"`
 	// Done are the tokens of the last requests that changed the row, for recognising repeated
 	// requests (see Did).
 	Done []uint64 `json:"done,omitempty"`
-	// Labels are the first labels for CreateVolume and CreateClone. They have a record of
-	// their own, which Labels reads: a row that was read has none here.
+	// Labels are the first labels for CreateVolume and CreateClone. Labels have a record of
+	// their own, which Labels reads: a row read from etcd has none here.
 	Labels map[string]string `json:"-"`
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
 }
 
-// maxDone is the number of requests that a row remembers: at most this many other requests may
+// maxDone is the number of requests remembered by a row: at most this many other requests may
 // come between a request and its repetition.
 const maxDone = 8
 
@@ -348,10 +348,11 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 	}
 }
 
-// DeleteVolume removes a volume's row, its name, its whole journal, the grants on it, and the
-// record of a mirror with this target. That fences the volume's owner, if any. The id is never
-// reused. Servers that may still have chunks of the volume are recorded (see Deleted).
-// Deleting an absent volume succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
+// DeleteVolume removes a volume's row, name and whole journal, the grants on the volume, and
+// the record of a mirror with this target. The removal fences the volume's owner, if any. The
+// id is never reused. Servers that may still have chunks of the volume are recorded (see
+// Deleted). Deleting an absent volume succeeds. Errors: Busy (the row changed meanwhile),
+// Unavailable.
 func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error {
 	const op = "delete volume"
 	v, err := c.Volume(ctx, id)
@@ -361,8 +362,8 @@ func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta
 	if err != nil {
 		return err
 	}
-	// A call that grants rights reads the volume's row first, and sees that the volume is
-	// being deleted: a view newer than the row's change shows all grants that will ever exist.
+	// A call that grants rights reads the volume's row first, and finds the volume being
+	// deleted. So a view newer than the row's change shows all grants that will ever exist.
 	view := c.View()
 	if view.Revision < v.Revision {
 		if view, err = c.Current(ctx); err != nil {
