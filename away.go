@@ -9,7 +9,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // While servers are away, callers that wait for a flush keep waiting: the bytes in memory are
 // safe, and a pause is all that the callers notice.
 

@@ -77,8 +77,8 @@ type Config struct {
 	Linger time.Duration
 }
 
-// Client is a connection to a cluster: one session, one cache and one write buffer for all
-// volumes, whichever servers own them.
+// Client is a connection to a cluster: one session, cache and write buffer for all volumes of
+// all owners.
 type Client struct {
 	cfg    Config
 	log    *slog.Logger

@@ -7,7 +7,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // In a volume with events, the owner asks in the answer to a commit (Result.Existed) for a
 // message at the close of the file: consumers of the events should look at a file only then.
 

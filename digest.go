@@ -72,8 +72,9 @@ func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	return Digest{}, meta.E("digest", meta.Unavailable, v.name, errors.New("it has not been computed yet"))
 }
 
-// awaitDigest tells of a snapshot of the volume, whose digest somebody waits for; unpaced,
-// it is read as fast as can be. Errors: NoSuchSnapshot.
+// awaitDigest returns the record of a snapshot of the volume at once. If the digest is
+// missing, the owner notes that a caller waits for it; unpaced: the owner then reads without a
+// bound on the rate. Errors: NoSuchSnapshot.
 func (v *Volume) awaitDigest(ctx context.Context, name string, unpaced bool) (meta.SnapshotInfo, error) {
 	s, err := v.snapshotSession()
 	if err != nil {

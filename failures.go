@@ -121,9 +121,9 @@ func (f *file) toldByClose(h Handle) error {
 	return x.last
 }
 
-// toldByWrite gives the error that the next write returns. It returns none once any handle
-// was told. A page that the kernel writes back is no write: nobody would be told, and the
-// page would be lost.
+// toldByWrite returns the error for the next write: nil after any handle has reported the
+// failure. A page written back by the kernel is no write: nobody would receive the error, and
+// the page would be lost.
 func (f *file) toldByWrite() error {
 	x := f.failed
 	if x == nil || x.seen {

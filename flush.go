@@ -9,7 +9,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // How buffered bytes become durable:
 //
 //	capture  freeze the buffered bytes (under the inode's mu)
@@ -38,11 +37,11 @@ const (
 	groupBytes   = 16 << 20         // bytes of one background round
 	groupFiles   = 512              // files of one background round
 	inlineBatch  = 256 << 10        // inline bytes of one batch
-	ownChunkFrom = 1 << 20          // a file with at least this many bytes to append gets its own chunk
+	ownChunkFrom = 1 << 20          // a file gets its own chunk for at least this many bytes to append
 	endedAfter   = 2                // fsyncs of an appended tail before the journal gets an open end
 )
 
-// work is the part of a flush that belongs to one file.
+// work is one file's part of a flush.
 type work struct {
 	in     *inode
 	f      *file
@@ -178,7 +177,7 @@ func (w *work) fitsEnd(f *file) bool {
 }
 
 // tailFrom returns the offset from which the captured bytes are one run to the end of the
-// file, after what was committed; else zero.
+// file, after the committed bytes; else zero.
 func (w *work) tailFrom(f *file) uint64 {
 	if len(w.segs) == 0 {
 		return 0
@@ -382,7 +381,7 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	}
 }
 
-// errAgain says that a chunk failed and its bytes must be appended again.
+// errAgain reports a failed chunk: the chunk's bytes must be appended again.
 var errAgain = errors.New("a chunk failed")
 
 func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
@@ -630,7 +629,7 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 			ext = overlay(ext, e)
 			continue
 		}
-		// A stream's last extent grows: one record, not one for each commit.
+		// A stream's last extent grows: a single record for all commits.
 		if len(ext) == 0 || ext[len(ext)-1].End() != e.Off {
 			if p, ok := f.m.before(s.off); ok && p.ref == s.b.cw.ref && p.pos+p.n == e.ChunkOff {
 				e.Off, e.ChunkOff, e.Len = p.off, p.pos, e.Len+p.n
@@ -669,9 +668,9 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 	return ops
 }
 
-// sealFile ends a seal-on-close file with its own chunk: first the chunk, all bytes of which
-// are committed, then the file, so that every reader of a sealed file finds a chunk that can
-// be passed to the kernel.
+// sealFile ends a seal-on-close file with its own chunk: first the chunk, after the commit of
+// all its bytes, then the file, so that every reader of a sealed file can pass the chunk to
+// the kernel.
 func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	if err := v.seal(ctx, w.own); err != nil {
 		return err
@@ -812,14 +811,14 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	v.closedLocked(in)
 }
 
-// flushOne flushes one file and waits for the end, also while servers needed for that are
-// away. When flushOne returns, the commit may not be journaled yet.
+// flushOne flushes one file and waits for the end, also while needed servers are away. When
+// flushOne returns, the commit may not be journaled yet.
 func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error {
 	return v.patiently(ctx, in, func() error { return v.flushRound(ctx, in, mode) })
 }
 
-// flushRound is flushOne with a bounded time, provided that the volume's owner answers.
-// passing reports of its error whether another round may succeed.
+// flushRound is flushOne with a bounded time, provided that the volume's owner answers. If
+// passing is true for the error, another round may succeed.
 func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) error {
 	in.mu.Lock()
 	f := in.file
@@ -876,7 +875,7 @@ func (v *Volume) toItsEnd(ctx context.Context, flush func(context.Context) error
 	}
 }
 
-// flushHeld is flushOne for a caller that holds both turns and keeps them. It always waits
+// flushHeld is flushOne for a caller that holds and keeps both turns. flushHeld always waits
 // until the flush has ended.
 func (v *Volume) flushHeld(in *inode, mode flushMode) error {
 	w := &work{in: in, mode: mode}
@@ -884,8 +883,8 @@ func (v *Volume) flushHeld(in *inode, mode flushMode) error {
 	return v.verdict(in, w.err)
 }
 
-// verdict turns the error of a flush into the error for callers. It drops the bytes of a file
-// that no longer exists.
+// verdict turns the error of a flush into the error for callers. It drops the bytes of a
+// deleted file.
 func (v *Volume) verdict(in *inode, err error) error {
 	v.failure.note(err)
 	if err == nil {
@@ -893,7 +892,7 @@ func (v *Volume) verdict(in *inode, err error) error {
 	}
 	if errors.Is(err, meta.Stale) {
 		// Inode numbers are never used twice, so the file has lost its last name, although the
-		// owner may not have notified this client. Only openers of the file would miss its
+		// owner may not have notified this client. Only openers of the file would miss the
 		// bytes.
 		in.mu.Lock()
 		dead := in.attrOK && in.attr.Nlink == 0 || in.file == nil || in.file.opens == 0

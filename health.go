@@ -25,7 +25,7 @@ const (
 	Critical Severity = "critical"
 )
 
-// Problem is one thing that is wrong.
+// Problem is one fault of the cluster.
 type Problem struct {
 	Severity Severity `json:"severity" yaml:"severity"`
 	// Part is the kind of the affected object: etcd, metadata, node, disk, space, chunks,
@@ -35,7 +35,7 @@ type Problem struct {
 	Text   string `json:"text" yaml:"text"`                         // the problem, for people
 	Next   string `json:"next" yaml:"next"`                         // the next step, for people
 	// BlocksUpgrade: an upgrade must not stop a server before this problem is solved, because
-	// the other servers can't do without it, or because that is unknown.
+	// the other servers need the server, or may need the server.
 	BlocksUpgrade bool `json:"blocks_upgrade" yaml:"blocks_upgrade"`
 }
 
@@ -123,8 +123,8 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 		x.health, x.err = s.Health(ctx, x.Addr)
 		x.asked = began.Add(time.Since(began) / 2)
 	})
-	// A server with a certificate that ends may not know of the next one, which another server
-	// signed.
+	// A server with an expiring certificate may not know of the next certificate, signed by
+	// another server.
 	if bearers := f.bearers(); len(bearers) > 0 {
 		each(func(ctx context.Context, x *serverFacts) {
 			if x.err == nil {
@@ -205,8 +205,8 @@ func (f *healthFacts) judge() Health {
 
 type problems []Problem
 
-// standIns are the parts whose problems mean that a server is away, or that a server may be
-// unable to replace another.
+// standIns are the parts whose problems mean that a server is away, or may be unable to
+// replace another server.
 var standIns = []string{"etcd", "metadata", "node", "chunks", "volume", "follower"}
 
 // add adds a problem. A critical problem, or a problem of standIns, blocks an upgrade.
@@ -260,7 +260,7 @@ func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
 
 const (
 	etcdUsedHigh = 0.75 // part of etcd's quota that is in use
-	etcdSizeHigh = 0.9  // part of the quota that the file takes; the file does not shrink by itself
+	etcdSizeHigh = 0.9  // size of etcd's file as part of the quota; the file does not shrink by itself
 	etcdSpace    = "see that etcd compacts (--auto-compaction-retention=10m), defragment its members one by one (etcdctl defrag), or start them with a larger --quota-backend-bytes"
 )
 
@@ -276,7 +276,7 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 	critical := func(object, next, text string, args ...any) { l.add(Critical, "etcd", object, next, text, args...) }
 	aside := func(object, next, text string, args ...any) { l.aside("etcd", object, next, text, args...) }
 	type endpoint struct {
-		asks int      // metadata servers that are configured for this member
+		asks int      // metadata servers configured for this member
 		by   []string // metadata servers without an answer from this member
 		err  string   // the error of the first of these servers
 	}
@@ -540,7 +540,7 @@ func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
 	}
 }
 
-// mirrorSlack is the lateness of a mirror, beyond two of its rounds, that is no problem.
+// mirrorSlack is the tolerated lateness of a mirror beyond two of the mirror's rounds.
 const mirrorSlack = time.Minute
 
 func (f *healthFacts) judgeMirrors(l *problems) {

@@ -11,7 +11,6 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 )
 
-//
 // When a reply may be cached.
 //
 // The owner decides in one order, and grants, recalls and replies reach a session in that

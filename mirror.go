@@ -77,8 +77,8 @@ func (m Mirrors) find(ctx context.Context, target meta.VolumeID) (Mirror, error)
 	return l[0], nil
 }
 
-// Change changes what is wanted of a mirror: how often, how fast. change may be
-// called several times. Errors: change's, and those of Find.
+// Change changes the settings of a mirror: how often, how fast. change may be called several
+// times. Errors: change's, and those of Find.
 func (m Mirrors) Change(ctx context.Context, target string, change func(*Mirror) error) (Mirror, error) {
 	v, err := m.c.Volume(ctx, target)
 	if err != nil {
@@ -242,8 +242,8 @@ func (m Mirrors) Await(ctx context.Context, asked Mirror, failing func(why strin
 	}
 }
 
-// shown is the snapshot that a mirror's readers are shown, as the owner says; nil
-// for a volume that is the target of none.
+// shown returns the snapshot that the owner shows to a mirror's readers; nil for a volume that
+// is no target.
 func (v *Volume) shown(ctx context.Context) (*meta.SnapshotInfo, error) {
 	l, err := v.listSnapshots(ctx)
 	if err != nil {
@@ -261,8 +261,8 @@ func (v *Volume) shown(ctx context.Context) (*meta.SnapshotInfo, error) {
 // complete.
 func emptySnapshot(r *Mirror) string { return r.Name + "-empty" }
 
-// shown is the last complete snapshot. The readers see it, or already the one of
-// the round under way: only the owner knows (Volume.shown).
+// shown returns the name of the last complete snapshot. Readers see this snapshot, or already
+// the snapshot of the round under way: only the owner knows (Volume.shown).
 func shown(r *Mirror) string {
 	if r.Last != nil {
 		return r.Last.Snapshot

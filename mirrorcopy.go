@@ -18,7 +18,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
 // How a mirror's target becomes equal to a snapshot of the source.
 //
 // The target's live tree is equal to base, the previous snapshot, or is somewhere between base

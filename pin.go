@@ -45,9 +45,8 @@ func (v *Volume) Pin(ctx context.Context, holder string, ttl time.Duration) erro
 // renewals is how many times a pin is renewed in its time to live.
 const renewals = 3
 
-// KeepPinned renews a pin of the snapshot that is shown here until ctx ends, or
-// the snapshot is gone; the pin then runs out by itself, since others may hold
-// it under the same name.
+// KeepPinned renews a pin of the snapshot shown by v until ctx ends or the snapshot is gone.
+// The pin then expires by itself, since other clients may hold the pin under the same name.
 func (v *Volume) KeepPinned(ctx context.Context, holder string, ttl time.Duration) {
 	wait := ttl / renewals
 	for {

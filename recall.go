@@ -563,8 +563,8 @@ func (v *Volume) expired(epoch uint64, err error) {
 	v.holds.clear()
 	v.orphans.clear()
 	v.locks.clear()
-	// A client that may no longer read also drops what the kernel cached without a lease: an
-	// owner's last answer during writes of others.
+	// A client that may no longer read also drops the kernel's entries cached without a lease:
+	// an owner's last answer during writes of others.
 	every := c.cfg.Left != nil || meta.KindOf(err) == meta.AccessDenied
 	lost, files := int64(0), 0
 	ins := c.table.all(func(in *inode) bool { return in.vol == v })

@@ -15,7 +15,6 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-//
 // How a client shows a snapshot.
 //
 // A Volume with a view shows a snapshot of a live volume. A snapshot never changes, so the

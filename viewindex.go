@@ -24,7 +24,6 @@ import (
 	"penstock.io/penstock/meta/index"
 )
 
-//
 // A volume that shows a snapshot can have all names, attributes and extents at hand: the index
 // of the snapshot (package meta/index), which the volume's owner makes once and keeps in
 // chunks of the volume. The client fetches the index in the background, keeps it as a file of

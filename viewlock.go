@@ -8,9 +8,9 @@ import (
 	"penstock.io/penstock/meta/lock"
 )
 
-// viewLocks are the advisory locks on files of a view. Nobody can write there, but programs
-// also use locks to coordinate other work. These locks hold within this client only; owners
-// are not asked.
+// viewLocks are the advisory locks on files of a view. No program can write there, but
+// programs also use locks to coordinate other work. The locks hold within this client only;
+// owners are not asked.
 type viewLocks struct {
 	mu    sync.Mutex
 	table *lock.Table

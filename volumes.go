@@ -46,8 +46,8 @@ func (c *Client) Volumes() (Volumes, error) {
 	return Volumes{s}, nil
 }
 
-// All lists the volumes by number, those in the trash and those being deleted,
-// too; a page is asked for at a time.
+// All lists the volumes by number, including volumes in the trash or being deleted. It
+// requests one page at a time.
 func (v Volumes) All(ctx context.Context) iter.Seq2[VolumeInfo, error] { return v.s.Volumes(ctx) }
 
 // Find finds a volume by name. Errors: NoSuchVolume.

@@ -582,7 +582,6 @@ func (l *link) end(f *frame) error {
 var names = map[wire.Type]string{wire.Append: "append", wire.Sync: "sync", wire.Read: "read", wire.Local: "open",
 	wire.Stat: "stat", wire.Seal: "seal", wire.Delete: "delete"}
 
-//
 // ---- data waiting in the socket
 
 // urgent reports that no data may wait in front of this call's answer.

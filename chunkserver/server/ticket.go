@@ -16,7 +16,6 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-//
 // Tickets let a peer that is authenticated over TLS open plain connections; see wire/mac.go.
 // The server keeps no state of tickets. A ticket is encrypted (AES-256-GCM, the nonce in
 // front) with a key of this process, so it ends with the process, too:

@@ -16,7 +16,6 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-//
 // After the loss of etcd, a cluster is written anew: first its records, then the journals of
 // the volumes, which the caller writes, and the format record last. Without the format record
 // nothing opens the cluster, and the restoration can start again.
