@@ -268,8 +268,8 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 var errVoid = meta.E("reserve", meta.Again, "", nil)
 
 // room reserves n bytes for a write, or the bytes needed at the write's place, and nothing if
-// the volume no longer has a quota. Before room reports that the bytes don't fit, it notifies
-// the owner of files that were unlinked here a moment ago.
+// the volume no longer has a quota. While the owner has not yet been notified of files unlinked
+// here a moment ago, room waits and asks again before it reports that the bytes don't fit.
 func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
 	for try := 0; ; try++ {
 		got, err := v.reserve(ctx, n, 0, at)
@@ -303,7 +303,7 @@ func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promi
 	}
 }
 
-// orphanTries bounds the waiting for unlinked files to be told of.
+// orphanTries bounds the waits for messages to the owner about unlinked files.
 const orphanTries = 50
 
 func (o *orphanList) some() bool {
