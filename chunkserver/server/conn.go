@@ -53,6 +53,7 @@ type conn struct {
 	last     meta.ChunkID // chunk of the last append
 	unsynced int          // bytes appended since the last sync
 	streak   int          // consecutive appends to last, up to aloneFrom
+	alone    bool         // has a thread of its own, counted in Server.threads
 }
 
 func newConn(s *Server, nc net.Conn, who peer.Identity) (*conn, error) {
@@ -72,6 +73,9 @@ func (c *conn) serve() {
 	c.end()
 	c.wg.Wait()
 	c.DropDescriptors()
+	if c.alone {
+		c.s.threads.Add(-1)
+	}
 	c.s.mu.Lock()
 	delete(c.s.conns, c)
 	if c.counted {
@@ -200,11 +204,25 @@ func (c *conn) settle(id meta.ChunkID) {
 	case id != c.last:
 		c.streak = 0
 	case c.streak < aloneFrom:
-		if c.streak++; c.streak == aloneFrom && c.s.threads.Add(1) <= maxThreads {
-			c.Block()
+		if c.streak++; c.streak == aloneFrom {
+			c.takeThread()
 		}
 	}
 	c.last = id
+}
+
+// takeThread gives a local connection a thread of its own, unless maxThreads connections have
+// one. The end of the connection gives the thread back.
+func (c *conn) takeThread() {
+	if c.alone || !c.Local() {
+		return
+	}
+	if c.s.threads.Add(1) > maxThreads {
+		c.s.threads.Add(-1)
+		return
+	}
+	c.alone = true
+	c.Block()
 }
 
 const (
