@@ -23,13 +23,13 @@ import (
 // chunks with many dead bytes (sparseChunks), and to join fragments (placement.JoinRule). A
 // batch of extents fills a fresh chunk. Compaction may stop after any of these steps:
 //
-// 1. The owner allocates the chunk, and journals the allocation (rule 4), on
+//  1. The owner allocates the chunk, and journals the allocation (rule 4), on
 //     servers where the policy wants data.
-// 2. Each of these servers gathers and verifies the bytes, in the order of the
+//  2. Each of these servers gathers and verifies the bytes, in the order of the
 //     batch, and syncs them.
-// 3. The owner maps each extent to its copy, if the extent is still mapped as
+//  3. The owner maps each extent to its copy, if the extent is still mapped as
 //     it was read: a newer write is never covered. Steps 2 and 3 repeat.
-// 4. The owner seals the chunk.
+//  4. The owner seals the chunk.
 //
 // If compaction stops before step 3, the chunk is open and nothing refers to it: the collector
 // seals and deletes the chunk. If compaction stops later, the collector seals the chunk at the

@@ -24,13 +24,13 @@ import (
 //
 // One chunk is repaired in this order, and the repair may stop at any point:
 //
-// 1. the target servers pull copies; each copy is verified against the journaled
+//  1. the target servers pull copies; each copy is verified against the journaled
 //     length and checksum and durable before the target reports success;
-// 2. the journal's record names the new replicas (SetReplicas, by comparison); 3. after a
-// grace time for readers with the old record, the replicas no longer
+//  2. the journal's record names the new replicas (SetReplicas, by comparison);
+//  3. after a grace time for readers with the old record, the replicas no longer
 //     named by the record are deleted (stale_replicas.go).
 //
-// After a stop behind step 1, copies named by no record are left; behind step 2, old replicas.
+// A stop after step 1 leaves copies named by no record; a stop after step 2, old replicas.
 // The servers' lists show both, and step 3 deletes both.
 
 // Defaults of Config.

@@ -380,7 +380,7 @@ func (s *Server) trouble(sess *session, m *wire.Trouble) {
 			s.wg.Go(func() {
 				defer func() { <-s.suspected.looking }()
 				if _, err := s.Order(s.ctx, b.Server, meta.Order{Kind: meta.OrderVerify, Chunk: b.Chunk}); err != nil {
-					s.log.Warn("replica verified", "chunk", b.Chunk, "server", b.Server, "error", err)
+					s.log.Warn("a replica that a client reported does not verify, or its server did not answer", "chunk", b.Chunk, "server", b.Server, "error", err)
 					if k := meta.KindOf(err); k == meta.Corrupt || k == meta.NoSuchChunk {
 						s.badReplica(b.Chunk, b.Server, k == meta.Corrupt)
 					}

@@ -22,14 +22,14 @@ import (
 // between two operations is a state that existed. But under an exclusive lease a client
 // acknowledges writes by itself. So before a snapshot:
 //
-// 1. the owner grants no exclusive lease and recalls all exclusive leases. Clients
+//  1. the owner grants no exclusive lease and recalls all exclusive leases. Clients
 //     hold their writers, commit buffered data, synced, and close open-ended extents;
 //     a client acknowledges no write after its answer. The owner neither waits for an
 //     absent client nor ends its session. A client unable to commit in time reports
 //     that, keeps its data and its lease, and goes on;
-// 2. if a client does not answer in time, or holds on, the owner seals the client's
+//  2. if a client does not answer in time, or holds on, the owner seals the client's
 //     open-ended extents, at least at the synced length, under a higher fence;
-// 3. TakeSnapshot runs, the owner grants exclusive leases again, and the caller waits
+//  3. TakeSnapshot runs, the owner grants exclusive leases again, and the caller waits
 //     for the journal.
 //
 // The snapshot then contains every write acknowledged by write(), except the writes of clients

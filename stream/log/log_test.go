@@ -161,8 +161,7 @@ func TestNumbersAgree(t *testing.T) {
 
 // model is a slow second form of Producers: it has every batch that was ever appended.
 type model struct {
-	all  []Batch
-	time []int64
+	all []Batch
 }
 
 func (m *model) check(b *Batch, forgotten map[int64]bool) (Verdict, int64) {
