@@ -35,10 +35,7 @@ See 'penstock disk --help'.`,
 			if cfg.Dir == "" {
 				return usagef("say where to keep the data: --data DIR")
 			}
-			if cfg.Meta, err = at.addrs(); err != nil {
-				return err
-			}
-			if cfg.Creds, err = at.credentials.open(); err != nil {
+			if cfg.Meta, cfg.Creds, err = at.open(); err != nil {
 				return err
 			}
 			unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)

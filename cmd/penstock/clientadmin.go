@@ -112,6 +112,9 @@ func (h *mountsHere) look(ctx context.Context, dirs []string) (l []unsyncedView,
 			if want[i], err = fuse.MountPath(d); err != nil {
 				return nil, err
 			}
+			if _, serr := os.Lstat(want[i]); errors.Is(serr, os.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("%s: there is no such directory, so nothing is mounted there; 'penstock client unsynced' lists mounts by themselves", d))
+			}
 		}
 		l = slices.DeleteFunc(l, func(v unsyncedView) bool { return !slices.Contains(want, v.Mount) })
 	}

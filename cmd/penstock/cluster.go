@@ -32,13 +32,17 @@ func metaSocket(dir string) string { return filepath.Join(dir, local.MetaSocket)
 // identityFile marks a folder as a data directory; see package local.
 const identityFile = "penstock.json"
 
+// rootNotes is the folder of root's notes; see noteDir. Tests change it.
+var rootNotes = "/run/penstock"
+
 // where finds the running system for a command: by --cluster, else --dir, else
 // PENSTOCK_CLUSTER, else the only 'penstock up' of this machine.
 type where struct {
 	credentials
 	cluster []string
 	dir     string
-	now     func() time.Time // nil: the clock
+	now     func() time.Time  // nil: the clock
+	opened  *peer.Credentials // the credentials of the last open, for advise
 }
 
 func (w *where) flags(cmd *cobra.Command) {
@@ -76,7 +80,8 @@ func (w *where) addrs() ([]string, error) {
 		// A killed process leaves its socket behind, so connect to find a live server.
 		c, err := net.Dial("unix", socket)
 		if err != nil {
-			return nil, meta.E("connect", meta.Unavailable, w.dir, fmt.Errorf("nothing runs on this data directory: %w", err))
+			return nil, &advisedError{meta.E("connect", meta.Unavailable, w.dir, fmt.Errorf("nothing runs on this data directory: %w", err)),
+				"start 'penstock up --dir " + w.dir + "', or say with --cluster where the metadata servers are"}
 		}
 		c.Close()
 		return []string{"unix:" + socket}, nil
@@ -105,11 +110,7 @@ func (w *where) addrs() ([]string, error) {
 // certificate's life, identity renews the certificate; an administrator's certificate is
 // renewed nowhere else.
 func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, error) {
-	addrs, err := w.addrs()
-	if err != nil {
-		return nil, nil, err
-	}
-	creds, err := w.credentials.open()
+	addrs, creds, err := w.open()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -158,7 +159,7 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 		Name: fmt.Sprintf("%s: %s %d", host, filepath.Base(os.Args[0]), os.Getpid()),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("no answer from %s: %w", strings.Join(addrs, ", "), err)
+		return nil, w.advise(fmt.Errorf("no answer from %s: %w", strings.Join(addrs, ", "), err), true)
 	}
 	return s, nil
 }
@@ -175,7 +176,8 @@ func (w *where) api(ctx context.Context, work func(*admin.Client) error) error {
 		return err
 	}
 	defer c.Close()
-	return work(c)
+	err = work(c)
+	return w.advise(err, admin.IsUnanswered(err))
 }
 
 // withAPI combines with and api, for commands that need a session and the API.
@@ -191,7 +193,7 @@ func (w *where) with(ctx context.Context, work func(*client.Session) error) erro
 	if err != nil {
 		return err
 	}
-	err = work(s)
+	err = w.advise(work(s), false)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 	defer cancel()
 	// All requests have been answered. An error of Close, such as a busy server's silence,
@@ -256,7 +258,7 @@ type running struct {
 // user.
 func noteDir() string {
 	if os.Geteuid() == 0 {
-		return "/run/penstock"
+		return rootNotes
 	}
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return filepath.Join(dir, "penstock")

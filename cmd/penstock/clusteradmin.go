@@ -272,6 +272,9 @@ in again, with a new certificate: its earlier ones stay worthless.`,
 		Example: `  penstock cluster evict client/pod-7`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if !strings.Contains(args[0], "/") {
+				return usagef("%q is no identity: write ROLE/NAME, as 'penstock cluster members' shows them", args[0])
+			}
 			return at.api(cmd.Context(), func(c *admin.Client) error {
 				_, err := c.Grants.EvictMember(cmd.Context(), &admin.EvictMemberRequest{Identity: args[0]})
 				return err

@@ -164,11 +164,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	if c.name == "" {
 		c.name = host
 	}
-	addrs, err := c.addrs()
-	if err != nil {
-		return err
-	}
-	creds, err := c.credentials.open()
+	addrs, creds, err := c.open()
 	if err != nil {
 		return err
 	}

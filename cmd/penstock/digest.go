@@ -249,10 +249,11 @@ func (w *where) connect(ctx context.Context) (*penstock.Client, error) {
 	if err != nil {
 		host = "localhost"
 	}
-	return penstock.Dial(ctx, penstock.Config{
+	c, err := penstock.Dial(ctx, penstock.Config{
 		Meta: addrs, Creds: creds, Logger: slog.New(slog.DiscardHandler),
 		Name: fmt.Sprintf("%s: %s %d", host, filepath.Base(os.Args[0]), os.Getpid()),
 	})
+	return c, w.advise(err, true)
 }
 
 func newVerify() *cobra.Command {
@@ -282,7 +283,7 @@ or if bytes can't be read.`,
 			defer client.Close(context.WithoutCancel(ctx))
 			v, err := client.Snapshot(ctx, volume, snapshot)
 			if err != nil {
-				return adviseSnapshot(err, volume)
+				return w.advise(adviseSnapshot(err, volume), false)
 			}
 			var recorded penstock.Digest
 			if want != "" {

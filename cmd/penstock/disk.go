@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -361,6 +362,9 @@ the disk be replaced ('penstock disk replace').`,
 		Example: `  penstock disk check /var/lib/penstock-chunks/chunks`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := os.Stat(args[0]); err != nil {
+				return err
+			}
 			rep, err := store.Check(store.DirDisk(args[0]))
 			if err != nil {
 				return err
@@ -388,7 +392,7 @@ the disk be replaced ('penstock disk replace').`,
 				}
 			})
 			if err == nil && len(view.Problems) > 0 {
-				cmd.PrintErrf("penstock disk check: %d problems\n", len(view.Problems))
+				cmd.PrintErrf("penstock disk check: %s: %d problems\n", args[0], len(view.Problems))
 				return &statusError{exitFailed}
 			}
 			return err

@@ -13,7 +13,7 @@ var advice = map[meta.Kind]string{
 	meta.DirectoryInUse: "another penstock process holds this data directory; stop it, or choose another with --dir",
 	meta.Version:        "this data was written by another version of penstock; run the version that wrote it, or a newer one",
 	meta.Corrupt:        "run 'penstock fsck' on the data directory; do not delete anything before you know what is damaged",
-	meta.Unavailable:    "nobody answered; see 'penstock status', and whether 'penstock up' runs",
+	meta.Unavailable:    "try again; 'penstock health' says what is missing",
 	meta.NoSuchVolume:   "see 'penstock volume list'",
 	meta.VolumeExists:   "choose another name, or see 'penstock volume show'",
 	meta.NoSpace:        "free space on the disk of the data directory; penstock goes on by itself",
@@ -29,6 +29,9 @@ func explain(err error) string {
 	a, ok := advice[meta.KindOf(err)]
 	if _, wrong := errors.AsType[*penstock.WrongDigestError](err); wrong {
 		a, ok = wrongDigest, true
+	}
+	if advised, is := errors.AsType[*advisedError](err); is {
+		a, ok = advised.advice, true
 	}
 	if ok {
 		s += "\n  " + a

@@ -123,14 +123,10 @@ func healthStatus(h *penstock.Health) error {
 // health asks the cluster for its health. If no server answers, health returns a critical
 // health and no error.
 func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
-	addrs, err := w.addrs()
+	addrs, creds, err := w.open()
 	if meta.KindOf(err) == meta.Unavailable { // no process serves --dir
 		return unreachable(w.dir, err), nil
 	}
-	if err != nil {
-		return h, err
-	}
-	creds, err := w.credentials.open()
 	if err != nil {
 		return h, &usageError{err}
 	}
@@ -147,7 +143,7 @@ func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 	h, err = c.Health(ctx)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 	defer cancel()
-	return h, errors.Join(err, c.Close(end))
+	return h, errors.Join(w.advise(err, false), c.Close(end))
 }
 
 func unreachable(at string, err error) penstock.Health {
@@ -214,10 +210,11 @@ func askReady(ctx context.Context, address string) error {
 	return nil
 }
 
-// monitorStatus returns the exit status for an error of a command for monitors.
+// monitorStatus returns the exit status for an error of a command for monitors. A caller
+// without the right to ask does not know the state.
 func monitorStatus(err error) int {
 	var usage *usageError
-	if errors.As(err, &usage) || isCobraUsage(err) {
+	if errors.As(err, &usage) || isCobraUsage(err) || meta.KindOf(err) == meta.AccessDenied {
 		return healthUnknown
 	}
 	return healthCritical

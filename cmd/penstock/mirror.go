@@ -46,7 +46,7 @@ func (w *where) withMirrors(ctx context.Context, work func(*penstock.Client, pen
 	c, err := penstock.Dial(dial, penstock.Config{Meta: addrs, Creds: creds, Name: "penstock mirror", Logger: slog.New(slog.DiscardHandler)})
 	cancel()
 	if err != nil {
-		return fmt.Errorf("no answer from %s: %w", strings.Join(addrs, ", "), err)
+		return w.advise(fmt.Errorf("no answer from %s: %w", strings.Join(addrs, ", "), err), true)
 	}
 	m, err := c.Mirrors()
 	if err == nil {
@@ -54,7 +54,7 @@ func (w *where) withMirrors(ctx context.Context, work func(*penstock.Client, pen
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 	defer cancel()
-	return errors.Join(err, c.Close(end))
+	return errors.Join(w.advise(err, false), c.Close(end))
 }
 
 // elsewhere holds the flags that select the source's cluster.
@@ -660,11 +660,7 @@ and, for each source in another cluster, one that may administer the source.`,
 			if err != nil {
 				return err
 			}
-			addrs, err := w.addrs()
-			if err != nil {
-				return err
-			}
-			creds, err := w.credentials.open()
+			addrs, creds, err := w.open()
 			if err != nil {
 				return err
 			}

@@ -161,15 +161,11 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		return err
 	}
 	opts.Watchdog = watchdogProgram
-	addrs, err := m.addrs()
+	addrs, creds, err := m.open()
 	if err != nil {
 		return err
 	}
 	holder, redial, takeover, err := m.holder(ctx, dir)
-	if err != nil {
-		return err
-	}
-	creds, err := m.credentials.open()
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"text/tabwriter"
 
@@ -38,7 +39,11 @@ func (o *output) String() string { return o.format }
 func (o *output) Type() string { return "format" }
 
 // print writes v in the chosen format; fill draws the table.
+// A list without elements is "[]", whether or not the slice is nil.
 func (o *output) print(w io.Writer, v any, fill func(*table)) error {
+	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
+		v = reflect.MakeSlice(list.Type(), 0, 0).Interface()
+	}
 	switch o.format {
 	case "json":
 		e := json.NewEncoder(w)

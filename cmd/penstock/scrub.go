@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -31,6 +32,9 @@ disk is; with --wait the command does, and ends when all are done.`,
 				before, err := listDisks(ctx, c)
 				if err != nil {
 					return err
+				}
+				if len(before) == 0 && node == 0 {
+					return errors.New("scrub: no chunk server with a disk is connected, so nothing can be read; see 'penstock node list'")
 				}
 				if _, err := c.Nodes.ScrubNodes(ctx, &admin.ScrubNodesRequest{Node: uint64(node)}); err != nil {
 					return err
@@ -80,6 +84,9 @@ func waitScrub(ctx context.Context, cmd *cobra.Command, c *admin.Client, node ui
 			}
 		}
 		p.show(fmt.Sprintf("%.1f %% of %d disks read, %v", 100*done/float64(max(disks, 1)), disks, time.Since(began).Round(time.Second)))
+		if disks+len(skipped) == 0 {
+			return errors.New("scrub: the chunk server's disks are not connected any more; see 'penstock node list'")
+		}
 		if done >= float64(disks) {
 			if len(skipped) > 0 {
 				return meta.E("scrub", meta.IO, fmt.Sprint(skipped), fmt.Errorf("these disks failed and were not read; see 'penstock disk list'"))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -493,7 +494,7 @@ Snapshots by schedule are called auto-TIME; others are never touched.`,
 				}
 				l, err := c.Snapshots.ListSnapshots(cmd.Context(), &admin.ListSnapshotsRequest{Volume: v})
 				if err == nil {
-					fmt.Fprintln(cmd.OutOrStdout(), l.Keep)
+					fmt.Fprintln(cmd.OutOrStdout(), cmp.Or(l.Keep, "none"))
 				}
 				return err
 			})

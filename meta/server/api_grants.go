@@ -190,6 +190,9 @@ func (a grantsAPI) EvictMember(ctx context.Context, q *admin.EvictMemberRequest)
 	}
 	role, name, _ := strings.Cut(q.Identity, "/")
 	if err := t.Members.Evict(ctx, peering.Role(role), name); err != nil {
+		if meta.KindOf(err) == meta.NotFound {
+			err = meta.E("evict", meta.NotFound, q.Identity, errors.New("no identity of the cluster is called so; 'penstock cluster members' shows them"))
+		}
 		return nil, err
 	}
 	a.s.log.Warn("evicted", "identity", q.Identity)
