@@ -43,6 +43,7 @@ func addCommands(root *cobra.Command) {
 		newVerify(),
 		newDigest(),
 		newStatus(),
+		newStream(),
 		newTop(),
 		newUp(),
 		newVersion(),

@@ -20,15 +20,18 @@ func newUp() *cobra.Command {
 	var cfg local.Config
 	var logs logFlags
 	var port adminPort
+	var noGateway bool
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything on this machine, in one process",
-		Long: `Runs an embedded etcd, a metadata server, a chunk server and a mount in one
-process, with the protocols and formats of a cluster. What is stored in DIR is
+		Long: `Runs an embedded etcd, a metadata server, a chunk server, a gateway and a mount in
+one process, with the protocols and formats of a cluster. What is stored in DIR is
 there again next time. SIGINT or SIGTERM, or umount of the mount point, stops
 cleanly: the mount is flushed and unmounted first.
 
-The parts talk over Unix sockets of mode 0600 in DIR.`,
+The parts talk over Unix sockets of mode 0600 in DIR. The gateway serves streams
+to Kafka clients at a loopback address, to every user of this machine: it asks for
+no credentials. If the default address is not free, there is no gateway.`,
 		Example: `  penstock up --dir /var/lib/penstock --mount /mnt/penstock`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,6 +46,9 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 				return err
 			}
 			cfg.Logger = log
+			if cfg.KafkaOptional = !cmd.Flags().Changed("kafka"); noGateway {
+				cfg.Kafka = ""
+			}
 			ctx := cmd.Context()
 			began := time.Now()
 			cfg.MountOptions.Watchdog = watchdogProgram
@@ -69,7 +75,7 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 				return errors.Join(err, closeSystem())
 			}
 			defer stopAdmin()
-			started(log, "up", "dir", cfg.Dir, "mount", cfg.Mount, "meta", s.Meta.Addr, "admin", addr, "took", time.Since(began).Round(time.Millisecond))
+			started(log, "up", "dir", cfg.Dir, "mount", cfg.Mount, "meta", s.Meta.Addr, "admin", addr, "kafka", kafkaAddr(s), "took", time.Since(began).Round(time.Millisecond))
 			if cfg.Mount != "" {
 				fmt.Fprintf(cmd.OutOrStdout(), "penstock is mounted on %s; Ctrl-C stops it\n", cfg.Mount)
 			} else {
@@ -89,11 +95,21 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 	f.BoolVar(&cfg.MountOptions.SUID, "suid", false, "honour set-id programs and file capabilities of the mount")
 	f.BoolVar(&cfg.MountOptions.Dev, "dev", false, "honour device nodes of the mount")
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
+	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients, on loopback")
+	f.BoolVar(&noGateway, "no-gateway", false, "run no gateway: streams are not served")
 	port.flag(cmd, "DIR/admin.sock")
 	port.openFlag(cmd)
 	logs.add(cmd)
 	markDirs(cmd, "dir", "mount")
 	return configurable(cmd)
+}
+
+// kafkaAddr returns the address of the gateway's Kafka server, for the log.
+func kafkaAddr(s *local.System) string {
+	if s.Gateway == nil {
+		return "none"
+	}
+	return s.Gateway.Addr
 }
 
 // markDirs lets the shell complete directories for flags.

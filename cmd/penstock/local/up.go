@@ -29,7 +29,11 @@ type Config struct {
 	Logger       *slog.Logger
 	CommitDelay  time.Duration
 	DigestRate   uint64 // see MetaConfig
-	Unsafe       Unsafe
+	// Kafka is the address at which streams are served to Kafka clients; "": they are not. If
+	// KafkaOptional, an address that is not free is no error.
+	Kafka         string
+	KafkaOptional bool
+	Unsafe        Unsafe
 }
 
 // Unsafe switches safety mechanisms off. Only 'make controls' sets Unsafe, to prove that the
@@ -120,14 +124,16 @@ type System struct {
 	Meta  *Meta
 	Chunk *Chunk
 	Mount *Mount
+	// Gateway is nil without one.
+	Gateway *Gateway
 	// stopMirrors stops the mirrors and waits for their goroutine.
 	stopMirrors func()
 	lock        *embedded.Lock
 	log         *slog.Logger
 }
 
-// Up starts the metadata server, the chunk server, the mirrors, and the mount if cfg.Mount is
-// set. Errors: DirectoryInUse, Version, Invalid (not a Penstock data directory), Busy, and the
+// Up starts the metadata server, the chunk server, the mirrors, the gateway if cfg.Kafka is
+// set, and the mount if cfg.Mount is set. Errors: DirectoryInUse, Version, Invalid (not a Penstock data directory), Busy, and the
 // errors of StartMount.
 func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
@@ -182,6 +188,14 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 		return s, err
 	}
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
+	if cfg.Kafka != "" {
+		s.Gateway, err = StartGateway(ctx, GatewayConfig{
+			Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Kafka: cfg.Kafka, Optional: cfg.KafkaOptional, Logger: cfg.Logger,
+		})
+		if err != nil {
+			return s, err
+		}
+	}
 	if cfg.Mount != "" {
 		s.Mount, err = StartMount(ctx, MountConfig{
 			NoLaunder: cfg.Unsafe.NoLaunder,
@@ -214,7 +228,7 @@ func (s *System) Failed(ctx context.Context) error {
 	}
 }
 
-// Close stops the parts in order: the mirrors; the mount, which flushes; the metadata server,
+// Close stops the parts in order: the mirrors; the gateway, which ends its streams; the mount, which flushes; the metadata server,
 // which seals open chunks and commits the journal; the chunk server. Each of these steps takes
 // at most a share of the time until ctx ends, so that later steps have time left: a remote
 // chunk server may be silent, and the mount waits for the chunk server until its context ends.
@@ -227,6 +241,9 @@ func (s *System) Close(ctx context.Context) error {
 	}
 	if s.stopMirrors != nil {
 		s.stopMirrors()
+	}
+	if s.Gateway != nil {
+		step(0.3, s.Gateway.Close)
 	}
 	if s.Mount != nil {
 		step(0.6, s.Mount.Close)

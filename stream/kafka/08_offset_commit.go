@@ -1,0 +1,99 @@
+package kafka
+
+import (
+	"errors"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/group"
+	"penstock.io/penstock/stream/offsets"
+)
+
+// offsetCommit makes the offsets of a group durable, each in its stream.
+func (s *Server) offsetCommit(r *request, q *kmsg.OffsetCommitRequest) *kmsg.OffsetCommitResponse {
+	p := q.ResponseKind().(*kmsg.OffsetCommitResponse)
+	all := func(code int16) *kmsg.OffsetCommitResponse {
+		for i := range q.Topics {
+			p.Topics = append(p.Topics, commitResponse(&q.Topics[i], func(*kmsg.OffsetCommitRequestTopicPartition) int16 { return code }))
+		}
+		return p
+	}
+	if q.Group == "" {
+		return all(codeInvalidGroup)
+	}
+	g := s.groups.find(q.Group, true)
+	if g == nil {
+		return all(codeCoordinatorLoading)
+	}
+	g.committing.Lock()
+	defer g.committing.Unlock()
+	g.mu.Lock()
+	code := g.machine.MayCommit(now(), q.Generation, q.MemberID, deref(q.InstanceID))
+	g.mu.Unlock()
+	if code != group.OK {
+		return all(codeOfGroup(code))
+	}
+	for i := range q.Topics {
+		p.Topics = append(p.Topics, s.commitTopic(r, q.Group, &q.Topics[i]))
+	}
+	return p
+}
+
+// commitResponse answers for every partition of a topic.
+func commitResponse(t *kmsg.OffsetCommitRequestTopic, code func(*kmsg.OffsetCommitRequestTopicPartition) int16) kmsg.OffsetCommitResponseTopic {
+	pt := kmsg.NewOffsetCommitResponseTopic()
+	pt.Topic = t.Topic
+	for i := range t.Partitions {
+		tp := kmsg.NewOffsetCommitResponseTopicPartition()
+		tp.Partition, tp.ErrorCode = t.Partitions[i].Partition, code(&t.Partitions[i])
+		pt.Partitions = append(pt.Partitions, tp)
+	}
+	return pt
+}
+
+func (s *Server) commitTopic(r *request, name string, t *kmsg.OffsetCommitRequestTopic) kmsg.OffsetCommitResponseTopic {
+	var commits []offsets.Commit
+	st, err := s.stream(r.ctx, t.Topic)
+	var to *offsets.Offsets
+	if err == nil {
+		to, err = st.Offsets(r.ctx, name, true)
+	}
+	check := func(tp *kmsg.OffsetCommitRequestTopicPartition) int16 {
+		switch {
+		case tp.Partition < 0 || int(tp.Partition) >= st.Spec.Partitions:
+			return codeUnknownTopic
+		case len(deref(tp.Metadata)) > offsets.MaxMetadata:
+			return codeMetadataTooLarge
+		}
+		return codeOK
+	}
+	if err == nil {
+		for i := range t.Partitions {
+			tp := &t.Partitions[i]
+			if check(tp) == codeOK {
+				commits = append(commits, offsets.Commit{Partition: tp.Partition, Offset: tp.Offset, Epoch: tp.LeaderEpoch, Time: now(), Metadata: deref(tp.Metadata)})
+			}
+		}
+		if len(commits) > 0 {
+			err = to.Commit(commits)
+		}
+	}
+	return commitResponse(t, func(tp *kmsg.OffsetCommitRequestTopicPartition) int16 {
+		if err != nil {
+			return codeOfCommit(err)
+		}
+		return check(tp)
+	})
+}
+
+// codeOfCommit translates an error of a group's offsets.
+func codeOfCommit(err error) int16 {
+	switch {
+	case errors.Is(err, meta.Invalid):
+		return codeInvalidGroup
+	case errors.Is(err, meta.NotFound):
+		return codeUnknownTopic
+	}
+	return codeCoordinatorLoading // the client tries again
+}

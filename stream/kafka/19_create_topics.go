@@ -1,0 +1,113 @@
+package kafka
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
+)
+
+// createTopics makes streams.
+func (s *Server) createTopics(r *request, q *kmsg.CreateTopicsRequest) *kmsg.CreateTopicsResponse {
+	p := q.ResponseKind().(*kmsg.CreateTopicsResponse)
+	for i := range q.Topics {
+		t := &q.Topics[i]
+		pt := kmsg.NewCreateTopicsResponseTopic()
+		pt.Topic, pt.ReplicationFactor = t.Topic, 1
+		spec, code, err := specOf(t)
+		if err == nil {
+			pt.NumPartitions = int32(spec.Partitions)
+			if err = s.createTopic(r, t.Topic, spec, q.ValidateOnly); err != nil {
+				code = codeOf(err)
+			}
+		}
+		if err != nil {
+			text := err.Error()
+			pt.ErrorCode, pt.ErrorMessage = code, &text
+		}
+		p.Topics = append(p.Topics, pt)
+	}
+	return p
+}
+
+func (s *Server) createTopic(r *request, topic string, spec stream.Spec, only bool) error {
+	path, err := stream.Path(topic)
+	if err != nil {
+		return err
+	}
+	h, err := s.cfg.Host(r.ctx)
+	if err != nil {
+		return err
+	}
+	if !only {
+		return stream.Create(r.ctx, h.Tree(), path, spec)
+	}
+	if _, err = h.Stream(r.ctx, path); err == nil {
+		return meta.E("create stream", meta.Exists, path, nil)
+	} else if errors.Is(err, meta.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// specOf translates the words of a CreateTopics request. How often bytes are stored is a matter
+// of the volume, so that any replication factor is taken.
+func specOf(t *kmsg.CreateTopicsRequestTopic) (spec stream.Spec, code int16, err error) {
+	spec.Partitions = int(t.NumPartitions)
+	if t.NumPartitions == -1 {
+		spec.Partitions = max(1, len(t.ReplicaAssignment))
+	}
+	if spec.Partitions < 1 || spec.Partitions > stream.MaxPartitions {
+		return spec, codeInvalidPartitions, fmt.Errorf("a topic has 1 to %d partitions", stream.MaxPartitions)
+	}
+	for _, c := range t.Configs {
+		if err := setConfig(&spec, c.Name, deref(c.Value)); err != nil {
+			return spec, codeInvalidConfig, err
+		}
+	}
+	if err := spec.Check(); err != nil {
+		return spec, codeInvalidConfig, err
+	}
+	return spec, codeOK, nil
+}
+
+// setConfig sets a configuration by Kafka's name.
+func setConfig(spec *stream.Spec, name, value string) error {
+	number := func(to func(int64)) error {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < -1 {
+			return fmt.Errorf("%s is a number, not %q", name, value)
+		}
+		to(max(n, 0)) // -1 is no bound
+		return nil
+	}
+	// A duration has fewer milliseconds than an int64, and the longest is for ever.
+	duration := func(to *time.Duration) error {
+		return number(func(n int64) {
+			if *to = 0; n <= int64(1<<63-1)/int64(time.Millisecond) {
+				*to = time.Duration(n) * time.Millisecond
+			}
+		})
+	}
+	switch name {
+	case "retention.ms":
+		return duration(&spec.Retention)
+	case "retention.bytes":
+		return number(func(n int64) { spec.RetentionBytes = n })
+	case "segment.bytes":
+		return number(func(n int64) { spec.SegmentBytes = n })
+	case "segment.ms":
+		return duration(&spec.SegmentAge)
+	case "cleanup.policy":
+		if value != "delete" {
+			return fmt.Errorf("cleanup.policy %q is not supported, only delete", value)
+		}
+		return nil
+	}
+	return fmt.Errorf("configuration %s is not supported", name)
+}

@@ -1,0 +1,165 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// pipeline bounds the unanswered requests of a connection.
+const pipeline = 16
+
+// smallWeight is the count of a byte in Limits.Memory for requests other than Produce, because
+// the decoded request can take many times the bytes.
+const smallWeight = 32
+
+// connection is a client's connection. A goroutine reads and begins requests, another
+// finishes the requests in order and writes the responses.
+type connection struct {
+	s    *Server
+	c    net.Conn
+	ctx  context.Context // ends when the client is gone or the server stops
+	stop context.CancelFunc
+}
+
+func newConnection(s *Server, c net.Conn) *connection {
+	k := &connection{s: s, c: c}
+	k.ctx, k.stop = context.WithCancel(s.ctx)
+	return k
+}
+
+// request is a request under way.
+type request struct {
+	header
+	ctx  context.Context
+	conn *connection
+	body kmsg.Request
+	// answer finishes the request; nil is no response.
+	answer func() kmsg.Response
+	// free gives back the resources of the request, after the response was written.
+	free []func()
+}
+
+func (r *request) release() {
+	for _, f := range r.free {
+		f()
+	}
+	r.free = nil
+}
+
+// serve serves the connection to the end.
+func (k *connection) serve() {
+	defer k.stop()
+	queue := make(chan *request, pipeline)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		k.write(queue)
+	}()
+	err := k.read(queue)
+	// Accepted batches are still acknowledged, if the client listens; waits end.
+	if !errors.Is(err, io.EOF) {
+		k.s.cfg.Logger.Debug("kafka: a connection has ended", "client", k.c.RemoteAddr(), "error", err)
+	}
+	k.stop()
+	close(queue)
+	<-done
+}
+
+// read reads requests and begins them.
+func (k *connection) read(queue chan<- *request) error {
+	for {
+		r := &request{ctx: k.ctx, conn: k}
+		if err := k.next(r); err != nil {
+			r.release()
+			return err
+		}
+		select {
+		case queue <- r:
+		case <-k.ctx.Done():
+			r.release()
+			return context.Cause(k.ctx)
+		}
+	}
+}
+
+// next reads a request and begins it.
+func (k *connection) next(r *request) error {
+	limits := &k.s.cfg.Limits
+	if err := k.c.SetReadDeadline(time.Now().Add(limits.Idle)); err != nil {
+		return err
+	}
+	frame, err := readFrame(k.c, func(key int16, size int) error {
+		most, weight := limits.SmallFrame, int64(size)*smallWeight
+		if key == produceKey {
+			most, weight = limits.Frame, int64(size)
+		}
+		if size > most {
+			return fmt.Errorf("%w: a request %d has %d bytes, more than %d", errFrame, key, size, most)
+		}
+		weight = min(weight, limits.Memory)
+		if err := k.s.memory.Acquire(k.ctx, weight); err != nil {
+			return err
+		}
+		r.free = append(r.free, func() { k.s.memory.Release(weight) })
+		return k.c.SetReadDeadline(time.Now().Add(limits.Transfer))
+	})
+	if err != nil {
+		return err
+	}
+	return k.s.begin(r, frame)
+}
+
+// write finishes requests in order and writes their responses.
+func (k *connection) write(queue <-chan *request) {
+	var buf []byte
+	for r := range queue {
+		p := r.answer()
+		if p != nil {
+			buf = appendResponse(buf[:0], r.correlation, p)
+			err := k.c.SetWriteDeadline(time.Now().Add(k.s.cfg.Limits.Transfer))
+			if err == nil {
+				_, err = k.c.Write(buf)
+			}
+			if err != nil {
+				k.stop() // the reader ends, too
+				k.c.Close()
+			}
+			if cap(buf) > 1<<20 {
+				buf = nil
+			}
+		}
+		r.release()
+	}
+}
+
+// begin decodes a request and begins it. After an error the connection is closed.
+func (s *Server) begin(r *request, frame []byte) error {
+	var err error
+	var rest []byte
+	if r.header, rest, err = parseHeader(frame); err != nil {
+		return err
+	}
+	k, ok := keys[r.key]
+	switch {
+	case r.key == apiVersionsKey && (r.version < 0 || r.version > k.max):
+		r.answer = func() kmsg.Response { return versionsTooNew() }
+		return nil
+	case !ok:
+		return fmt.Errorf("%w: request %d is not known", errFrame, r.key)
+	case r.version < k.min || r.version > k.max:
+		return fmt.Errorf("%w: version %d of request %d is not known, only %d to %d", errFrame, r.version, r.key, k.min, k.max)
+	}
+	if r.body, err = parseBody(r.header, rest); err != nil {
+		return err
+	}
+	p := r.body.ResponseKind()
+	p.SetVersion(r.version)
+	r.answer = k.begin(s, r)
+	return nil
+}

@@ -1,0 +1,164 @@
+// Package kafka serves streams over the Kafka protocol. The package owns the connections, the frames,
+// the translation of every request into calls of package stream, and the coordinator of
+// consumer groups. A file for each kind of request is named after the request's API key.
+//
+// A connection's requests are handled in order, as Kafka does; batches of a Produce
+// request enter their logs when the request is read, so that several requests of a producer
+// share a sync. Transactions are refused.
+package kafka
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
+)
+
+// Config configures a Server. Zero values take the defaults.
+type Config struct {
+	// Host gives the streams. The server calls Host at the first need, again after an
+	// error; a Host must give the same value every time.
+	Host    func(ctx context.Context) (*stream.Host, error)
+	Cluster string // id of the cluster
+	Node    int32  // id of the gateway; default 1
+	Logger  *slog.Logger
+	Limits  Limits
+}
+
+// Limits bound the resources of a Server. Zero values take the defaults.
+type Limits struct {
+	Connections int           // default 1000
+	Frame       int           // bytes of a Produce request; default 32 MiB
+	SmallFrame  int           // bytes of another request; default 1 MiB
+	Memory      int64         // bytes of all requests under way; default 256 MiB
+	Responses   int64         // bytes of all records under way; default 256 MiB
+	Idle        time.Duration // a connection without requests is closed; default 15 min
+	Transfer    time.Duration // a frame must come, and a response must go, within; default 60 s
+}
+
+func (l *Limits) defaults() {
+	set(&l.Connections, 1000)
+	set(&l.Frame, 32<<20)
+	set(&l.SmallFrame, 1<<20)
+	set(&l.Memory, 256<<20)
+	set(&l.Responses, 256<<20)
+	set(&l.Idle, 15*time.Minute)
+	set(&l.Transfer, time.Minute)
+}
+
+func set[T ~int | ~int32 | ~int64](v *T, def T) {
+	if *v == 0 {
+		*v = def
+	}
+}
+
+// Server serves streams over the Kafka protocol.
+type Server struct {
+	cfg       Config
+	memory    *semaphore.Weighted // of requests
+	responses *semaphore.Weighted // of records in responses
+	groups    coordinator
+	ctx       context.Context // ends when the server stops
+	stop      context.CancelFunc
+	wg        sync.WaitGroup // of connections
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[net.Conn]struct{}
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	cfg.Limits.defaults()
+	set(&cfg.Node, 1)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	s := &Server{
+		cfg: cfg, memory: semaphore.NewWeighted(cfg.Limits.Memory), responses: semaphore.NewWeighted(cfg.Limits.Responses),
+		conns: map[net.Conn]struct{}{},
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.groups.init()
+	return s
+}
+
+// Serve accepts connections until Close. The listener is closed then.
+func (s *Server) Serve(l net.Listener) error {
+	end := context.AfterFunc(s.ctx, func() { l.Close() })
+	defer end()
+	for {
+		c, err := l.Accept()
+		if s.ctx.Err() != nil {
+			if err == nil {
+				c.Close()
+			}
+			return nil
+		}
+		if err != nil {
+			var ne net.Error
+			if errors.As(err, &ne) && ne.Timeout() {
+				continue
+			}
+			// Out of descriptors: ended connections give some back.
+			s.cfg.Logger.Warn("kafka: a connection was not accepted, that is tried again", "error", err)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-s.ctx.Done():
+			}
+			continue
+		}
+		s.start(c)
+	}
+}
+
+// start serves a connection, unless there are too many.
+func (s *Server) start(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || len(s.conns) >= s.cfg.Limits.Connections {
+		c.Close()
+		return
+	}
+	s.conns[c] = struct{}{}
+	s.wg.Go(func() {
+		newConnection(s, c).serve()
+		c.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.conns, c)
+	})
+}
+
+// Close ends all connections and waits for the requests under way. The streams stay open.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.stop()
+	s.wg.Wait()
+	s.groups.close()
+}
+
+// stream finds the stream of a topic.
+func (s *Server) stream(ctx context.Context, topic string) (*stream.Stream, error) {
+	p, err := stream.Path(topic)
+	if err != nil {
+		return nil, err
+	}
+	h, err := s.cfg.Host(ctx)
+	if err != nil {
+		return nil, meta.E("open stream", meta.Unavailable, topic, err)
+	}
+	return h.Stream(ctx, p)
+}

@@ -1,0 +1,199 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/log"
+)
+
+// flushBytes bounds the bytes of a write and its sync, beside a single larger batch.
+const flushBytes = 8 << 20
+
+// Append is an accepted batch. Wait tells when the batch is durable.
+type Append struct {
+	Base     int64 // offset of the first record
+	Repeated bool  // the producer had sent the batch before; the log has the batch once
+
+	l   *Log
+	end int64
+}
+
+// Append takes a batch into the log, which owns p from then on. Batches get offsets in
+// the order of the calls. The batch is durable, and visible to reads, when Wait returns nil.
+// Errors: errors of log.Admit; OutOfOrder and Fenced as *SequenceError; Fenced (the leadership
+// is over); Unavailable (the log was closed, or failed before).
+func (l *Log) Append(p []byte) (*Append, error) {
+	b, err := log.Admit(p, l.cfg.MaxBatch)
+	if err != nil {
+		return nil, err
+	}
+	if b.Transactional() {
+		return nil, l.fail("append", meta.NotSupported, fmt.Errorf("batches of transactions are not supported"))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return nil, l.err
+	}
+	switch verdict, base := l.arrived.Check(&b); verdict {
+	case log.Repeated:
+		return &Append{Base: base, Repeated: true, l: l, end: base + int64(b.LastDelta) + 1}, nil
+	case log.OutOfOrder, log.Fenced:
+		return nil, &SequenceError{Verdict: verdict, Producer: b.Producer, Epoch: b.Epoch, Sequence: b.Sequence}
+	}
+	b.Assign(p, l.next, l.lead.Epoch())
+	l.arrived.Add(&b, l.cfg.Now().UnixMilli())
+	l.next = b.Next()
+	l.pending = append(l.pending, arrival{batch: b, bytes: p})
+	if !l.flushing {
+		l.flushing = true
+		l.wg.Go(l.flush)
+	}
+	return &Append{Base: b.Base, l: l, end: l.next}, nil
+}
+
+// Wait waits until the batch is durable. After an error, the log may or may not
+// have the batch: the producer must repeat the request. Errors: why the log failed; the context's.
+func (a *Append) Wait(ctx context.Context) error {
+	notice := make(chan struct{}, 1)
+	defer a.l.Watch(notice)()
+	for {
+		a.l.mu.Lock()
+		high, err := a.l.high, a.l.err
+		flushing := a.l.flushing
+		a.l.mu.Unlock()
+		if high >= a.end {
+			return nil
+		}
+		if err != nil && !flushing {
+			return err
+		}
+		select {
+		case <-notice:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// SequenceError refuses a batch of an idempotent producer.
+type SequenceError struct {
+	Verdict  log.Verdict // log.OutOfOrder or log.Fenced
+	Producer int64
+	Epoch    int16
+	Sequence int32
+}
+
+// Error names the producer and the reason.
+func (e *SequenceError) Error() string {
+	why := "does not continue its sequence"
+	if e.Verdict == log.Fenced {
+		why = "is of an earlier epoch"
+	}
+	return fmt.Sprintf("a batch of producer %d, epoch %d, sequence number %d %s", e.Producer, e.Epoch, e.Sequence, why)
+}
+
+// flush writes and syncs the pending batches until none is left. At most one goroutine runs flush.
+func (l *Log) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var buf []byte
+	for len(l.pending) > 0 {
+		if l.err != nil && len(l.pending) > 0 && !l.closingLocked() {
+			break
+		}
+		batches := l.takeLocked()
+		l.mu.Unlock()
+		buf = buf[:0]
+		for _, a := range batches {
+			buf = append(buf, a.bytes...)
+		}
+		err := l.commit(buf)
+		l.mu.Lock()
+		if err != nil {
+			l.cfg.Logger.Warn("a partition takes no records until it is opened again", "partition", l.cfg.Name, "error", err)
+			l.pending = nil
+			l.err = err // also after Close, whose reason is less exact
+			break
+		}
+		active := l.segments[len(l.segments)-1]
+		now := l.cfg.Now().UnixMilli()
+		for _, a := range batches {
+			active.Add(&a.batch)
+			l.durable.Add(&a.batch, now)
+		}
+		active.size, l.high = active.Size, active.Next
+		l.notifyLocked()
+	}
+	l.flushing = false
+	l.notifyLocked()
+}
+
+// closingLocked reports that the log was closed and has not failed: pending batches are still
+// written.
+func (l *Log) closingLocked() bool { return isClosed(l.err) }
+
+// takeLocked takes batches for a write from pending: at least a batch.
+func (l *Log) takeLocked() []arrival {
+	n, size := 0, 0
+	for n < len(l.pending) && (n == 0 || size+len(l.pending[n].bytes) <= flushBytes) {
+		size += len(l.pending[n].bytes)
+		n++
+	}
+	batches := l.pending[:n:n]
+	l.pending = l.pending[n:]
+	return batches
+}
+
+// commit appends bytes to the last segment, or to a new one, and syncs. Only flush calls
+// commit, and nobody else changes the last segment.
+func (l *Log) commit(p []byte) error {
+	select {
+	case <-l.lead.Done():
+		return l.fail("append", meta.Fenced, fmt.Errorf("the leadership of epoch %d has ended", l.lead.Epoch()))
+	default:
+	}
+	l.mu.Lock()
+	var active *segment
+	if n := len(l.segments); n > 0 {
+		active = l.segments[n-1]
+	}
+	full := active == nil || active.Size > 0 && (active.Size+int64(len(p)) > l.cfg.SegmentBytes || l.cfg.Now().Sub(active.created) > l.cfg.SegmentAge)
+	l.mu.Unlock()
+	if full {
+		var err error
+		if active, err = l.roll(); err != nil {
+			return err
+		}
+	}
+	if _, err := active.file.WriteAt(p, active.Size); err != nil {
+		return err
+	}
+	return active.file.Sync()
+}
+
+// roll begins the next segment, at the high watermark.
+func (l *Log) roll() (*segment, error) {
+	l.mu.Lock()
+	now := l.cfg.Now()
+	l.durable.Expire(now.Add(-l.cfg.ProducerExpiry).UnixMilli())
+	l.arrived.Expire(now.Add(-l.cfg.ProducerExpiry).UnixMilli())
+	first, state := l.high, l.durable.AppendBinary(nil, l.high)
+	l.mu.Unlock()
+	if first > 0 {
+		if err := l.dir.Replace(l.ctx, producersFile, state); err != nil {
+			return nil, err
+		}
+	}
+	f, err := l.dir.Create(l.ctx, segmentName(first))
+	if err != nil {
+		return nil, err
+	}
+	s := &segment{Segment: log.NewSegment(first), created: now, file: f, scanned: true}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.segments = append(l.segments, s)
+	return s, nil
+}

@@ -1,0 +1,200 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/log"
+)
+
+// slack is read beside the requested bytes, because an index leads to a place before the batch.
+const slack = 8 << 10
+
+// Read returns whole batches from the log, the first of which has the record at an offset: at
+// most max bytes, but at least a batch. At the high watermark Read returns nothing. Errors:
+// Range (the offset is not between Bounds), Corrupt, and errors of the files.
+func (l *Log) Read(offset int64, most int) ([]byte, error) {
+	l.mu.Lock()
+	start, high := l.startLocked(), l.high
+	if offset < start || offset > high {
+		l.mu.Unlock()
+		return nil, l.fail("read", meta.Range, fmt.Errorf("offset %d is not between %d and %d", offset, start, high))
+	}
+	if offset == high {
+		l.mu.Unlock()
+		return nil, nil
+	}
+	s := l.segments[sort.Search(len(l.segments), func(i int) bool { return l.segments[i].First > offset })-1]
+	scanned := s.scanned
+	l.mu.Unlock()
+	if !scanned {
+		if err := l.load(s); err != nil {
+			return nil, err
+		}
+	}
+	l.mu.Lock()
+	f, at, end := s.file, s.Index.Find(offset), s.Size
+	l.mu.Unlock()
+	if f == nil {
+		return nil, l.fail("read", meta.Range, fmt.Errorf("offset %d was removed by retention", offset))
+	}
+	return l.readFrom(f, at, end, offset, most)
+}
+
+// readFrom finds the batch with an offset at or after the position at of a segment, whose
+// batches end at end.
+func (l *Log) readFrom(f File, at, end, offset int64, most int) ([]byte, error) {
+	want := int64(most) + slack
+	for {
+		buf := make([]byte, min(want, end-at))
+		if n, err := f.ReadAt(buf, at); n < len(buf) {
+			if err == nil || errors.Is(err, io.EOF) {
+				err = l.fail("read", meta.Corrupt, fmt.Errorf("a segment ends at byte %d, before %d", at+int64(n), end))
+			}
+			return nil, err
+		}
+		skip := 0 // bytes before the batch
+		for {
+			b, err := log.Parse(buf[skip:], l.cfg.MaxBatch)
+			if err != nil && !errors.Is(err, log.ErrShort) {
+				return nil, err
+			}
+			if err != nil && len(buf)-skip < log.HeaderSize || err != nil && b.Next() > offset {
+				// The batch lies beyond the bytes, in part or in the whole: begin with the batch.
+				if skip == 0 && int64(len(buf)) == end-at {
+					return nil, l.fail("read", meta.Corrupt, fmt.Errorf("the batch at byte %d ends after its segment", at))
+				}
+				at, want = at+int64(skip), max(want, int64(b.Size))
+				break
+			}
+			if b.Next() > offset {
+				return l.whole(buf[skip:], most), nil
+			}
+			skip += b.Size
+			if skip >= len(buf) {
+				at += int64(skip)
+				if at >= end {
+					return nil, l.fail("read", meta.Corrupt, fmt.Errorf("offset %d is not in its segment", offset))
+				}
+				break
+			}
+		}
+	}
+}
+
+// whole cuts bytes after the last whole batch within max bytes; the first batch always stays.
+func (l *Log) whole(p []byte, most int) []byte {
+	n := 0
+	for n < len(p) {
+		b, err := log.Parse(p[n:], l.cfg.MaxBatch)
+		if err != nil || n > 0 && n+b.Size > most {
+			break
+		}
+		n += b.Size
+	}
+	return p[:n:n]
+}
+
+// load scans an older segment at the first read.
+func (l *Log) load(s *segment) error {
+	l.loading.Lock()
+	defer l.loading.Unlock()
+	l.mu.Lock()
+	done := s.scanned || l.err != nil && isClosed(l.err)
+	gone := s.First < l.startLocked()
+	err := l.err
+	l.mu.Unlock()
+	switch {
+	case done && !s.scanned:
+		return err
+	case done:
+		return nil
+	case gone:
+		return l.fail("read", meta.Range, fmt.Errorf("segment %s was removed by retention", segmentName(s.First)))
+	}
+	f, err := l.dir.Open(l.ctx, segmentName(s.First))
+	if err != nil {
+		return err
+	}
+	found, torn, err := l.scan(f, s.First, nil)
+	if err == nil && (torn != nil || found.Next != s.Next) {
+		err = l.fail("read", meta.Corrupt, fmt.Errorf("segment %s ends at offset %d instead of %d (%v)", segmentName(s.First), found.Next, s.Next, torn))
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.Segment, s.file, s.scanned = found, f, true
+	return nil
+}
+
+func isClosed(err error) bool { return errors.Is(err, errClosed) }
+
+// OffsetAt returns the offset and the time of the first record with a time, ms since 1970, or a
+// later one; ok is false without such a record. In a compressed batch, OffsetAt returns the
+// first record of the batch with the record.
+func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool, err error) {
+	l.mu.Lock()
+	segments := append([]*segment(nil), l.segments...)
+	l.mu.Unlock()
+	for _, s := range segments {
+		l.mu.Lock()
+		scanned := s.scanned
+		l.mu.Unlock()
+		if !scanned {
+			if err := l.load(s); errors.Is(err, meta.Range) {
+				continue
+			} else if err != nil {
+				return 0, 0, false, err
+			}
+		}
+		l.mu.Lock()
+		latest, f, pos, end := s.Time, s.file, s.Index.FindTime(ms), s.Size
+		l.mu.Unlock()
+		if latest < ms || f == nil {
+			continue
+		}
+		for pos < end {
+			if err := context.Cause(ctx); err != nil {
+				return 0, 0, false, err
+			}
+			p, err := l.readFrom(f, pos, end, 0, 1)
+			if err != nil {
+				return 0, 0, false, err
+			}
+			b, err := log.Parse(p, l.cfg.MaxBatch)
+			if err != nil {
+				return 0, 0, false, err
+			}
+			if b.MaxTime >= ms {
+				offset, at, err = firstAt(&b, p, ms)
+				return offset, at, err == nil, err
+			}
+			pos += int64(b.Size)
+		}
+	}
+	return 0, 0, false, nil
+}
+
+// firstAt finds the first record of a batch with a time or a later one.
+func firstAt(b *log.Batch, p []byte, ms int64) (offset, at int64, err error) {
+	if b.Compression() != log.Plain {
+		return b.Base, b.BaseTime, nil
+	}
+	offset = -1
+	err = b.Each(p[log.HeaderSize:b.Size], func(r log.Record) error {
+		if offset < 0 && r.Time >= ms {
+			offset, at = r.Offset, r.Time
+		}
+		return nil
+	})
+	if offset < 0 {
+		offset, at = b.Base, b.BaseTime // the header promises another time
+	}
+	return offset, at, err
+}

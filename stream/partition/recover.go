@@ -1,0 +1,143 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/log"
+)
+
+// Open opens a partition's log for a leader, and recovers the log: Open scans the last segment,
+// cuts the remains of a crash after the last whole batch, and reads the state of the producers
+// from the file producers and from later batches. Errors: Fenced (a later leader has
+// opened the log), Corrupt (a batch before the last segment's tail is missing or damaged),
+// Version, and errors of dir.
+func Open(ctx context.Context, dir Dir, cfg Config, lead Leadership) (*Log, error) {
+	cfg.defaults()
+	l := &Log{dir: dir, cfg: cfg, lead: lead}
+	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
+	if err := l.recover(ctx); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// recover runs before anybody else knows the log.
+func (l *Log) recover(ctx context.Context) error {
+	leaders, err := readEpochs(ctx, l.dir)
+	if err != nil {
+		return err
+	}
+	if e := l.lead.Epoch(); e <= leaders.last() {
+		return l.fail("open", meta.Fenced, fmt.Errorf("a leader of epoch %d has opened the log, epoch %d is over", leaders.last(), e))
+	}
+	if err := l.findSegments(ctx); err != nil {
+		return err
+	}
+	from, err := l.readProducers(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.scanTail(from); err != nil {
+		return err
+	}
+	l.durable.Expire(l.cfg.Now().Add(-l.cfg.ProducerExpiry).UnixMilli())
+	copied, _, err := log.DecodeProducers(l.durable.AppendBinary(nil, l.high))
+	if err != nil {
+		return err
+	}
+	l.arrived, l.next = copied, l.high
+	l.epochs = leaders.begin(l.lead.Epoch(), l.high)
+	return l.dir.Replace(ctx, epochsFile, l.epochs.encode())
+}
+
+// findSegments lists the segments in order.
+func (l *Log) findSegments(ctx context.Context) error {
+	files, err := l.dir.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if first, ok := firstOf(f.Name); ok {
+			l.segments = append(l.segments, &segment{Segment: log.NewSegment(first), size: f.Size, created: f.Created})
+		}
+	}
+	sort.Slice(l.segments, func(i, j int) bool { return l.segments[i].First < l.segments[j].First })
+	for i := 1; i < len(l.segments); i++ {
+		l.segments[i-1].Next = l.segments[i].First
+	}
+	return nil
+}
+
+// readProducers reads the state of the producers, and returns the offset from which on batches
+// must be added.
+func (l *Log) readProducers(ctx context.Context) (from int64, err error) {
+	b, err := l.dir.ReadFile(ctx, producersFile)
+	if errors.Is(err, meta.NotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	ps, end, err := log.DecodeProducers(b)
+	if errors.Is(err, meta.Corrupt) {
+		// The log itself has everything; only the recovery takes longer.
+		l.cfg.Logger.Warn("the state of the producers is damaged, the whole log is read instead", "partition", l.cfg.Name, "error", err)
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if len(l.segments) == 0 {
+		return 0, l.fail("open", meta.Corrupt, fmt.Errorf("the producers' state is of offset %d, and there is no segment; restore the log from a snapshot", end))
+	}
+	l.durable = ps
+	return end, nil
+}
+
+// scanTail scans the segments with batches at or after an offset, and the last segment in any case.
+func (l *Log) scanTail(from int64) error {
+	now := l.cfg.Now().UnixMilli()
+	for i, s := range l.segments {
+		last := i == len(l.segments)-1
+		if !last && s.Next <= from {
+			continue
+		}
+		f, err := l.dir.Open(l.ctx, segmentName(s.First))
+		if err != nil {
+			return err
+		}
+		s.file = f
+		found, torn, err := l.scan(f, s.First, func(b *log.Batch) {
+			if b.Base >= from {
+				l.durable.Add(b, now)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		switch {
+		case !last && (torn != nil || found.Next != s.Next):
+			return l.fail("open", meta.Corrupt, fmt.Errorf("segment %s ends at offset %d instead of %d (%v); restore it from a snapshot", segmentName(s.First), found.Next, s.Next, torn))
+		case last && found.Next < from:
+			return l.fail("open", meta.Corrupt, fmt.Errorf("the log ends at offset %d (%v), and the producers' state is of offset %d", found.Next, torn, from))
+		case torn != nil:
+			l.cfg.Logger.Warn("the end of a partition's log was cut by a crash and is removed", "partition", l.cfg.Name, "offset", found.Next, "bytes", s.size-found.Size, "why", torn)
+			if err := f.Truncate(found.Size); err != nil {
+				return err
+			}
+		}
+		s.Segment, s.size, s.scanned = found, found.Size, true
+		if last {
+			// The predecessor may have ended between a write and the sync.
+			if err := f.Sync(); err != nil {
+				return err
+			}
+			l.high = found.Next
+		}
+	}
+	return nil
+}

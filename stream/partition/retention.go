@@ -1,0 +1,116 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+
+	"penstock.io/penstock/meta"
+)
+
+// Retain removes the oldest segments while all records are older than Config.Retention,
+// or while the log is larger than Config.RetentionBytes. The growing segment stays; Retain
+// begins the next one when the records are old enough, so that an idle partition becomes
+// empty, too. Retain returns the number of removed segments.
+func (l *Log) Retain(ctx context.Context) (removed int, err error) {
+	if l.cfg.Retention <= 0 && l.cfg.RetentionBytes <= 0 {
+		return 0, nil
+	}
+	if err := l.retire(); err != nil {
+		return 0, err
+	}
+	for {
+		l.mu.Lock()
+		if len(l.segments) < 2 || l.err != nil {
+			l.mu.Unlock()
+			return removed, nil
+		}
+		s, size := l.segments[0], int64(0)
+		for _, s := range l.segments {
+			size += s.size
+		}
+		scanned := s.scanned
+		l.mu.Unlock()
+		tooLarge := l.cfg.RetentionBytes > 0 && size > l.cfg.RetentionBytes
+		if !tooLarge && l.cfg.Retention > 0 && !scanned {
+			if err := l.load(s); err != nil {
+				return removed, err
+			}
+		}
+		if !tooLarge && !l.old(s) {
+			return removed, nil
+		}
+		if err := l.removeFirst(ctx, s); err != nil {
+			return removed, err
+		}
+		removed++
+	}
+}
+
+// old reports that all records of a segment are older than the retention.
+func (l *Log) old(s *segment) bool {
+	if l.cfg.Retention <= 0 {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return s.Size > 0 && s.Time < l.cfg.Now().Add(-l.cfg.Retention).UnixMilli()
+}
+
+// retire begins a segment if all records of the last segment are old and nothing is under way.
+func (l *Log) retire() error {
+	l.mu.Lock()
+	n := len(l.segments)
+	if n == 0 || l.flushing || l.err != nil {
+		l.mu.Unlock()
+		return nil
+	}
+	s := l.segments[n-1]
+	l.mu.Unlock()
+	if !l.old(s) {
+		return nil
+	}
+	l.mu.Lock()
+	if l.flushing || l.err != nil || l.segments[len(l.segments)-1] != s {
+		l.mu.Unlock()
+		return nil
+	}
+	l.flushing = true // keeps flush from running beside roll
+	l.mu.Unlock()
+	next, err := l.roll()
+	if err == nil {
+		err = next.file.Sync()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.failLocked(err)
+	}
+	l.flushing = false
+	if len(l.pending) > 0 {
+		l.flushing = true
+		l.wg.Go(l.flush)
+	}
+	l.notifyLocked()
+	return err
+}
+
+// removeFirst removes the first segment.
+func (l *Log) removeFirst(ctx context.Context, s *segment) error {
+	l.loading.Lock()
+	defer l.loading.Unlock()
+	l.mu.Lock()
+	if len(l.segments) < 2 || l.segments[0] != s {
+		l.mu.Unlock()
+		return l.fail("remove segment", meta.Again, fmt.Errorf("the segments have changed"))
+	}
+	l.segments = l.segments[1:]
+	f := s.file
+	s.file = nil
+	l.mu.Unlock()
+	if f != nil {
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	return l.dir.Remove(ctx, segmentName(s.First))
+}

@@ -1,0 +1,107 @@
+package stream
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// MaxPartitions bounds the partitions of a stream.
+const MaxPartitions = 4096
+
+// Formats of the values of a stream's records. The log has the bytes as they came in any case.
+var Formats = []string{"bytes", "utf8", "json"}
+
+// Spec is what stream.json says of a stream.
+type Spec struct {
+	Partitions int
+	Format     string        // of Formats; "" is bytes
+	Retention  time.Duration // records are removed after the time; 0: kept for ever
+	// RetentionBytes is the size of a partition from which the oldest records are removed; 0:
+	// no bound.
+	RetentionBytes int64
+	// SegmentBytes and SegmentAge say when a partition begins the next file; 0: the defaults of
+	// stream/partition.
+	SegmentBytes int64
+	SegmentAge   time.Duration
+}
+
+const specVersion = 1
+
+// specRecord is the JSON of stream.json.
+type specRecord struct {
+	Version        int    `json:"version"`
+	Partitions     int    `json:"partitions"`
+	Format         string `json:"format"`
+	Retention      string `json:"retention,omitempty"`
+	RetentionBytes int64  `json:"retention_bytes,omitempty"`
+	SegmentBytes   int64  `json:"segment_bytes,omitempty"`
+	SegmentAge     string `json:"segment_age,omitempty"`
+}
+
+// Check verifies the values. Errors: Invalid.
+func (s *Spec) Check() error {
+	bad := func(format string, args ...any) error {
+		return meta.E("check stream", meta.Invalid, SpecFile, fmt.Errorf(format, args...))
+	}
+	switch {
+	case s.Partitions < 1 || s.Partitions > MaxPartitions:
+		return bad("a stream has 1 to %d partitions, not %d", MaxPartitions, s.Partitions)
+	case s.Format != "" && !slices.Contains(Formats, s.Format):
+		return bad("format %q is not known; give %s", s.Format, strings.Join(Formats, ", "))
+	case s.Retention < 0 || s.RetentionBytes < 0 || s.SegmentAge < 0:
+		return bad("a retention or an age is negative")
+	case s.SegmentBytes < 0 || s.SegmentBytes > 0 && s.SegmentBytes < 4096:
+		return bad("a segment has 4096 bytes or more, not %d", s.SegmentBytes)
+	}
+	return nil
+}
+
+// Encode returns the bytes of stream.json.
+func (s *Spec) Encode() []byte {
+	r := specRecord{Version: specVersion, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, SegmentBytes: s.SegmentBytes}
+	if r.Format == "" {
+		r.Format = Formats[0]
+	}
+	if s.Retention > 0 {
+		r.Retention = s.Retention.String()
+	}
+	if s.SegmentAge > 0 {
+		r.SegmentAge = s.SegmentAge.String()
+	}
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		panic("stream: a record of plain values can't be encoded: " + err.Error())
+	}
+	return append(b, '\n')
+}
+
+// DecodeSpec decodes stream.json. Errors: Corrupt, Version, Invalid.
+func DecodeSpec(b []byte) (Spec, error) {
+	const op = "read stream"
+	var r specRecord
+	if err := json.Unmarshal(b, &r); err != nil || r.Version < 1 {
+		return Spec{}, meta.E(op, meta.Corrupt, SpecFile, err)
+	}
+	if r.Version > specVersion {
+		return Spec{}, meta.E(op, meta.Version, SpecFile, fmt.Errorf("version %d is newer than %d: use a newer program", r.Version, specVersion))
+	}
+	s := Spec{Partitions: r.Partitions, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes}
+	for _, d := range []struct {
+		text string
+		to   *time.Duration
+	}{{r.Retention, &s.Retention}, {r.SegmentAge, &s.SegmentAge}} {
+		if d.text == "" {
+			continue
+		}
+		var err error
+		if *d.to, err = time.ParseDuration(d.text); err != nil {
+			return Spec{}, meta.E(op, meta.Corrupt, SpecFile, err)
+		}
+	}
+	return s, s.Check()
+}
