@@ -65,10 +65,15 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk,
 		why := ""
 		switch k := meta.KindOf(err); {
 		case err == nil && rec.State == meta.ChunkSealed:
-			if state, err := o.judge(ctx, rec, id); err == nil && state == placement.Good {
+			state, err := o.judge(ctx, rec, id)
+			switch {
+			case err == nil && state == placement.Good:
 				return l, true
+			case err != nil && !o.srv.cfg.Unsafe.NoLossWait:
+				why, waits = fmt.Sprintf("may be good, its node does not say: %v", err), true
+			default:
+				why, damaged = fmt.Sprintf("differs, or is damaged: %d bytes of %d", said.Length, rec.Length), true
 			}
-			why, damaged = fmt.Sprintf("differs, or is damaged: %d bytes of %d", said.Length, rec.Length), true
 		case err == nil:
 			why, some = fmt.Sprintf("has %d bytes", said.Length), true
 		case k == meta.NoSuchChunk && o.srv.failedDisk(id) != "":

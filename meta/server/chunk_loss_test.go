@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -133,6 +134,67 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	// Its bytes go, and with them the record.
 	p.do(t, &meta.SetAttr{Ino: l[sealed].Files[0].Ino, Mask: meta.SetSize}, meta.LeaseNone)
 	g.await("dropped", func(*RepairStatus) bool { return g.record(sealed).ID.IsZero() })
+}
+
+// The server of a good replica is so slow, or so disturbed, that it does not say how the
+// replica is. Nobody can give the replica up as damaged, and it is good once its server answers.
+func TestSlowReplicaIsNotGivenUp(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		no   meta.Kind // the answer of a server that should read the replica; KindOK: none comes
+	}{{"slow", meta.KindOK}, {"away", meta.Unavailable}, {"canceled", meta.Canceled}, {"interrupted", meta.Interrupted}, {"busy", meta.ResourceExceeded}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			g := newGrid(t, nil, racks[0])
+			p := g.s.dial("a")
+			g.policy(p, meta.Policy{Replicas: 1})
+			id := g.chunk(p, "file", 500).ID
+			n := g.nodes[1]
+			var slow atomic.Bool
+			slow.Store(true)
+			if c.no == meta.KindOK {
+				// The server says that it has the replica, and then nothing more.
+				asked := 0
+				g.mu.Lock()
+				g.before = func(_ meta.ServerID, o meta.Order) bool {
+					g.mu.Lock()
+					defer g.mu.Unlock()
+					if o.Kind == meta.OrderStat && o.Chunk == id {
+						asked++
+					}
+					return o.Kind != meta.OrderStat || asked%2 == 1 || !slow.Load()
+				}
+				g.mu.Unlock()
+			} else {
+				// A reader found wrong bytes: only a read of the replica tells that they are right.
+				n.mu.Lock()
+				n.failVerify = c.no
+				n.mu.Unlock()
+				g.s.srv.badReplica(id, 1, true)
+			}
+			accept := func(want meta.Kind) {
+				t.Helper()
+				eventually(t, "it is answered", func() error {
+					_, err := g.accept(true, id)
+					if kind := meta.KindOf(err); kind != want && !strings.Contains(fmt.Sprint(err), "being repaired") {
+						t.Fatalf("DATA: a replica that could not be judged was to be given up: %v, want %v", err, want)
+					}
+					return unless(meta.KindOf(err) == want)
+				})
+			}
+			accept(meta.Unavailable)
+			if rec := g.record(id); rec.Lost || !slices.Equal(rec.Servers, []meta.ServerID{1}) {
+				t.Fatalf("DATA: %+v", rec)
+			}
+			slow.Store(false)
+			n.mu.Lock()
+			n.failVerify = meta.KindOK
+			n.mu.Unlock()
+			g.await("it is good again", full)
+			accept(meta.Busy)
+		})
+	}
 }
 
 // What damaged replicas still serve is not given up by the way, and an open

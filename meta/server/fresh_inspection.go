@@ -81,8 +81,7 @@ func (o *owner) shortOpen(ctx context.Context, from meta.ChunkID) (map[meta.Chun
 				ask, cancel := context.WithTimeout(ctx, orderPatience)
 				said, err := o.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: id})
 				cancel()
-				switch k := meta.KindOf(err); {
-				case err == nil && said.Length >= end, k == meta.Unavailable, k == meta.Canceled, k == meta.Interrupted:
+				if err == nil && said.Length >= end || err != nil && !provesBad(meta.KindOf(err)) {
 					return
 				}
 			}

@@ -259,7 +259,7 @@ func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint
 			}
 		case errors.Is(err, meta.Unavailable) && s.neverBack(srv):
 			r.problem("chunk %s of %d live bytes: server %d was removed", c.ID, c.Live, srv)
-		case errors.Is(err, meta.Unavailable):
+		case err != nil && !provesBad(meta.KindOf(err)):
 			return err
 		case err != nil:
 			r.problem("chunk %s on server %d: %v", c.ID, srv, err)

@@ -610,6 +610,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoReplayCheck = true
 		case "meta-notellpolicy":
 			cfg.Unsafe.NoTellPolicy = true
+		case "meta-nolosswait":
+			cfg.Unsafe.NoLossWait = true
 		}
 	}
 	if s.adjust != nil {

@@ -390,10 +390,9 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	bad := c.Err != meta.KindOK || c.Length < rec.Length
 	if !bad && c.State == meta.ChunkOpen {
 		err := o.sealReplicas(o.ctx, rec, []meta.ServerID{server})[0]
-		if errors.Is(err, meta.Unavailable) {
+		if bad = provesBad(meta.KindOf(err)); err != nil && !bad {
 			return
 		}
-		bad = err != nil
 	} else if !bad {
 		bad = c.Length != rec.Length || rec.CRC != 0 && c.CRC != rec.CRC
 	}

@@ -591,31 +591,48 @@ func (o *owner) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Re
 	return replicas, nil
 }
 
+// provesBad reports whether an order that failed with k shows that the replica is missing or
+// damaged. An error of any other kind shows nothing: the server is away or slow, the order was
+// interrupted, or its owner is. The replica may then be good.
+func provesBad(k meta.Kind) bool {
+	switch k {
+	case meta.NoSuchChunk, meta.Corrupt, meta.IO, meta.WrongOffset, meta.Sealed, meta.Fenced:
+		return true
+	}
+	return false
+}
+
 // judge asks a server about its replica of a sealed chunk. If the replica is still open, judge
-// seals the replica at the journaled end first (rule 5).
+// seals the replica at the journaled end first (rule 5). Bad without an error: the server
+// answered, and the replica is missing or damaged. With an error, nothing is known about the
+// replica.
 func (o *owner) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
-	ctx, cancel := context.WithTimeout(ctx, orderPatience)
+	ask, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
-	r, err := o.order(ctx, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+	r, err := o.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
 	if err == nil && r.State == meta.ChunkOpen {
-		if err = o.sealReplicas(ctx, rec, []meta.ServerID{server})[0]; err == nil {
+		if err = o.sealReplicas(ask, rec, []meta.ServerID{server})[0]; err == nil {
 			return placement.Good, nil
 		}
 	}
-	switch k := meta.KindOf(err); {
+	switch {
 	case err == nil && r.Length == rec.Length && (rec.CRC == 0 || r.CRC == rec.CRC):
 		if o.faults.corrupt(rec.ID, server) {
 			// The mark came from a read of the bytes, so an answer from the server's index
 			// does not clear the mark.
-			if _, err := o.order(ctx, server, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID}); err != nil {
-				if k := meta.KindOf(err); k == meta.Unavailable || k == meta.Canceled {
-					return placement.Bad, err
-				}
+			_, patience := copyTerms(rec.Length, minCopyRate)
+			read, cancel := context.WithTimeout(ctx, patience)
+			_, err := o.order(read, server, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
+			cancel()
+			switch {
+			case provesBad(meta.KindOf(err)):
 				return placement.Bad, nil
+			case err != nil:
+				return placement.Bad, err
 			}
 		}
 		return placement.Good, nil
-	case err == nil, k == meta.NoSuchChunk, k == meta.Corrupt, k == meta.IO, k == meta.WrongOffset, k == meta.Sealed, k == meta.Fenced:
+	case err == nil, provesBad(meta.KindOf(err)):
 		return placement.Bad, nil
 	default:
 		return placement.Bad, err

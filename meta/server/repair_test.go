@@ -49,6 +49,7 @@ type gridNode struct {
 	failPage   bool // of a list, but the first
 	failDelete meta.Kind
 	failPull   meta.Kind
+	failVerify meta.Kind
 	events     []meta.ReplicaEvent
 	pulls      int
 }
@@ -221,6 +222,9 @@ func (n *gridNode) order(ctx context.Context, o meta.Order) meta.OrderResult {
 			return meta.OrderResult{Err: meta.Corrupt}
 		}
 	case meta.OrderVerify:
+		if n.failVerify != meta.KindOK {
+			return meta.OrderResult{Err: n.failVerify}
+		}
 		if c.corrupt {
 			c.told = true
 			return meta.OrderResult{Err: meta.Corrupt}

@@ -249,6 +249,11 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 			for i, a := range o.orderAll(ctx, d.Ask, order) {
 				answers[slices.Index(rec.Servers, d.Ask[i])] = replica.AnswerOf(a.OrderResult, a.err, d.Length)
 			}
+			if accept != nil { // a replica that answered before may be out of reach now
+				if err := accept(answers); err != nil {
+					return ending{}, err
+				}
+			}
 		case replica.Yield:
 			return ending{}, meta.E(op, meta.Fenced, rec.ID.String(), why)
 		case replica.Missing, replica.Conflict:

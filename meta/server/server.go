@@ -186,6 +186,9 @@ type Unsafe struct {
 	NoReplayCheck bool
 	// NoTellPolicy: the owner does not notify a volume's sessions of a new policy.
 	NoTellPolicy bool
+	// NoLossWait: of a chunk to be given up, a replica that could not be judged counts as
+	// damaged.
+	NoLossWait bool
 }
 
 // Server serves the volumes of a cluster.

@@ -43,6 +43,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-nomeet", "meta/server", "TestPolicySetAgain"},
 	{"meta-noreplaycheck", "meta/server", "TestClaimedReplays"},
 	{"meta-notellpolicy", "meta/server", "TestPolicyIsFollowedWhenAnswered"},
+	{"meta-nolosswait", "meta/server", "TestSlowReplicaIsNotGivenUp"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"meta-norecall", "test/cluster", "TestPartitions"},

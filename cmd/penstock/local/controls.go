@@ -66,6 +66,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoMeet = true
 		case "meta-notellpolicy":
 			u.Meta.NoTellPolicy = true
+		case "meta-nolosswait":
+			u.Meta.NoLossWait = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:
