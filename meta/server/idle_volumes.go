@@ -257,9 +257,9 @@ func (o *owner) unused() bool {
 	return err == nil && !work
 }
 
-// openHome opens the active volumes with their home here until ctx ends. closed is the number
-// of volumes that could not be opened, without volumes that another server owns.
-func (s *Server) openHome(ctx context.Context) (closed int, err error) {
+// openHome opens the volumes in one of the states with their home here until ctx ends. closed
+// is the number of volumes that could not be opened, without volumes that another server owns.
+func (s *Server) openHome(ctx context.Context, states ...cluster.VolumeState) (closed int, err error) {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return 0, err
@@ -268,7 +268,7 @@ func (s *Server) openHome(ctx context.Context) (closed int, err error) {
 	var not atomic.Int64
 	slots := make(chan struct{}, homeWorkers)
 	for _, v := range all {
-		if _, mine := s.home(v.ID); !mine || v.State != cluster.VolumeActive || s.opened(v.ID) != nil {
+		if _, mine := s.home(v.ID); !mine || !slices.Contains(states, v.State) || s.opened(v.ID) != nil {
 			continue
 		}
 		slots <- struct{}{}
@@ -278,7 +278,15 @@ func (s *Server) openHome(ctx context.Context) (closed int, err error) {
 				not.Add(1)
 				return
 			}
-			if _, err := s.open(ctx, v.ID); err != nil && !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.NoSuchVolume) {
+			_, err := s.openAs(ctx, v.ID, v.State, "")
+			if errors.Is(err, meta.NoSuchVolume) {
+				// The volume was deleted meanwhile, or moved into the trash or out of it: then its
+				// chunks still count.
+				if x, rerr := s.cfg.Cluster.Volume(ctx, v.ID); errors.Is(rerr, meta.NoSuchVolume) || rerr == nil && !slices.Contains(states, x.State) {
+					return
+				}
+			}
+			if err != nil && !errors.Is(err, meta.NotOwner) {
 				not.Add(1)
 				s.log.Info("how a volume's chunks stand is not known yet", "volume", v.Name, "error", err)
 			}

@@ -150,6 +150,36 @@ func TestIdleVolumesAreRepaired(t *testing.T) {
 	closed(g, ids)
 }
 
+// Nobody opened a volume since it went to the trash. Its chunks count all the same: a chunk
+// server with the only replicas of a volume that can be undeleted is not removed.
+func TestTrashKeepsNodes(t *testing.T) {
+	t.Parallel()
+	g := newGrid(t, func(c *Config) {
+		c.Cluster = viewed{c.Cluster.(*fakeCluster)}
+		c.IdleClose, c.HomeAfter, c.Followers = 100*time.Millisecond, 100*time.Millisecond, -1
+	}, racks[0], racks[1])
+	ids := idleVolumes(g, 1)
+	if _, err := g.s.cluster.UpdateVolume(t.Context(), ids[0], func(v *cluster.Volume) error {
+		v.State, v.Until = cluster.VolumeTrash, meta.Time(time.Now().Add(time.Hour).UnixNano())
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	within(g, 60*time.Second, "the chunks of both volumes are known", func() error {
+		st, err := g.s.srv.RepairStatus(t.Context(), 0)
+		if err == nil && st.Unscanned > 0 {
+			err = fmt.Errorf("%d volumes are not looked through", st.Unscanned)
+		}
+		return err
+	})
+	if st, err := g.s.srv.RepairStatus(t.Context(), 0); err != nil || st.Nodes[1].Chunks != 1 {
+		t.Errorf("DATA: chunks of a volume in the trash are not counted: %+v %v", st, err)
+	}
+	if err := g.s.srv.removeNode(t.Context(), 1, false); meta.KindOf(err) != meta.Busy {
+		t.Errorf("DATA: a chunk server with the replicas of a volume in the trash was removed: %v", err)
+	}
+}
+
 // TestVisitsForSchedules: of 10,000 closed volumes those with a schedule are visited in
 // each of its intervals, the others as often as ever.
 func TestVisitsForSchedules(t *testing.T) {

@@ -216,8 +216,8 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 	soon, cancel := context.WithTimeout(ctx, repairStatusWait)
 	defer cancel()
 	if v == 0 {
-		// Closed volumes count, too.
-		closed, err := s.openHome(soon)
+		// Closed volumes count, too, and volumes in the trash: they can be undeleted.
+		closed, err := s.openHome(soon, cluster.VolumeActive, cluster.VolumeTrash)
 		if err != nil {
 			return nil, err
 		}

@@ -25,7 +25,7 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 	}
 	if len(all) <= maxListed {
 		// Closed volumes report no usage.
-		if _, err := s.openHome(ctx); err != nil {
+		if _, err := s.openHome(ctx, cluster.VolumeActive); err != nil {
 			s.log.Info("not every volume could be opened to be listed", "error", err)
 		}
 	}
