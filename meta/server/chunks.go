@@ -280,6 +280,37 @@ func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (met
 	}
 }
 
+// listPage is how many replicas are asked for, and looked up, at a time.
+const listPage = 1024
+
+// ordering is how a server is given an order: Server.Order or owner.order.
+type ordering func(ctx context.Context, id meta.ServerID, o meta.Order) (meta.OrderResult, error)
+
+// listReplicas gives page a server's replicas of a volume, some at a time. Only without an
+// error was the list complete. Errors: those of order and of page; Protocol (the server
+// announces more replicas and lists none).
+func listReplicas(ctx context.Context, order ordering, id meta.ServerID, v meta.VolumeID, page func([]meta.ReplicaInfo) error) error {
+	or := meta.Order{Kind: meta.OrderList, Volume: v, Max: listPage}
+	for {
+		ctx, cancel := context.WithTimeout(ctx, orderPatience)
+		r, err := order(ctx, id, or)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if err := page(r.Chunks); err != nil {
+			return err
+		}
+		if !r.More {
+			return nil
+		}
+		if len(r.Chunks) == 0 {
+			return meta.E("list replicas", meta.Protocol, fmt.Sprintf("server %d", id), errors.New("the server announces more replicas and lists none"))
+		}
+		or.After = r.Chunks[len(r.Chunks)-1].ID
+	}
+}
+
 // order is Order with the owner's term: a chunk server that knows of a successor refuses the
 // order.
 func (o *owner) order(ctx context.Context, id meta.ServerID, or meta.Order) (meta.OrderResult, error) {

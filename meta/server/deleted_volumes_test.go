@@ -68,7 +68,13 @@ func TestDeletedVolumeGoesFromServersThatWereAway(t *testing.T) {
 		t.Error("server 1 could not be listed, server 2 could")
 	}
 	l.nodes[1].mu.Lock()
-	l.nodes[1].failList = false
+	l.nodes[1].failList, l.nodes[1].emptyPage = false, true
+	l.nodes[1].mu.Unlock()
+	if err := sweep(3); err == nil || !l.there(orphan, 1) || left() != 2 {
+		t.Errorf("a list that announces more and shows nothing counts as complete: %v, %d servers are left to be looked at", err, left())
+	}
+	l.nodes[1].mu.Lock()
+	l.nodes[1].emptyPage = false
 	l.nodes[1].mu.Unlock()
 	if err := sweep(3); err != nil || l.there(orphan, 1) {
 		t.Fatal("the orphan is still on server 1", err)

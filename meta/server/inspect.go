@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -158,6 +157,8 @@ type inspection struct {
 	// again is the time of the last order to list all servers again. A listing begun before
 	// again does not count.
 	again time.Time
+	// changed is again for single servers: since these times their replicas may have changed.
+	changed map[meta.ServerID]time.Time
 	// scanned: every live server was listed at least once.
 	scanned bool
 	whole   time.Time // when the last inspection began in which no list failed
@@ -181,6 +182,7 @@ func (s *Server) relist(id meta.ServerID) {
 	for _, o := range s.owners() {
 		o.inspection.mu.Lock()
 		delete(o.inspection.listed, id)
+		o.inspection.changed[id] = time.Now()
 		o.inspection.mu.Unlock()
 		o.tasks.inspection.Wake()
 	}
@@ -253,8 +255,8 @@ func (o *owner) lookAround() error {
 // lists are the results of an inspection's listings.
 type lists struct {
 	mu   sync.Mutex
-	seen map[meta.ChunkID]uint8 // number of servers that listed a replica named in the record
 	from map[meta.ServerID]bool // listed to the end
+	seen map[meta.ChunkID]uint8 // number of servers of from that listed a replica named in the record
 	due  int
 }
 
@@ -291,11 +293,8 @@ func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 				}
 				return
 			}
-			l.mu.Lock()
-			l.from[x.info.ID] = true
-			l.mu.Unlock()
 			o.inspection.mu.Lock()
-			if began.After(o.inspection.again) {
+			if began.After(o.inspection.again) && began.After(o.inspection.changed[x.info.ID]) {
 				o.inspection.listed[x.info.ID] = listing{x.generation, began}
 			}
 			o.inspection.mu.Unlock()
@@ -305,11 +304,11 @@ func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 	return l
 }
 
-// listPage is how many replicas are asked for, and looked up, at a time.
-const listPage = 1024
-
+// listServer lists a server's replicas, and counts in l the replicas that a record names. An
+// incomplete list counts nothing there.
 func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 	var sum StoredBytes
+	var named []meta.ChunkID
 	plain := toCompress{o: o, server: x.info.ID, alg: o.compression()}
 	err := o.eachPage(o.ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
 		recs := make([]meta.ChunkRecord, len(page))
@@ -329,7 +328,9 @@ func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 		}
 		o.mu.Unlock()
 		for i, c := range page {
-			o.listedOne(l, x, &c, &recs[i], missing[i], policy)
+			if o.listedOne(x, &c, &recs[i], missing[i], policy) {
+				named = append(named, c.ID)
+			}
 			sum.add(&c)
 			if !missing[i] && recs[i].State == meta.ChunkSealed {
 				plain.add(&c)
@@ -337,43 +338,33 @@ func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 		}
 		return nil
 	})
-	if err == nil {
-		o.inspection.setStored(x.info.ID, sum)
+	if err != nil {
+		return err
 	}
-	return err
+	o.inspection.setStored(x.info.ID, sum)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.from[x.info.ID] = true
+	for _, id := range named {
+		l.seen[id]++
+	}
+	return nil
 }
 
 // eachPage lists a server's replicas of the volume, page by page.
 func (o *owner) eachPage(ctx context.Context, server meta.ServerID, page func([]meta.ReplicaInfo) error) error {
-	var after meta.ChunkID
-	for {
-		ctx, cancel := context.WithTimeout(ctx, orderPatience)
-		r, err := o.order(ctx, server, meta.Order{Kind: meta.OrderList, Volume: o.vol, After: after, Max: listPage})
-		cancel()
-		if err != nil {
-			return err
-		}
-		if err := page(r.Chunks); err != nil {
-			return err
-		}
-		if !r.More {
-			return nil
-		}
-		if len(r.Chunks) == 0 {
-			return meta.E("list replicas", meta.Protocol, fmt.Sprintf("server %d", server), errors.New("an empty page, and more"))
-		}
-		after = r.Chunks[len(r.Chunks)-1].ID
-	}
+	return listReplicas(ctx, o.order, server, o.vol, page)
 }
 
-// listedOne compares a listed replica with its record, and notes the result.
-func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.ChunkRecord, missing bool, policy *meta.Policy) {
+// listedOne compares a listed replica with its record, and notes the result. there: the record
+// names the replica.
+func (o *owner) listedOne(x *sighting, c *meta.ReplicaInfo, rec *meta.ChunkRecord, missing bool, policy *meta.Policy) (there bool) {
 	server := x.info.ID
 	if missing || !slices.Contains(rec.Servers, server) {
 		if missing || rec.State != meta.ChunkOpen {
 			o.stale.add(c.ID, server, c.Length, missing)
 		}
-		return
+		return false
 	}
 	leaves := "" // the disk to be emptied with the replica
 	if emptying(x, c.Disk) {
@@ -382,23 +373,20 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	switch rec.State {
 	case meta.ChunkSealed:
 	case meta.ChunkOpen:
-		o.listedOpen(l, server, c, leaves, otherClass(x, c.Disk, policy))
-		return
+		o.listedOpen(server, c, leaves, otherClass(x, c.Disk, policy))
+		return true
 	default:
-		return // the chunk is being deleted
+		return false // the chunk is being deleted
 	}
 	bad := c.Err != meta.KindOK || c.Length < rec.Length
 	if !bad && c.State == meta.ChunkOpen {
 		err := o.sealReplicas(o.ctx, rec, []meta.ServerID{server})[0]
 		if bad = provesBad(meta.KindOf(err)); err != nil && !bad {
-			return
+			return false
 		}
 	} else if !bad {
 		bad = c.Length != rec.Length || rec.CRC != 0 && c.CRC != rec.CRC
 	}
-	l.mu.Lock()
-	l.seen[c.ID]++
-	l.mu.Unlock()
 	switch {
 	case bad:
 		o.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
@@ -409,6 +397,7 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	default:
 		o.faults.note(c.ID, fault{server: server, state: placement.Bad, disk: leaves})
 	}
+	return true
 }
 
 // emptying reports whether the disk is failing, so that its replicas must move elsewhere.

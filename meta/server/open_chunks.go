@@ -108,10 +108,7 @@ func (o *owner) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server met
 
 // listedOpen notes the state of a listed replica of an open chunk. leaves is the disk to be
 // emptied with the replica, if any. other: the disk has another class than the policy wants.
-func (o *owner) listedOpen(l *lists, server meta.ServerID, c *meta.ReplicaInfo, leaves string, other bool) {
-	l.mu.Lock()
-	l.seen[c.ID]++
-	l.mu.Unlock()
+func (o *owner) listedOpen(server meta.ServerID, c *meta.ReplicaInfo, leaves string, other bool) {
 	switch {
 	case c.Err != meta.KindOK:
 		o.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})

@@ -84,22 +84,12 @@ func (s *Server) collectLeaks(found leaks) {
 
 // listChunks calls each for all chunks of a volume on a server, or returns an error.
 func (s *Server) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.ChunkID)) error {
-	var after meta.ChunkID
-	for {
-		ctx, cancel := context.WithTimeout(s.ctx, orderPatience)
-		r, err := s.Order(ctx, id, meta.Order{Kind: meta.OrderList, Volume: v, After: after})
-		cancel()
-		if err != nil {
-			return err
+	return listReplicas(s.ctx, s.Order, id, v, func(page []meta.ReplicaInfo) error {
+		for i := range page {
+			each(page[i].ID)
 		}
-		for _, c := range r.Chunks {
-			each(c.ID)
-		}
-		if !r.More || len(r.Chunks) == 0 {
-			return nil
-		}
-		after = r.Chunks[len(r.Chunks)-1].ID
-	}
+		return nil
+	})
 }
 
 // judgeBlobs deletes the chunks among keys that have been leaked for the grace time.

@@ -92,7 +92,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		wake: make(chan struct{}, 1), leases: s.newLeases(), locks: newLocks(),
 		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
 		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
-		inspection:  inspection{listed: map[meta.ServerID]listing{}},
+		inspection:  inspection{listed: map[meta.ServerID]listing{}, changed: map[meta.ServerID]time.Time{}},
 		filling:     map[meta.ChunkID]bool{},
 		checkpoints: checkpoints{since: bytes, recorded: noCheckpoint(vol.Created)},
 	}

@@ -175,13 +175,16 @@ func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint6
 func (r *repairs) forget(o *owner) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := len(r.queue) - 1; i >= 0; i-- {
-		if j := r.queue[i]; j.o == o {
+	r.queue = slices.DeleteFunc(r.queue, func(j *job) bool {
+		if j.o == o {
 			delete(r.byChunk, j.id)
-			heap.Remove(&r.queue, j.at)
-			i = min(i, len(r.queue))
 		}
+		return j.o == o
+	})
+	for i, j := range r.queue {
+		j.at = i
 	}
+	heap.Init(&r.queue)
 }
 
 // next takes the most urgent job whose servers have time, among the top 64. next returns nil

@@ -47,6 +47,7 @@ type gridNode struct {
 	generation uint64
 	failList   bool
 	failPage   bool // of a list, but the first
+	emptyPage  bool // each page of a list is empty, and announces more
 	failDelete meta.Kind
 	failPull   meta.Kind
 	failVerify meta.Kind
@@ -159,7 +160,7 @@ func (n *gridNode) order(ctx context.Context, o meta.Order) meta.OrderResult {
 	n.g.mu.Lock()
 	before, lists := n.g.before, n.g.lists
 	n.g.mu.Unlock()
-	if lists != nil && o.Kind == meta.OrderList && o.Max == listPage {
+	if lists != nil && o.Kind == meta.OrderList && o.Owner != 0 {
 		lists()
 	}
 	if before != nil && o.Kind != meta.OrderList && !before(n.info.ID, o) {
@@ -272,6 +273,9 @@ func (g *grid) piece(c *meta.CopySource, p meta.CopyPiece) []byte {
 func (n *gridNode) list(o meta.Order) (r meta.OrderResult) {
 	if n.failList || n.failPage && !o.After.IsZero() {
 		return meta.OrderResult{Err: meta.IO}
+	}
+	if n.emptyPage {
+		return meta.OrderResult{More: true}
 	}
 	byEnd := func(a, b meta.ChunkID) int {
 		return cmp.Or(cmp.Compare(byte(a.Counter), byte(b.Counter)), a.Compare(b))

@@ -262,21 +262,16 @@ type listed map[meta.ChunkID]map[meta.ServerID]meta.ReplicaInfo
 func (s *Server) listAll(ctx context.Context, v meta.VolumeID) (listed, error) {
 	all := listed{}
 	for _, srv := range s.liveServers() {
-		for after := (meta.ChunkID{}); ; {
-			r, err := s.Order(ctx, srv.ID, meta.Order{Kind: meta.OrderList, Volume: v, After: after})
-			if err != nil {
-				return nil, fmt.Errorf("listing volume %d on server %d: %w", v, srv.ID, err)
-			}
-			for _, c := range r.Chunks {
+		if err := listReplicas(ctx, s.Order, srv.ID, v, func(page []meta.ReplicaInfo) error {
+			for _, c := range page {
 				if all[c.ID] == nil {
 					all[c.ID] = map[meta.ServerID]meta.ReplicaInfo{}
 				}
 				all[c.ID][srv.ID] = c
-				after = c.ID
 			}
-			if !r.More {
-				break
-			}
+			return nil
+		}); err != nil {
+			return nil, fmt.Errorf("listing volume %d on server %d: %w", v, srv.ID, err)
 		}
 	}
 	return all, nil
