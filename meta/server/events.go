@@ -48,6 +48,9 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
+	if err := awaitApplied(ctx, o); err != nil { // what was answered before, as that events are kept
+		return nil, err
+	}
 	over := time.After(min(max(q.Wait, 0), eventsWait))
 	for {
 		o.mu.Lock()

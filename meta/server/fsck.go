@@ -215,6 +215,11 @@ func (o *owner) settled(ctx context.Context) error {
 	if err := o.flush(ctx); err != nil {
 		return err
 	}
+	return awaitApplied(ctx, o)
+}
+
+// awaitApplied waits until every journaled operation is in the store.
+func awaitApplied(ctx context.Context, o *owner) error {
 	o.mu.Lock()
 	seq := o.durable
 	o.mu.Unlock()
@@ -224,7 +229,7 @@ func (o *owner) settled(ctx context.Context) error {
 		case <-o.ctx.Done():
 			return o.gone()
 		case <-ctx.Done():
-			return meta.E("check", meta.Canceled, "", context.Cause(ctx))
+			return meta.E("read the store", meta.Canceled, o.subject(), context.Cause(ctx))
 		}
 	}
 	return nil
