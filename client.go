@@ -41,6 +41,9 @@ type Config struct {
 	// UnsafeTellOne returns a failure to the first handle that could report the failure, and
 	// to no other handle (positive control).
 	UnsafeTellOne bool
+	// UnsafeNoSpaceWait gives a recalled file up although its bytes may become durable once
+	// there is space (positive control).
+	UnsafeNoSpaceWait bool
 	// Logger receives messages that belong to no call; nil: slog.Default().
 	Logger *slog.Logger
 	// WriteBuffer bounds the written bytes that are not durable yet, in bytes; writers wait

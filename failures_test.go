@@ -228,9 +228,10 @@ func TestCloseTellsWhatIsKnown(t *testing.T) {
 // that was written and closed. It waits, handles that are open hear of it, and nothing is
 // given up: once there is space, all of it is there.
 func TestRecallWaitsForSpace(t *testing.T) {
+	off := os.Getenv("PENSTOCK_CONTROL") == "client-nospacewait"
 	for _, way := range []meta.Kind{meta.NoSpace, meta.QuotaExceeded, meta.IO} {
 		t.Run(way.String(), func(t *testing.T) {
-			inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
+			inFakeTime(t, Config{UnsafeNoSpaceWait: off}, func(t *testing.T, w *world, v *Volume) {
 				ino := create(t, v, "f")
 				h := opens(t, v, ino, 1)
 				back := full(w, way)

@@ -476,7 +476,7 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 		case err == nil, v.epoch.Load() != ask.epoch: // or the buffered bytes belong to a lease of a later epoch
 			return true
 		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes the file's open end
-			until.IsZero() && !mayPass(err) && time.Now().After(deadline) && in.closeEnd(ctx):
+			until.IsZero() && (v.c.cfg.UnsafeNoSpaceWait || !mayPass(err)) && time.Now().After(deadline) && in.closeEnd(ctx):
 			v.loseDirty(in, err)
 			return true
 		case ctx.Err() != nil:

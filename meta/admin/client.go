@@ -39,6 +39,9 @@ type Config struct {
 	// AnswerWait bounds how long a connected server may take to answer a call that reads and
 	// is not marked long; 0: as long as the caller's context lasts.
 	AnswerWait time.Duration
+	// UnsafeResend repeats each call without an answer, although a server may have executed
+	// the call (positive control).
+	UnsafeResend bool
 }
 
 // Client calls the administrative API. A call returns the server's error as a *meta.Error. If
@@ -243,7 +246,7 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 				err = derr
 			}
 			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err, ctx.Err()}
-		case !m.Resend && server.Addr != nil:
+		case !m.Resend && server.Addr != nil && !c.cfg.UnsafeResend:
 			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: err} // a server may have executed the call
 		}
 		select {

@@ -3,6 +3,7 @@ package admin
 import (
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -21,7 +22,7 @@ func TestSentOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(Config{Addrs: []string{"unix:" + l.Addr().String()}})
+	c, err := New(Config{Addrs: []string{"unix:" + l.Addr().String()}, UnsafeResend: os.Getenv("PENSTOCK_CONTROL") == "admin-resend"})
 	if err != nil {
 		t.Fatal(err)
 	}

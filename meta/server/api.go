@@ -288,7 +288,7 @@ func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request
 
 // mayCall applies a method's rule. Errors: AccessDenied.
 func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, request proto.Message) error {
-	if sess.who.Anyone() || slices.Contains(m.Rule.Roles, admin.RoleOf(sess.who.Role)) {
+	if sess.who.Anyone() || a.s.cfg.Unsafe.NoRules || slices.Contains(m.Rule.Roles, admin.RoleOf(sess.who.Role)) {
 		return nil
 	}
 	refused := meta.E("call", meta.AccessDenied, sess.who.String(), fmt.Errorf("%s is not for its role", m.Name))

@@ -612,6 +612,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoTellPolicy = true
 		case "meta-nolosswait":
 			cfg.Unsafe.NoLossWait = true
+		case "meta-norules":
+			cfg.Unsafe.NoRules = true
 		}
 	}
 	if s.adjust != nil {
@@ -789,7 +791,7 @@ func (s *site) checkpoint() {
 
 func newAPIClient(t *testing.T, addr string, creds *peering.Credentials) *admin.Client {
 	t.Helper()
-	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds})
+	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds, UnsafeResend: os.Getenv("PENSTOCK_CONTROL") == "admin-resend"})
 	if err != nil {
 		t.Fatal(err)
 	}

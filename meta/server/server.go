@@ -189,6 +189,8 @@ type Unsafe struct {
 	// NoLossWait: of a chunk to be given up, a replica that could not be judged counts as
 	// damaged.
 	NoLossWait bool
+	// NoRules: everybody may make every call of the administrative API.
+	NoRules bool
 }
 
 // Server serves the volumes of a cluster.
