@@ -319,8 +319,12 @@ func (s *Server) SetKeys(keys []meta.CapKey) {
 // evict ends the connections of peers evicted from the cluster, and refuses new connections.
 // The list replaces the previous list.
 func (s *Server) evict(who []string) {
+	evicted, malformed := peer.ParseWorthless(who)
+	for _, entry := range malformed {
+		s.slog.Error("an entry of the list of evicted peers is malformed: every certificate of that peer is refused; do all servers run the same release?", "entry", entry)
+	}
 	s.mu.Lock()
-	s.evicted = peer.ParseWorthless(who)
+	s.evicted = evicted
 	ended := map[*conn]string{}
 	for c := range s.conns {
 		if s.evicted.Has(c.who) {

@@ -19,9 +19,11 @@ const everyAdmission = 1 << 32
 // identity.
 func WorthlessBelow(who string, n uint32) string { return fmt.Sprintf("%s<%d", who, n) }
 
-// ParseWorthless parses a list. A malformed entry is ignored.
-func ParseWorthless(list []string) Worthless {
-	r := Worthless{}
+// ParseWorthless parses a list. malformed are the entries without a readable admission, as of a
+// newer program: such an entry refuses all certificates of its identity, since it was written
+// to refuse some.
+func ParseWorthless(list []string) (r Worthless, malformed []string) {
+	r = Worthless{}
 	for _, x := range list {
 		who, below, some := strings.Cut(x, "<")
 		n, err := strconv.ParseUint(below, 10, 32)
@@ -30,9 +32,12 @@ func ParseWorthless(list []string) Worthless {
 			r[x] = everyAdmission
 		case err == nil:
 			r[who] = max(r[who], n)
+		default:
+			r[who] = everyAdmission
+			malformed = append(malformed, x)
 		}
 	}
-	return r
+	return r, malformed
 }
 
 // Has reports whether the list refuses an identity's certificate; false without a certificate.

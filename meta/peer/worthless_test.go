@@ -1,6 +1,9 @@
 package peer
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // Certificates say of which admission they are; lists refuse all of a name, or those
 // of earlier ones.
@@ -17,14 +20,18 @@ func TestAdmissions(t *testing.T) {
 	if got := c.Identity(); got.Admission != 0 || got.Same(id) {
 		t.Fatalf("%+v", got)
 	}
-	list := ParseWorthless([]string{"client/a", WorthlessBelow("client/c", 2), "client/d<nonsense"})
+	list, malformed := ParseWorthless([]string{"client/a", WorthlessBelow("client/c", 2), "client/d<nonsense", "client/e<4294967296", "client/e<1", "<"})
+	if want := []string{"client/d<nonsense", "client/e<4294967296", "<"}; !slices.Equal(malformed, want) {
+		t.Errorf("malformed are %q, want %q", malformed, want)
+	}
 	for _, x := range []struct {
 		id   Identity
 		want bool
 	}{
 		{id, false}, {first, true},
 		{Identity{Role: Client, Name: "a", Admission: 1 << 31}, true},
-		{Identity{Role: Client, Name: "b"}, false}, {Identity{Role: Client, Name: "d"}, false},
+		{Identity{Role: Client, Name: "b"}, false}, {Identity{Role: Client, Name: "d"}, true},
+		{Identity{Role: Client, Name: "e", Admission: 9}, true},
 		{Identity{Role: Admin, Name: "a"}, false}, {Identity{Local: true}, false},
 	} {
 		if list.Has(x.id) != x.want {
