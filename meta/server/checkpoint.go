@@ -149,7 +149,9 @@ func newCheckpointTask(o *owner) *task.Task {
 		Name: "look after the checkpoint", First: checkpointLook, Every: checkpointLook,
 		Begin: func() {
 			last, looked = time.Now(), time.Now()
-			made = o.srv.stats.checkpoints.Load()
+			o.mu.Lock()
+			made = o.checkpoints.made
+			o.mu.Unlock()
 		},
 		Round: func(context.Context) (time.Duration, error) {
 			look()

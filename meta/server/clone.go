@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -720,59 +721,71 @@ func (o *owner) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error) {
 		return nil, nil
 	}
 	ids := slices.SortedFunc(maps.Keys(want), meta.ChunkID.Compare)
-	var missing []meta.ChunkID
+	stale := false
 	places := res.Places
 	for _, id := range ids {
 		p, ok := o.foreign.m[id]
 		switch {
 		case !ok || time.Since(p.at) > foreignFresh:
-			missing = append(missing, id)
+			stale = true
 		case p.err != nil:
 			err = p.err
 		default:
 			places = append(places, p.ChunkPlace)
 		}
 	}
-	if len(missing) == 0 {
+	if !stale {
 		if err == nil {
 			res.Places = places
 		}
 		return nil, err
 	}
+	// All are asked for: places that are fresh now could be stale when the others come.
 	done := make(chan struct{})
 	o.wg.Go(func() {
 		defer close(done)
-		o.learnPlaces(missing)
+		o.learnPlaces(ids)
 	})
 	return done, nil
 }
 
-// learnPlaces asks the owners of chunks for the places, and records the answers. ids is
-// sorted.
+// learnPlaces asks the owners of chunks for the places, and records the answers together, so
+// that all of them are fresh at its end, however slow some owners are. ids is sorted.
 func (o *owner) learnPlaces(ids []meta.ChunkID) {
 	ctx, cancel := context.WithTimeout(o.ctx, peerPatience)
 	defer cancel()
-	for len(ids) > 0 { // sorted by volume
-		n := 1
-		for n < len(ids) && ids[n].Volume == ids[0].Volume {
-			n++
+	learnt := make([]foreignPlace, len(ids))
+	var wg sync.WaitGroup
+	for from := 0; from < len(ids); { // sorted by volume
+		to := from + 1
+		for to < len(ids) && ids[to].Volume == ids[from].Volume {
+			to++
 		}
-		places, err := o.srv.placesIn(ctx, ids[0].Volume, ids[:n], false)
-		o.mu.Lock()
-		if o.foreign.m == nil || len(o.foreign.m) > maxForeign {
-			o.foreign.m = map[meta.ChunkID]foreignPlace{}
-		}
-		for i, id := range ids[:n] {
-			p := foreignPlace{at: time.Now(), err: err}
-			if err == nil {
+		some, into := ids[from:to], learnt[from:to]
+		wg.Go(func() {
+			places, err := o.srv.placesIn(ctx, some[0].Volume, some, false)
+			for i, id := range some {
+				p := &into[i]
+				if p.err = err; err != nil {
+					continue
+				}
 				if p.ChunkPlace = places[i]; len(p.Servers) == 0 && !p.Sealed { // sealed: accepted as lost
 					p.err = meta.E("find chunk", meta.NoSuchChunk, id.String(), fmt.Errorf("volume %d has no record of it", id.Volume))
 				}
 			}
-			o.foreign.m[id] = p
-		}
-		o.mu.Unlock()
-		ids = ids[n:]
+		})
+		from = to
+	}
+	wg.Wait()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.foreign.m == nil || len(o.foreign.m) > maxForeign {
+		o.foreign.m = map[meta.ChunkID]foreignPlace{}
+	}
+	now := time.Now()
+	for i, id := range ids {
+		learnt[i].at = now
+		o.foreign.m[id] = learnt[i]
 	}
 }
 

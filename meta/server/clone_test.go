@@ -393,6 +393,33 @@ func TestChunkOfDeletedClone(t *testing.T) {
 
 // The server dies at each step of making a clone and of deleting it. After that
 // a clone is there as a whole, or not at all, and its origin knows.
+// A file lies in chunks of two other volumes, and the place of only one is known. Both owners
+// are asked: otherwise two slow owners would take turns in letting a place become stale, and
+// the file could never be opened.
+func TestPlacesComeTogether(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	o := s.srv.opened(1)
+	known, unknown := meta.ChunkID{Volume: 71, Counter: 1}, meta.ChunkID{Volume: 72, Counter: 1}
+	later := time.Now().Add(time.Hour) // fresh, however slow the machine is
+	o.mu.Lock()
+	o.clone = true
+	o.foreign.m = map[meta.ChunkID]foreignPlace{known: {ChunkPlace: meta.ChunkPlace{ID: known}, at: later}}
+	wait, err := o.fillPlaces(&meta.Result{Extents: []meta.Extent{{Len: 1, Chunk: known}, {Off: 1, Len: 1, Chunk: unknown}}})
+	o.mu.Unlock()
+	if wait == nil {
+		t.Fatalf("the place of a chunk that nobody asked for is known: %v", err)
+	}
+	<-wait
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.clone = false
+	a, b := o.foreign.m[known].at, o.foreign.m[unknown].at
+	if !a.Equal(b) || a.Equal(later) {
+		t.Errorf("the places are as of %v and %v", a, b)
+	}
+}
+
 func TestCloneInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"clone", "clone written", "row", "row written", "delete: row", "delete: row written", "delete: row gone", "delete: row and journal gone"} {

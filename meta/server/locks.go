@@ -24,32 +24,39 @@ func (l *locks) wake(woken []lock.Ticket) {
 	for _, t := range woken {
 		if w := l.waits[t]; w != nil {
 			delete(l.waits, t)
-			close(w.granted)
+			close(w.decided)
 		}
 	}
 }
 
-// drop releases the locks of a session and removes its waiting requests.
+// drop releases the locks of a session that ended, and refuses its waiting requests.
 func (l *locks) drop(id meta.SessionID) {
 	woken, canceled := l.DropSession(id)
 	for _, t := range canceled {
-		delete(l.waits, t)
+		if w := l.waits[t]; w != nil {
+			w.expired = true
+		}
 	}
+	l.wake(canceled)
 	l.wake(woken)
 }
 
 // lockWait is a session's request waiting for a lock.
 type lockWait struct {
-	granted chan struct{}
+	decided chan struct{} // closed: the lock is granted, or expired
 	session meta.SessionID
+	expired bool // the session ended in the volume
 }
 
 // serveLock sets, tests or drops locks.
 func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
+	o.mu.Lock()
+	entry := o.entered[s]
+	o.mu.Unlock()
 	select {
 	case <-o.recovered:
 		if !o.outsideLease() && !s.waits(s.late, o.vol) {
-			o.lockNow(s, id, m)
+			o.lockNow(s, id, m, entry)
 			return
 		}
 	default:
@@ -65,13 +72,15 @@ func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
 		if err != nil {
 			s.enqueue(id, &wire.LockRe{Status: wire.StatusOf(err)})
 		} else {
-			o.lockNow(s, id, m)
+			o.lockNow(s, id, m, entry)
 		}
 		s.flush()
 	})
 }
 
-func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
+// lockNow serves a request that a session sent after its entry into the volume. If that entry
+// is over, the locks of the session were dropped, and nobody would drop a lock set now.
+func (o *owner) lockNow(s *session, id uint64, m *wire.Lock, entry uint64) {
 	l := m.Lock
 	l.Session = s.id
 	re := &wire.LockRe{}
@@ -82,7 +91,7 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
 		re.Status = wire.StatusOf(o.failed)
 	case o.leaving != nil:
 		re.Status = wire.StatusOf(o.srv.elsewhere(o.vol))
-	case s.ctx.Err() != nil:
+	case s.ctx.Err() != nil, entry == 0, o.entered[s] != entry:
 		re.Status = wire.StatusOf(meta.E("lock", meta.SessionExpired, s.name, nil))
 	case m.Test:
 		if c, ok := o.locks.Get(l); ok {
@@ -103,7 +112,7 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
 			re.Conflict = a.Conflict
 			o.refusedFor(a.Conflict.Session)
 		} else if !a.Granted {
-			w := &lockWait{granted: make(chan struct{}), session: s.id}
+			w := &lockWait{decided: make(chan struct{}), session: s.id}
 			o.locks.waits[t] = w
 			o.waitForLock(s, id, t, w)
 			return
@@ -129,14 +138,16 @@ func (o *owner) waitForLock(s *session, id uint64, t lock.Ticket, w *lockWait) {
 		defer stop()
 		var err error
 		select {
-		case <-w.granted:
+		case <-w.decided:
 		case <-ctx.Done():
 			err = meta.E("lock", meta.Interrupted, "", context.Cause(ctx))
 		case <-o.ctx.Done():
 			err = o.gone()
 		}
 		o.mu.Lock()
-		if err != nil && o.locks.waits[t] == w {
+		if w.expired {
+			err = meta.E("lock", meta.SessionExpired, s.name, nil)
+		} else if err != nil && o.locks.waits[t] == w {
 			delete(o.locks.waits, t)
 			if !o.locks.Cancel(t) {
 				err = nil // granted in the last moment

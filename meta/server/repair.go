@@ -623,8 +623,7 @@ func (o *owner) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.Se
 		if o.faults.corrupt(rec.ID, server) {
 			// The mark came from a read of the bytes, so an answer from the server's index
 			// does not clear the mark.
-			_, patience := copyTerms(rec.Length, minCopyRate)
-			read, cancel := context.WithTimeout(ctx, patience)
+			read, cancel := context.WithTimeout(ctx, verifyPatience(rec.Length))
 			_, err := o.order(read, server, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
 			cancel()
 			switch {

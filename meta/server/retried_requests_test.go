@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -112,6 +113,9 @@ func TestVolumeRequestsAgain(t *testing.T) {
 	a.admin(t, undelete)
 	s.row(old, cluster.VolumeTrash)
 	s.row(v, cluster.VolumeActive)
+	if _, err := a.Admin(t.Context(), once(t, wire.Admin{Op: wire.AdminUndeleteVolume, Volume: old}, token(16))); meta.KindOf(err) != meta.VolumeExists || !strings.Contains(err.Error(), "undelete volume x: ") {
+		t.Errorf("its name is another's by now: %v", err)
+	}
 
 	if n := len(s.row(v, cluster.VolumeActive).Done); n > 8 {
 		t.Errorf("its row remembers %d requests", n)

@@ -384,7 +384,10 @@ func (s *Server) trouble(sess *session, m *wire.Trouble) {
 		case s.suspected.looking <- struct{}{}:
 			s.wg.Go(func() {
 				defer func() { <-s.suspected.looking }()
-				if _, err := s.Order(s.ctx, b.Server, meta.Order{Kind: meta.OrderVerify, Chunk: b.Chunk}); err != nil {
+				// Without an end, some silent servers would take all slots for good.
+				ctx, cancel := context.WithTimeout(s.ctx, verifyPatience(meta.DefaultChunk))
+				defer cancel()
+				if _, err := s.Order(ctx, b.Server, meta.Order{Kind: meta.OrderVerify, Chunk: b.Chunk}); err != nil {
 					s.log.Warn("a replica that a client reported does not verify, or its server did not answer", "chunk", b.Chunk, "server", b.Server, "error", err)
 					if k := meta.KindOf(err); k == meta.Corrupt || k == meta.NoSuchChunk {
 						s.badReplica(b.Chunk, b.Server, k == meta.Corrupt)
@@ -394,6 +397,15 @@ func (s *Server) trouble(sess *session, m *wire.Trouble) {
 		default: // the client reports again
 		}
 	}
+}
+
+// minVerifyRate is the least rate at which a server reads a replica of its own without counting
+// as stuck, in bytes per second.
+const minVerifyRate = 16 << 20
+
+// verifyPatience is how long a server may take to read a replica of n bytes.
+func verifyPatience(n uint64) time.Duration {
+	return 20*time.Second + time.Duration(n/minVerifyRate)*time.Second
 }
 
 // of lists the servers suspected by a session, the latest report first.

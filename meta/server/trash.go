@@ -324,7 +324,7 @@ func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.Adm
 	if err != nil {
 		return err
 	}
-	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+	now, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
 		if x.State == cluster.VolumeActive && x.Did(token) {
 			return nil
 		}
@@ -339,13 +339,13 @@ func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.Adm
 		return nil
 	})
 	if errors.Is(err, meta.VolumeExists) {
-		return meta.E(op, meta.VolumeExists, v.Name, errors.New("another volume has its name by now: give it a new one"))
+		return meta.E(op, meta.VolumeExists, cmp.Or(m.Entry, v.Name), errors.New("another volume has this name by now: give the undeleted volume a new one"))
 	}
 	if err != nil {
 		return err
 	}
-	o.setState(v.State)
-	s.describe(ctx, re, v)
+	o.setState(now.State)
+	s.describe(ctx, re, now)
 	return nil
 }
 
