@@ -70,6 +70,7 @@ func (v *Volume) OpenCached(ino meta.Ino, flags uint32) (info OpenInfo, ok bool)
 		return OpenInfo{}, false
 	}
 	f.opens++
+	in.openedLocked(f, info)
 	head := f.head()
 	in.mu.Unlock()
 	v.readAhead(head)

@@ -35,6 +35,9 @@ type Config struct {
 	Creds *peer.Credentials
 	// UnsafeNoVerify skips the verification of read bytes (positive control).
 	UnsafeNoVerify bool
+	// UnsafeNoGrowthSync tells other clients the length of a file without a sync; a control of
+	// tests.
+	UnsafeNoGrowthSync bool
 	// UnsafeNoLaunder gives leases back without flushing the kernel's dirty pages of shared
 	// mappings (positive control).
 	UnsafeNoLaunder bool
@@ -119,7 +122,7 @@ type Client struct {
 
 // counters are the counters behind Stats.
 type counters struct {
-	rpcs, hits, recalls, written, read, appended, commits, lost, lostFiles, indexed, refused atomic.Uint64
+	rpcs, hits, recalls, growths, written, read, appended, commits, lost, lostFiles, indexed, refused atomic.Uint64
 }
 
 // lose counts a file that lost bytes which a program wrote.
@@ -388,6 +391,7 @@ type Stats struct {
 	Indexed       uint64 // questions answered from the indexes of snapshots
 	BadIndexes    uint64 // damaged indexes that were refused
 	Recalls       uint64 // leases recalled
+	Growths       uint64 // questions of owners about files to which this client appends
 	WrittenBytes  uint64 // by Write
 	ReadBytes     uint64 // by Read
 	AppendedBytes uint64 // sent to chunk servers
@@ -408,6 +412,7 @@ func (c *Client) Stats() Stats {
 		Indexed:       c.stats.indexed.Load(),
 		BadIndexes:    c.stats.refused.Load(),
 		Recalls:       c.stats.recalls.Load(),
+		Growths:       c.stats.growths.Load(),
 		WrittenBytes:  c.stats.written.Load(),
 		ReadBytes:     c.stats.read.Load(),
 		AppendedBytes: c.stats.appended.Load(),

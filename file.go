@@ -176,11 +176,15 @@ type snapshot struct {
 	m       extmap
 	size    uint64
 	granted bool // the answer came with a lease
+	// followed: another client appends to the file; there is no lease for this answer.
+	followed bool
+	attr     meta.Attr
 }
 
 // loadMap fetches the file's map under at least the wanted lease. If the owner grants no lease
 // (the inode is contended), loadMap returns a snapshot for one use.
-func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, error) {
+// With cached, the bytes will be cached, so that an answer must come with a lease.
+func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode, cached bool) (*snapshot, error) {
 	in.mu.Lock()
 	held := in.lease
 	gen := uint32(0)
@@ -195,7 +199,7 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 		// locked.
 		ask = meta.LeaseNone
 	}
-	sn, attr, first, err := in.fetchMap(ctx, ask)
+	sn, attr, first, err := in.fetchMap(ctx, ask, cached)
 	if err != nil {
 		return nil, err
 	}
@@ -207,10 +211,10 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 }
 
 // fetchMap fetches a file's map and returns the stamp under which it may be cached.
-func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode) (sn snapshot, attr meta.Attr, first stamp, err error) {
+func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode, cached bool) (sn snapshot, attr meta.Attr, first stamp, err error) {
 	v := in.vol
 	for off := uint64(0); ; {
-		op := &meta.Open{Ino: in.ino, Off: off}
+		op := &meta.Open{Ino: in.ino, Off: off, Cached: cached}
 		if ask == meta.LeaseExclusive && off == 0 {
 			op.Also = v.barred.others(v, in.ino)
 		}
@@ -220,6 +224,7 @@ func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode) (sn snapshot,
 		}
 		if off == 0 {
 			attr, first = res.Attr, stamp
+			sn.attr, sn.followed = res.Attr, res.Attr.Flags&meta.FlagFollowed != 0
 		} else if res.Attr.Change != attr.Change {
 			// Someone wrote between two pages of extents: from the start.
 			sn, off = snapshot{}, 0
@@ -302,8 +307,9 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 			}
 		}
 		f.want++
+		cached := rng != nil && in.cachesPagesLocked(f)
 		in.mu.Unlock()
-		sn, err := in.loadMap(ctx, want)
+		sn, err := in.loadMap(ctx, want, cached)
 		in.mu.Lock()
 		if f = in.fileLocked(); f.want > 0 {
 			f.want--
@@ -320,7 +326,7 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 		// ran. The reply is good for one read, because a kernel that keeps the page is asked
 		// to drop the page after the read. If another reply had granted the lease, nobody
 		// would ask the kernel, and the reply must not be used.
-		if want == meta.LeaseShared && (sn.granted || in.vol.frozen()) {
+		if want == meta.LeaseShared && (sn.granted || sn.followed || in.vol.frozen()) {
 			return f, sn, nil
 		}
 		// While the session's clock has run out, a held lease can't be trusted but must be
@@ -343,6 +349,17 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 			in.mu.Lock()
 		}
 	}
+}
+
+// cachesPagesLocked reports that the kernel may keep the bytes of a read in its cache. The caller
+// holds mu.
+func (in *inode) cachesPagesLocked(f *file) bool {
+	return in.vol.c.cfg.Notify != nil && !(in.direct && f.opens > 0)
+}
+
+// openedLocked notes how a new opener, which f counts already, reads. The caller holds mu.
+func (in *inode) openedLocked(f *file, info OpenInfo) {
+	in.direct = info.DirectIO && (in.direct || f.opens == 1)
 }
 
 // Open counts an opener of a regular file and takes the lease for the flags of open(2);
@@ -389,6 +406,10 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 	}
 	size := f.size
 	info := in.openInfoLocked()
+	in.openedLocked(f, info)
+	if sn != nil && sn.followed {
+		info.Entry.Attr = sn.attr
+	}
 	var head segment
 	if sn == nil && !write {
 		head = f.head()
@@ -413,9 +434,12 @@ func (in *inode) openInfoLocked() OpenInfo {
 	live := in.liveLocked() && in.attrOK
 	info := OpenInfo{
 		Entry:     in.entryLocked(nil, true),
-		KeepCache: live && in.inval == 0 && !in.distrusted(),
+		KeepCache: live && in.inval == 0 && !in.distrusted() && !in.loose,
 		DirectIO:  !live,
 		Sealed:    in.attr.Flags&meta.FlagSealed != 0 || in.vol.frozen(),
+	}
+	if live {
+		in.loose = false // this open has the kernel drop the pages
 	}
 	if in.file != nil {
 		info.Failures = in.file.toldBefore()
@@ -470,6 +494,7 @@ func (v *Volume) opened(res *meta.Result, stamp stamp, flags uint32) OpenInfo {
 		f.m, f.mapOK, f.size = extmap{}, true, 0
 	}
 	info := in.openInfoLocked()
+	in.openedLocked(f, info)
 	if info.DirectIO {
 		info.Entry.Attr = res.Attr
 	}

@@ -92,6 +92,11 @@ type inode struct {
 	dir    *dir
 	file   *file
 	recall *recall
+	grown  time.Time // of the last answer about an open end; see Client.Growth
+	// direct: all openers of the file read past the kernel's cache of pages.
+	direct bool
+	// loose: the kernel may have pages that no lease covers.
+	loose  bool
 	passed uint32 // snapshots taken while this client kept the exclusive lease
 
 	prev, next *inode // the table's ring
@@ -207,9 +212,9 @@ func (t *table) evict() {
 	n := t.c.cfg.Notify
 	for _, in := range victims {
 		in.mu.Lock()
-		lease, d := in.lease, in.dir != nil || in.attrOK && in.attr.IsDir()
+		lease, loose, d := in.lease, in.loose, in.dir != nil || in.attrOK && in.attr.IsDir()
 		in.mu.Unlock()
-		if lease == meta.LeaseNone || in.vol.frozen() {
+		if lease == meta.LeaseNone && !loose || in.vol.frozen() {
 			continue
 		}
 		if n != nil {

@@ -319,6 +319,7 @@ func (v *Volume) Reopen(ino meta.Ino, flags uint32) {
 	defer in.mu.Unlock()
 	f := in.fileLocked()
 	f.opens++
+	in.direct = false
 	if forWriting(flags) {
 		f.writers++
 	}

@@ -142,7 +142,7 @@ func (in *inode) toWritePage(ctx context.Context, epoch uint64) (*file, error) {
 				return f, nil
 			}
 			in.mu.Unlock()
-			if _, err := in.loadMap(ctx, in.held()); err != nil {
+			if _, err := in.loadMap(ctx, in.held(), true); err != nil {
 				return nil, err
 			}
 			continue

@@ -79,6 +79,7 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 		var pieces []piece
 		if sn != nil {
 			n, pieces = planRead(&sn.m, sn.size, p, uint64(off), few[:0])
+			in.loose = in.loose || sn.followed // a private mapping's pages stay, also of direct openers
 		} else {
 			n, pieces = planRead(&f.m, f.size, p, uint64(off), few[:0])
 		}
@@ -90,6 +91,11 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 			v.c.stats.read.Add(uint64(n))
 			if off == 0 && ctx.Value(NoAtime{}) == nil {
 				v.touchAtime(in)
+			}
+			if notify := v.c.cfg.Notify; notify != nil && sn != nil && sn.followed {
+				// The READ may be of a mapping's page. No recall would drop the page, so it
+				// goes as soon as the READ is answered.
+				v.c.spawn(func() { notify.InvalData(v.id, ino, off, int64(len(p))) })
 			}
 			return n, nil
 		}
@@ -204,7 +210,7 @@ func (v *Volume) reload(ctx context.Context, in *inode) error {
 	var attr meta.Attr
 	var st stamp
 	if err == nil {
-		sn, attr, st, err = in.fetchMap(ctx, meta.LeaseNone)
+		sn, attr, st, err = in.fetchMap(ctx, meta.LeaseNone, false)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -145,6 +145,85 @@ func (c *Client) recalled(r meta.Recall, ask recallAsk) {
 	})
 }
 
+// growthEvery is the pause between two answers about a file: readers that ask all the time must
+// not make the writer sync all the time.
+const growthEvery = 2 * time.Millisecond
+
+// Growth answers how long a file is to which this client appends, without giving the lease
+// back: other clients may read what is synced in the file's own chunk. Growth first syncs every
+// byte whose write has returned. If the file has no open end in the journal, done gets an
+// answer that is not OK. The session's reader goroutine calls Growth, which does not block.
+func (c *Client) Growth(id meta.VolumeID, ino meta.Ino, done func(meta.Growth)) {
+	epoch := c.epochOf(id)
+	c.stats.growths.Add(1)
+	answer := func() {
+		in := c.table.peek(id, ino)
+		if in == nil || c.mayBeDirty(id, ino) != nil {
+			if in != nil {
+				in.put()
+			}
+			done(meta.Growth{})
+			return
+		}
+		c.spawn(func() {
+			defer in.put()
+			done(in.growth(epoch))
+		})
+	}
+	if !c.kept.later(answer) {
+		answer()
+	}
+}
+
+// growth syncs the appended bytes and returns the file's state, or an answer that is not OK.
+func (in *inode) growth(epoch uint64) meta.Growth {
+	v := in.vol
+	in.mu.Lock()
+	if !in.growsLocked(epoch) {
+		in.mu.Unlock()
+		return meta.Growth{}
+	}
+	pause := time.Until(in.grown.Add(growthEvery))
+	in.mu.Unlock()
+	if pause > 0 {
+		time.Sleep(pause)
+	}
+	in.mu.Lock()
+	dirty := in.file != nil && in.file.uncommitted > 0
+	in.mu.Unlock()
+	if dirty && !v.c.cfg.UnsafeNoGrowthSync {
+		if err := v.flushRound(v.c.ctx, in, flushKeep); err != nil {
+			return meta.Growth{} // the recall reports the failure
+		}
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.grown = time.Now()
+	if !in.growsLocked(epoch) {
+		return meta.Growth{}
+	}
+	f := in.file
+	size := f.ownBase + f.endedLen
+	if v.c.cfg.UnsafeNoGrowthSync {
+		size = f.size
+	}
+	if f.uncommitted == 0 && size != f.size {
+		return meta.Growth{}
+	}
+	g := meta.Growth{OK: true, Size: size, Mtime: f.mtime, Ctime: max(f.ctime, in.attr.Ctime), Change: in.attr.Change}
+	if g.Mtime == 0 {
+		g.Mtime = in.attr.Mtime
+	}
+	return g
+}
+
+// growsLocked reports that the file has an open end in the journal, under an exclusive lease
+// that is not being recalled. The caller holds mu.
+func (in *inode) growsLocked(epoch uint64) bool {
+	f := in.file
+	return f != nil && f.ended && f.own != nil && in.attrOK && in.lease == meta.LeaseExclusive && in.recall == nil && in.vol.epoch.Load() == epoch
+}
+
 // unknown answers the recall of an inode that is not cached here, and makes the owner forget
 // this client's lease.
 func (c *Client) unknown(k inodeKey, done func()) {

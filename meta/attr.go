@@ -101,6 +101,7 @@ const (
 	FlagOpenEnded                       // the last extent is open-ended: size is at least Size
 	FlagUnsynced                        // some committed extent is not yet synced on its replicas
 	FlagHasCaps                         // security.capability is set: writes must drop it
+	FlagFollowed                        // in answers only: another session goes on appending; no lease comes with the answer
 )
 
 // SetMask says which fields of SetAttr apply.

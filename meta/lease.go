@@ -34,6 +34,19 @@ type Recall struct {
 	Within time.Duration
 }
 
+// Growth is a writer's answer about a file to which it appends under an exclusive lease, with
+// the last extent open-ended: so much of the file is synced in the extent's chunk.
+type Growth struct {
+	// OK: the rest is valid. Otherwise the lease must be recalled.
+	OK bool
+	// Size covers every write that had returned when the question came.
+	Size         uint64
+	Mtime, Ctime Time
+	// Change is the file's Attr.Change that the writer knew. Growth adds to these attributes
+	// only.
+	Change uint64
+}
+
 // LockType is the kind of an advisory lock.
 type LockType uint8
 

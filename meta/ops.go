@@ -115,11 +115,15 @@ type ListXattr struct{ Ino Ino }
 // Also lists at most MaxAlso other files whose exclusive leases the session gave back for the
 // barrier of a snapshot. Together with the exclusive lease on Ino, the owner grants these
 // leases again, unless another session would have to give up a lease for that.
+//
+// With Cached the bytes will lie in a cache, so the answer must come with a lease. Otherwise
+// the answer may have FlagFollowed: it is good for one read.
 type Open struct {
-	Ino  Ino
-	Off  uint64
-	Len  uint64
-	Also []Ino
+	Ino    Ino
+	Off    uint64
+	Len    uint64
+	Also   []Ino
+	Cached bool
 }
 
 // MaxAlso bounds Open.Also. The owner ignores further entries.

@@ -380,6 +380,12 @@ func (c *conn) read(rd *wire.Reader) error {
 				return err
 			}
 			s.recall(c, id, &m)
+		case wire.TGrowth:
+			var m wire.Growth
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			askGrowth(s, c, id, &m)
 		case wire.TPolicy:
 			var m wire.Policy
 			if err := wire.Decode(body, &m); err != nil {
@@ -476,6 +482,28 @@ func (s *Session) lost(c *conn, err error) {
 			r.done <- response{err: meta.E("call", meta.Unavailable, c.addr, errLost)}
 		}
 	}
+}
+
+// askGrowth passes an owner's question on. The answer is sent on the connection of the question
+// or not at all.
+func askGrowth(s *Session, c *conn, id uint64, m *wire.Growth) {
+	s.mu.Lock()
+	vs := s.volumes[m.Volume]
+	here := vs != nil && vs.conn == c
+	s.mu.Unlock()
+	if !here {
+		return // c leads to a former owner
+	}
+	done := func(g meta.Growth) {
+		c.send.Enqueue(id, &wire.GrowthRe{Volume: m.Volume, Ino: m.Ino, Growth: g})
+		c.send.FlushSoon()
+	}
+	h, ok := s.cfg.Handler.(GrowthHandler)
+	if !ok {
+		done(meta.Growth{})
+		return
+	}
+	h.Growth(m.Volume, m.Ino, done)
 }
 
 func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {

@@ -73,6 +73,14 @@ type HoldHandler interface {
 	RecallWithin(r meta.Recall, done func(held bool))
 }
 
+// GrowthHandler is a Handler that appends to files, and tells how long a file is without giving
+// its lease back. For all other handlers, the session answers that the owner must recall.
+type GrowthHandler interface {
+	// Growth syncs what was appended to a file and calls done once. It is called like Recall,
+	// and must not block.
+	Growth(v meta.VolumeID, ino meta.Ino, done func(meta.Growth))
+}
+
 // LossHandler is a Handler that reports lost changes of an inode to the callers that sync the
 // inode.
 type LossHandler interface {

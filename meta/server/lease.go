@@ -20,8 +20,28 @@ const refusalRest = 30 * time.Second
 type leaseMessage = lease.Message[*session]
 
 // newLeases makes the empty table of a volume.
-func (s *Server) newLeases() *lease.Table[*session] {
-	return lease.New[*session](lease.Config{RefusalRest: refusalRest, NoRecall: s.cfg.Unsafe.NoRecall, NoPutIn: s.cfg.Unsafe.NoPutIn})
+func (s *Server) newLeases() *leases {
+	t := lease.New[*session](lease.Config{RefusalRest: refusalRest, NoRecall: s.cfg.Unsafe.NoRecall, NoPutIn: s.cfg.Unsafe.NoPutIn})
+	return &leases{Table: t, questions: map[meta.Ino]*growthQuestion{}}
+}
+
+// leases are the leases of a volume, and the questions to sessions that keep theirs.
+type leases struct {
+	*lease.Table[*session]
+	// questions are the last questions about files to which a session appends; see growth.go.
+	questions map[meta.Ino]*growthQuestion
+	asked     uint64 // number of the last question
+}
+
+// DropAll drops a session's leases, except those on some inodes, and ends the questions to
+// the session.
+func (l *leases) DropAll(s *session, stays ...meta.Ino) {
+	l.Table.DropAll(s, stays...)
+	for _, q := range l.questions {
+		if q.to == s {
+			q.end()
+		}
+	}
 }
 
 // isAway reports whether a session only lingers. A recall sent to such a session may stay
@@ -82,6 +102,7 @@ type ticket struct {
 	// inode, in case the inode loses its last name.
 	holders map[meta.Ino][]meta.SessionID
 	room    roomSearch
+	growth  growthWait
 	// entry is the session's entry number when the call came; see owner.entered.
 	entry uint64
 }

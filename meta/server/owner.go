@@ -11,7 +11,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/lease"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
@@ -58,7 +57,7 @@ type owner struct {
 	// stClosed: st must not be read any more.
 	stClosed bool
 
-	leases   *lease.Table[*session]
+	leases   *leases
 	quota    volumeQuota
 	words    words
 	locks    locks
@@ -639,6 +638,19 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	}
 	if !o.leases.Alone(s) && ino != 0 {
 		if at == 0 { // a snapshot's content is in no session's cache alone
+			if want == meta.LeaseNone && readsXattr(c.Op) {
+				return re, nil // no session changes extended attributes in its cache
+			}
+			followed, ch := o.leases.follow(s, k, o.vol, c, re)
+			if ch != nil {
+				return nil, ch
+			}
+			if followed {
+				if m, ok := c.Op.(*meta.Lookup); ok && want > meta.LeaseNone {
+					o.give(s, m.Parent, meta.LeaseShared, re)
+				}
+				return re, nil
+			}
 			if ch := o.recall(s, ino, keep); ch != nil {
 				o.leases.Block(&k.leases, ino)
 				return nil, ch

@@ -61,7 +61,7 @@ func (a *pace) take(now time.Time, n int, rate float64) time.Duration {
 // frames that keep its session, cost nothing.
 func costOf(t wire.Type, calls int) int {
 	switch t {
-	case wire.TKeepAlive, wire.TRecalled, wire.TPolicyTaken, wire.TDrop, wire.TBye, wire.TBack, wire.TClaim, wire.TCancel, wire.TTrouble, wire.TGaveUp:
+	case wire.TKeepAlive, wire.TRecalled, wire.TPolicyTaken, wire.TGrowthRe, wire.TDrop, wire.TBye, wire.TBack, wire.TClaim, wire.TCancel, wire.TTrouble, wire.TGaveUp:
 		return 0
 	}
 	return max(1, calls)

@@ -78,6 +78,8 @@ var frameRules = [...]frameRule{
 	wire.TQuota:       {roles: nobody},
 	wire.TPolicy:      {roles: nobody},
 	wire.TPolicyTaken: {roles: users},
+	wire.TGrowth:      {roles: nobody},
+	wire.TGrowthRe:    {roles: users},
 }
 
 var _ [wire.Types]struct{} = [len(frameRules)]struct{}{}

@@ -153,7 +153,8 @@ func (s *session) enqueue(id uint64, m wire.Message) bool {
 		if err != nil {
 			return false
 		}
-		if _, ok := m.(*wire.Recall); ok {
+		switch m.(type) {
+		case *wire.Recall, *wire.Growth:
 			// The caller holds a lock and flushes only its own session.
 			snd.FlushSoon()
 		}
@@ -374,6 +375,16 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if o := s.srv.opened(m.Volume); o != nil {
 			o.mu.Lock()
 			o.leases.Answer(time.Now(), s, m.Ino, id, m.Held)
+			o.mu.Unlock()
+		}
+	case wire.TGrowthRe:
+		var m wire.GrowthRe
+		if err := s.take(body, &m); err != nil {
+			return false, err
+		}
+		if o := s.srv.opened(m.Volume); o != nil {
+			o.mu.Lock()
+			o.leases.answerGrowth(s, id, &m)
 			o.mu.Unlock()
 		}
 	case wire.TPolicyTaken:

@@ -93,6 +93,8 @@ const (
 	TGaveUp                      // client: bytes discarded by an operator; no answer
 	TPolicy                      // server: the volume's policy
 	TPolicyTaken                 // client: follows the policy of TPolicy
+	TGrowth                      // server: sync what was appended to a file, and tell its size
+	TGrowthRe                    // client: answers TGrowth
 	lastType
 )
 

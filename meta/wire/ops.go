@@ -96,6 +96,7 @@ func (c *coder) op(p *meta.Op) {
 		c.u64(&o.Off)
 		c.u64(&o.Len)
 		list(c, &o.Also, ino)
+		c.bool(&o.Cached)
 	case *meta.StatFSOp:
 	case *meta.Seek:
 		ino(c, &o.Ino)

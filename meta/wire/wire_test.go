@@ -23,7 +23,7 @@ func messages() []Message {
 		new(AdminRe), new(Report), new(Order), new(OrderRe), new(Claim), new(Bye), new(Caps), new(CapsRe), new(Servers),
 		new(Reported), new(Trouble), new(GaveUp), new(Enter), new(Entered), new(Back), new(Moved), new(Metas),
 		new(Reserve), new(Reserved), new(Quota),
-		new(Policy), new(PolicyTaken),
+		new(Policy), new(PolicyTaken), new(Growth), new(GrowthRe),
 	}
 }
 

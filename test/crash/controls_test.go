@@ -24,6 +24,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"chunk-ownclock", "chunkserver/server", "TestCapabilitiesBySkewedClocks"},
 	{"chunk-ownclock", "meta/server", "TestChunkServersClocks"},
 	{"client-nolaunder", "test/posix", "TestMapped"},
+	{"client-nogrowthsync", ".", "TestToldGrowthIsSynced"},
 	{"client-tellone", ".", "TestEachHandleHears"},
 	{"client-nospacewait", ".", "TestRecallWaitsForSpace"},
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},

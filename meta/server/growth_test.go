@@ -1,0 +1,139 @@
+package server
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/test/operator"
+)
+
+// grower is a peer that answers how long its file is when the test says so.
+type grower struct {
+	*peer
+	asked chan func(meta.Growth)
+}
+
+func (g *grower) Growth(_ meta.VolumeID, _ meta.Ino, done func(meta.Growth)) { g.asked <- done }
+
+func (s *site) grower(name string) *grower {
+	g := &grower{&peer{leases: map[meta.Ino]meta.LeaseMode{}, Operator: operator.New(s.t, "unix:"+s.addr, nil)}, make(chan func(meta.Growth), 100)}
+	g.Session = s.session(name, g)
+	return g
+}
+
+// question waits for a question of the owner.
+func (g *grower) question(t *testing.T) func(meta.Growth) {
+	t.Helper()
+	select {
+	case done := <-g.asked:
+		return done
+	case <-time.After(60 * time.Second):
+		t.Fatal("nobody asked the writer")
+		return nil
+	}
+}
+
+// A file to which a session appends is read by others without a recall. Requests that come
+// while the writer is being asked share the next question, whose answer alone they may use.
+func TestReadersShareQuestions(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	chunks := s.chunkServer(1)
+	w, r := s.grower("writer"), s.dial("reader")
+	ino, _ := w.openEnd(t, chunks)
+	change := r.stateOf(t, w, ino)
+
+	sizes := make(chan uint64, 100)
+	ask := func(n int) *sync.WaitGroup {
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() {
+				res, err := r.Do(t.Context(), 1, meta.OpID{}, &meta.Open{Ino: ino}, meta.LeaseShared)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if e := res.Extents; len(e) != 1 || e[0].End() != res.Attr.Size || res.Attr.Flags&meta.FlagFollowed == 0 {
+					t.Errorf("%+v, %+v", res.Attr, e)
+				}
+				sizes <- res.Attr.Size
+			})
+		}
+		return &wg
+	}
+	first := ask(1)
+	done := w.question(t)
+	others := ask(20)
+	time.Sleep(200 * time.Millisecond) // they arrive; if some come later, the test says nothing of them
+	done(meta.Growth{OK: true, Size: 600, Change: change})
+	first.Wait()
+	if n := <-sizes; n != 600 {
+		t.Errorf("%d bytes", n)
+	}
+	questions := 0
+	go func() { others.Wait(); close(sizes) }()
+	for open := true; open; {
+		select {
+		case done := <-w.asked:
+			questions++
+			done(meta.Growth{OK: true, Size: 700, Change: change})
+		case n, more := <-sizes:
+			if open = more; more && n != 700 {
+				t.Errorf("DATA: %d bytes were told to a reader, of an answer that was given before it asked", n)
+			}
+		}
+	}
+	if questions > 10 {
+		t.Errorf("%d questions for 20 readers", questions)
+	}
+	w.mu.Lock()
+	recalls := w.recalls
+	w.mu.Unlock()
+	if recalls > 0 || w.mode(ino) != meta.LeaseExclusive || r.mode(ino) != meta.LeaseNone {
+		t.Errorf("%d recalls; the writer has %v, the reader %v", recalls, w.mode(ino), r.mode(ino))
+	}
+}
+
+// What a writer told of an older state of the file counts no more, and a writer that can't tell
+// gives its lease back.
+func TestOldGrowthIsNotTold(t *testing.T) {
+	for _, g := range []meta.Growth{{}, {OK: true, Size: 900, Change: 1 << 40}, {OK: true, Size: 100}} {
+		t.Run(fmt.Sprintf("%+v", g), func(t *testing.T) {
+			s := newSite(t)
+			chunks := s.chunkServer(1)
+			w, r := s.grower("writer"), s.dial("reader")
+			ino, _ := w.openEnd(t, chunks)
+			if g.Change == 0 {
+				g.Change = r.stateOf(t, w, ino)
+			}
+			stop := make(chan struct{})
+			defer close(stop)
+			go func() {
+				for {
+					select {
+					case done := <-w.asked:
+						done(g)
+					case <-stop:
+						return
+					}
+				}
+			}()
+			a := r.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseShared).Attr
+			if a.Size != 500 || a.Flags&meta.FlagFollowed != 0 {
+				t.Errorf("DATA: %+v", a)
+			}
+			if w.mode(ino) > meta.LeaseShared {
+				t.Errorf("the writer has %v still", w.mode(ino))
+			}
+		})
+	}
+}
+
+// stateOf returns the change counter of an inode, as its writer sees it.
+func (p *peer) stateOf(t *testing.T, w *grower, ino meta.Ino) uint64 {
+	t.Helper()
+	return w.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone).Attr.Change
+}
