@@ -209,7 +209,7 @@ func TestEveryCommandSaysWhatFailed(t *testing.T) {
 			call(t, with()...).failed(t, usage, "--cluster", "--dir")
 			call(t, with("--cluster", addr)...).failed(t, usage, addr, "--credentials")
 			call(t, with("--cluster", addr, "--credentials", at("lab"))...).failed(t, unknown, "permission denied", "client/lab", at("lab"))
-			if len(words) == 0 || path == "penstock volume create" {
+			if len(words) == 0 || path == "penstock volume create" || path == "penstock stream create" {
 				return
 			}
 			c := call(t, with("--cluster", addr, "--credentials", at("c/admin"))...)
@@ -237,7 +237,7 @@ func TestEmptyListsAreLists(t *testing.T) {
 		}
 		line := append(strings.Fields(path)[1:], "--cluster", addr, "--credentials", at("c/admin"), "--output", "json")
 		switch args := wrongArguments(cmd); {
-		case len(args) > 1, path == "penstock mirror status":
+		case len(args) > 1, path == "penstock mirror status", path == "penstock stream show":
 			return // what it shows must be there
 		case len(args) == 1:
 			line = append(line, "root")

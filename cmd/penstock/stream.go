@@ -21,13 +21,13 @@ const defaultKafka = "127.0.0.1:9092"
 func newStream() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stream",
-		Short: "Make, list, show and delete streams",
+		Short: "Make, list, show and delete streams, append and read records",
 		Long: `A stream is a directory of the tree, to which any Kafka client appends records and
 from which any Kafka client reads them; the records lie in ordinary files below it.
 The topic of /volume/clicks is named volume.clicks. The gateway serves streams:
 'penstock up' has one.`,
 	}
-	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete())
+	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete(), newStreamProduce(), newStreamConsume())
 	return cmd
 }
 
@@ -41,6 +41,7 @@ func (w *where) onTree(ctx context.Context, work func(t *penstock.Tree) error) e
 	if err == nil {
 		err = work(v.Tree())
 	}
+	err = w.advise(err, false)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	return errors.Join(err, c.Close(end))

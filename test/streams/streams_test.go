@@ -534,3 +534,54 @@ func TestTopics(t *testing.T) {
 		t.Errorf("DATA: the new stream begins at offset %d, %v", r.Offset, err)
 	}
 }
+
+// TestCommands: the program's own commands append lines and print them.
+func TestCommands(t *testing.T) {
+	m := newMachine(t)
+	m.Must("stream", "create", "/v/t", "--partitions", "3")
+	run := func(in string, args ...string) (string, error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program.Path, append(args, "--kafka", m.kafka)...)
+		cmd.Stdin = strings.NewReader(in)
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		out, err := cmd.Output()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, errs.String())
+		}
+		return string(out), err
+	}
+	for _, args := range [][]string{{"stream", "consume", "/v/t"}, {"stream", "consume", "/v/t", "--from", "end"}} {
+		if out, err := run("", args...); out != "" || err != nil {
+			t.Errorf("an empty stream has %q, %v", out, err)
+		}
+	}
+	if out, err := run(lines(500), "stream", "produce", "v.t"); out != "" || err != nil {
+		t.Fatal(out, err)
+	}
+	if out, err := run("a\n\nb\n", "stream", "produce", "/v/t", "--partition", "1"); out != "" || err != nil {
+		t.Fatal(out, err)
+	}
+	out, err := run("", "stream", "consume", "/v/t")
+	if err != nil || !strings.Contains(out, "a\n\nb\n") {
+		t.Errorf("DATA: %q, %v", out, err)
+	}
+	if got := sorted(strings.Replace(out, "a\n\nb\n", "", 1)); !slices.Equal(got, want(500)) {
+		t.Errorf("DATA: consumed %v", got)
+	}
+	part, err := run("", "stream", "consume", "/v/t", "--partition", "1")
+	if err != nil || !strings.HasSuffix(part, "a\n\nb\n") {
+		t.Errorf("DATA: partition 1 has %q, %v", part, err)
+	}
+	last := strconv.Itoa(strings.Count(part, "\n") - 1)
+	if out, err := run("", "stream", "consume", "/v/t", "--partition", "1", "--from", last); out != "b\n" || err != nil {
+		t.Errorf("DATA: from offset %s there is %q, %v", last, out, err)
+	}
+	for _, args := range [][]string{{"stream", "produce", "/v/none"}, {"stream", "consume", "/v/none"}, {"stream", "consume", "/v/t", "--partition", "3"}} {
+		if out, err := run("x\n", args...); err == nil {
+			t.Errorf("%v: %q", args, out)
+		}
+	}
+}
