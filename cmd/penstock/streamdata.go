@@ -64,6 +64,9 @@ once. Without --partition the records are spread over the partitions.`,
 			if err := c.Ping(cmd.Context()); err != nil {
 				return fmt.Errorf("stream %s: no gateway answers at %s: %w", args[0], addr, err)
 			}
+			if _, err := streamEnds(cmd.Context(), c, topic, part); err != nil {
+				return fmt.Errorf("stream %s at the gateway %s: %w", args[0], addr, err)
+			}
 			return produceLines(cmd.Context(), c, cmd.InOrStdin(), max(part, 0))
 		},
 	}
