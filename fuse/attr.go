@@ -182,6 +182,9 @@ func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fu
 	}
 	e, err := v.SetAttr(ctx, f.call(&in.InHeader), req)
 	if err != nil {
+		if req.Mask&meta.SetSize != 0 {
+			f.opens.notGrown(in.NodeId)
+		}
 		return f.status("setattr", in.NodeId, err)
 	}
 	f.fillAttrOut(in.NodeId, &e, out)

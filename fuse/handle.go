@@ -146,9 +146,10 @@ func (n *openNode) count(mode handleMode, delta int) {
 }
 
 // pagesMayExist reports whether the kernel may hold pages of the node filled, by READs in
-// flight, with bytes older than a write that bypassed the page cache.
+// flight, with bytes older than a write that bypassed the page cache. A shared mapping keeps
+// pages that a handle for reading filled, after the close of that handle.
 func (o *opens) pagesMayExist(node uint64) (yes bool) {
-	o.with(node, false, func(n *openNode) { yes = n.readers > 0 || n.mapped })
+	o.with(node, false, func(n *openNode) { yes = n.readers > 0 || n.mapped || n.filled })
 	return yes
 }
 
@@ -159,10 +160,7 @@ func (o *opens) pageRead(node, fh uint64, off, length int64) (first bool) {
 	o.with(node, true, func(n *openNode) {
 		n.reading++
 		first = n.fills()
-		if modeOf(fh)&modeWrite == 0 {
-			return
-		}
-		n.mapped = true
+		n.mapped = n.mapped || modeOf(fh)&modeWrite != 0
 		if off < n.tail.to && n.tail.from < off+length {
 			n.tail = span{}
 		}
@@ -191,20 +189,30 @@ func (o *opens) awaitPageReads(node uint64) {
 	}
 }
 
-// grow notes a truncation to a larger size; size is the old size. Bytes stored in a mapping
-// beyond the old end must now read as zeros, but the kernel writes back the page during the
-// truncation, after the answer to SETATTR and with the new size. So clearTail clears the first
-// page written back there beyond the old end. If the page was not dirty, the kernel has
-// dropped the page, and a READ comes before any store: pageRead then cancels the clearing.
+// grow notes, before SetAttr runs, a truncation to a larger size; size is the old size. Bytes
+// stored in a mapping beyond the old end must now read as zeros, but the kernel writes back the
+// page during the truncation, after the answer to SETATTR and with the new size. So clearTail
+// clears the first page written back there beyond the old end. If the page was not dirty, the
+// kernel has dropped the page, and a READ comes before any store: pageRead then cancels the
+// clearing, whatever handle the READ goes through. The kernel sends no WRITE of a mapping
+// between SETATTR and the answer. If SetAttr fails, the caller must call notGrown.
 func (o *opens) grow(node uint64, size int64) {
 	o.with(node, false, func(n *openNode) {
-		if n.mapped {
-			n.tail = span{size, (size + pageSize - 1) &^ (pageSize - 1)}
+		if n.mayBeDirty() {
+			n.tail = span{size, pageEnd(size)}
 		}
 	})
 }
 
+// notGrown cancels grow: the truncation failed.
+func (o *opens) notGrown(node uint64) {
+	o.with(node, false, func(n *openNode) { n.tail = span{} })
+}
+
 const pageSize = 4096
+
+// pageEnd is the end of the page that holds the last byte of a file of this size.
+func pageEnd(size int64) int64 { return (size + pageSize - 1) &^ (pageSize - 1) }
 
 // clearTail clears the bytes beyond an old end in a page written back at off.
 func (o *opens) clearTail(node uint64, p []byte, off int64) {

@@ -133,6 +133,34 @@ func mmapCases() []Case {
 		t.OK("ftruncate", unix.Ftruncate(fd, 20))
 		t.Content("f", "content"+strings.Repeat("\x00", 13))
 	})
+	// A second descriptor, open for reading, has its own handle: its READ fills the page that
+	// the mapping then stores into.
+	add("ok/store-after-extension-and-read-by-other-descriptor", func(t *T) {
+		fd := open(t, strings.Repeat("-", 100))
+		m := mapFile(t, fd, 4096, rw, unix.MAP_SHARED)
+		Equal(t, "before", touch(m, 0), '-')
+		t.OK("ftruncate", unix.Ftruncate(fd, 200))
+		Equal(t, "read by the other descriptor", t.Pread(t.Open("f", unix.O_RDONLY, 0), 1, 150), "\x00")
+		m[150] = 'x'
+		t.OK("msync", unix.Msync(m, unix.MS_SYNC))
+		Equal(t, "read", t.Pread(fd, 3, 149), "\x00x\x00")
+	})
+	for name, extend := range map[string]func(t *T, fd int){
+		"ftruncate": func(t *T, fd int) { t.OK("ftruncate", unix.Ftruncate(fd, 9000)) },
+		"pwrite":    func(t *T, fd int) { t.Pwrite(fd, "end", 8997) },
+		"fallocate": func(t *T, fd int) { t.OK("fallocate", unix.Fallocate(fd, 0, 8192, 808)) },
+	} {
+		add("ok/tail-of-page-read-by-other-descriptor-is-zeros-after-extension-by-"+name, func(t *T) {
+			fd := open(t, "content")
+			m := mapFile(t, fd, 4096, rw, unix.MAP_SHARED)
+			Equal(t, "read by the other descriptor", t.Pread(t.Open("f", unix.O_RDONLY, 0), 7, 0), "content")
+			copy(m[7:], "garbage")
+			extend(t, fd)
+			Equal(t, "size", t.Fstat(fd).Size, 9000)
+			t.OK("msync", unix.Msync(m, unix.MS_SYNC))
+			Equal(t, "read", t.Pread(fd, 20, 0), "content"+strings.Repeat("\x00", 13))
+		})
+	}
 	add("SIGBUS/access-beyond-the-last-page", func(t *T) {
 		fd := open(t, "content")
 		m := mapFile(t, fd, 8192, unix.PROT_READ, unix.MAP_SHARED)
