@@ -1,11 +1,14 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,6 +213,52 @@ func TestSnapshotDeletionAgain(t *testing.T) {
 	}
 	if _, err := a.DeleteSnapshot(t.Context(), 1, "two"); !errors.Is(err, meta.NoSuchSnapshot) {
 		t.Error(err)
+	}
+}
+
+// onMessage calls do in the goroutine that logs a message, before the log call returns.
+type onMessage struct {
+	slog.Handler
+	message string
+	do      func()
+}
+
+func (h onMessage) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h onMessage) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == h.message {
+		h.do()
+	}
+	return nil
+}
+
+func (h onMessage) WithAttrs([]slog.Attr) slog.Handler { return h }
+
+// TestRollbackAfterRollback: a rollback that is over excludes nothing. The next request is sent
+// at the last moment before the answer to the first.
+func TestRollbackAfterRollback(t *testing.T) {
+	t.Parallel()
+	var sent atomic.Bool
+	second := errors.New("no second request was sent")
+	var s *site
+	s = newSiteWith(t, 10*time.Second, func(cfg *Config) {
+		cfg.Logger = slog.New(onMessage{Handler: cfg.Logger.Handler(), message: "the volume was rolled back", do: func() {
+			if !sent.Swap(true) { // the second one logs the message, too
+				second = s.srv.opened(1).rollBack(t.Context(), nil, "one", rollHow{token: 2, force: true})
+			}
+		}})
+	})
+	s.dial("a").snapshot(t, "one")
+	admin := s.dial("admin")
+	back := func(n uint64) error {
+		_, err := admin.API.Snapshots.RollBackVolume(t.Context(), &adminapi.RollBackVolumeRequest{Volume: adminapi.Numbered(1), Snapshot: "one", Force: true, RequestId: n})
+		return err
+	}
+	if err := back(1); err != nil {
+		t.Error("the first:", err)
+	}
+	if second != nil {
+		t.Error("the second, sent when the first was over:", second)
 	}
 }
 

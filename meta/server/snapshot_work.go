@@ -359,8 +359,8 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, how ro
 	done := make(chan error, 1)
 	begun = true
 	o.wg.Go(func() {
-		defer end()
 		err := o.rollTo(sn.At, how.token)
+		end() // before the answer: the caller's next rollback must not find this one
 		if err == nil {
 			o.log.Info("the volume was rolled back", "snapshot", name, "generation", sn.At)
 		} else {

@@ -249,12 +249,12 @@ func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 	}
 	done := make(chan outcome, 1)
 	if !o.goes(func() {
-		defer end()
 		v, err := o.change(o.ctx, m.Policy, &w)
 		x := outcome{err: err}
 		if err == nil {
 			s.describe(o.ctx, &x.re, v)
 		}
+		end() // before the answer
 		done <- x
 	}) {
 		end()
