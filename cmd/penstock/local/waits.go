@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -71,6 +72,7 @@ func (w waits) forStep(ctx context.Context, step, object string, do func(context
 		case <-ended:
 			ended, over = nil, time.After(w.grace)
 		case <-over:
+			w.log.Error("a step is given up; its goroutines are below", "for", step, "object", object, "goroutines", stacks())
 			kind, why := meta.Unavailable, "it did not end within "+w.bound.String()
 			if ctx.Err() != nil {
 				kind, why = meta.Interrupted, fmt.Sprintf("it did not end within %v, and is waited for no more", time.Since(began).Round(time.Second))
@@ -78,6 +80,16 @@ func (w waits) forStep(ctx context.Context, step, object string, do func(context
 			return meta.E(step, kind, object, fmt.Errorf("%s: see whether its disk, or the server that it needs, answers", why))
 		}
 	}
+}
+
+// maxStacks bounds the stacks in the log, in bytes.
+const maxStacks = 1 << 20
+
+// stacks returns the stacks of all goroutines of the process, so that the log shows where a
+// step that was given up waits. The stacks beyond maxStacks are left out.
+func stacks() string {
+	b := make([]byte, maxStacks)
+	return string(b[:runtime.Stack(b, true)])
 }
 
 // stopping returns a context for stopping the parts that a failed start had begun.

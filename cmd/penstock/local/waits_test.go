@@ -60,7 +60,11 @@ func TestWaits(t *testing.T) {
 						t.Errorf("the error does not say what was waited for: %v", err)
 					}
 				}
-				if n := strings.Count(said.String(), "open the disks"); n != c.words {
+				givenUp := strings.Count(said.String(), "a step is given up")
+				if want := c.want == meta.Unavailable || c.want == meta.Interrupted; want != (givenUp == 1) || want && !strings.Contains(said.String(), "TestWaits") {
+					t.Errorf("the log shows %d times where the step waits, want it shown: %v: %s", givenUp, want, said.String())
+				}
+				if n := strings.Count(said.String(), "still waiting"); n != c.words {
 					t.Errorf("%d words about the wait, want %d: %s", n, c.words, said.String())
 				}
 			})
