@@ -227,7 +227,8 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 		asked := time.Now()
 		var server grpcpeer.Peer // without an address if the request never got a connection
 		err, answered := errorOf(invoke(ctx, name, request, answer, conn, append(slices.Clip(opts), grpc.Peer(&server))...))
-		if answered {
+		refusedNow := answered && IsNotBegun(err) // by this server; another one may begin the call
+		if answered && !refusedNow {
 			return err
 		}
 		addr, derr := c.last.get()
@@ -241,12 +242,14 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 			return meta.E("call", meta.Canceled, "", context.Cause(ctx))
 		case derr != nil && refused(derr):
 			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: derr}
+		case refusedNow && time.Since(lost) > c.cfg.Reach:
+			return err
 		case ctx.Err() != nil || time.Since(lost) > c.cfg.Reach:
 			if derr != nil {
 				err = derr
 			}
 			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err, ctx.Err()}
-		case !m.Resend && server.Addr != nil && !c.cfg.UnsafeResend:
+		case !m.Resend && server.Addr != nil && !refusedNow && !c.cfg.UnsafeResend:
 			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: err} // a server may have executed the call
 		}
 		select {

@@ -54,3 +54,34 @@ func TestSentOnce(t *testing.T) {
 		t.Errorf("ListGrants was sent %d times and returned %v", sent.Load(), err)
 	}
 }
+
+// TestNotBegunIsAskedAgain: a call that its server refused before it began is sent to another
+// server, also if it must not be executed twice.
+func TestNotBegunIsAskedAgain(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := New(Config{Addrs: []string{"unix:" + l.Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sent atomic.Int32
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
+		if sent.Add(1) < 3 {
+			return StatusOf(NotBegun("m1", errors.New("the server is stopping")))
+		}
+		return StatusOf(meta.E("call", meta.Busy, "m2", nil))
+	}))
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := errors.Join(c.Close(), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := c.Grants.MakeJoinToken(t.Context(), &MakeJoinTokenRequest{}); !errors.Is(err, meta.Busy) || sent.Load() != 3 {
+		t.Errorf("MakeJoinToken was sent %d times and returned %v", sent.Load(), err)
+	}
+}

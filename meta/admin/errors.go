@@ -40,6 +40,25 @@ func codeOf(k meta.Kind) codes.Code {
 	return codes.Internal
 }
 
+// notBegun is the error of a call that its server refused before it began.
+type notBegun struct{ why *meta.Error }
+
+func (e *notBegun) Error() string { return e.why.Error() }
+func (e *notBegun) Unwrap() error { return e.why }
+
+// NotBegun is the error of a server that can't begin a call now, though another server may: the
+// client asks another one, whether or not the call may be executed twice. The kind is
+// Unavailable.
+func NotBegun(server string, why error) error {
+	return &notBegun{&meta.Error{Op: "call", Kind: meta.Unavailable, Subject: server, Err: why}}
+}
+
+// IsNotBegun reports whether an error is a NotBegun.
+func IsNotBegun(err error) bool {
+	_, is := errors.AsType[*notBegun](err)
+	return is
+}
+
 // StatusOf translates an error for the wire: a gRPC status carrying an Error.
 func StatusOf(err error) error {
 	if err == nil {
@@ -55,6 +74,9 @@ func StatusOf(err error) error {
 // ErrorOf translates an error to a message of the API.
 func ErrorOf(err error) *Error {
 	e := &Error{Kind: Kind(meta.KindOf(err))}
+	if x, ok := errors.AsType[*notBegun](err); ok {
+		e.NotBegun, err = true, x.why
+	}
 	if x, ok := err.(*meta.Error); ok {
 		e.Operation, e.Subject = x.Op, x.Subject
 		if x.Err != nil {
@@ -72,7 +94,11 @@ func (e *Error) AsError() error {
 	if e.Cause != "" {
 		cause = errors.New(e.Cause)
 	}
-	return &meta.Error{Op: e.Operation, Kind: meta.Kind(e.Kind), Subject: e.Subject, Err: cause}
+	err := &meta.Error{Op: e.Operation, Kind: meta.Kind(e.Kind), Subject: e.Subject, Err: cause}
+	if e.NotBegun {
+		return &notBegun{err}
+	}
+	return err
 }
 
 // errorOf translates a status back to an error. answered: a server sent the error. Otherwise

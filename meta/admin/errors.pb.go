@@ -228,7 +228,10 @@ type Error struct {
 	// What it failed on: the name of a volume, a snapshot, a server.
 	Subject string `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Why, for people, and often what to do.
-	Cause         string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
+	Cause string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
+	// The server did not begin the call, since it stops or has no lease: another server may
+	// be asked at once, also for a call that must not be executed twice.
+	NotBegun      bool `protobuf:"varint,5,opt,name=not_begun,json=notBegun,proto3" json:"not_begun,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -291,16 +294,24 @@ func (x *Error) GetCause() string {
 	return ""
 }
 
+func (x *Error) GetNotBegun() bool {
+	if x != nil {
+		return x.NotBegun
+	}
+	return false
+}
+
 var File_penstock_admin_v1_errors_proto protoreflect.FileDescriptor
 
 const file_penstock_admin_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"\x1epenstock/admin/v1/errors.proto\x12\x11penstock.admin.v1\"\x82\x01\n" +
+	"\x1epenstock/admin/v1/errors.proto\x12\x11penstock.admin.v1\"\x9f\x01\n" +
 	"\x05Error\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.penstock.admin.v1.KindR\x04kind\x12\x1c\n" +
 	"\toperation\x18\x02 \x01(\tR\toperation\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x14\n" +
-	"\x05cause\x18\x04 \x01(\tR\x05cause*\x98\b\n" +
+	"\x05cause\x18\x04 \x01(\tR\x05cause\x12\x1b\n" +
+	"\tnot_begun\x18\x05 \x01(\bR\bnotBegun*\x98\b\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eKIND_NOT_FOUND\x10\x01\x12\x0f\n" +

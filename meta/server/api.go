@@ -274,14 +274,11 @@ func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request
 	if _, lost := a.s.cfg.Cluster.(*lostCluster); lost {
 		return beingRestored()
 	}
-	a.s.mu.Lock()
-	closing := a.s.closing
-	a.s.mu.Unlock()
 	switch {
-	case closing:
-		return meta.E("call", meta.Unavailable, a.s.cfg.Name, errors.New("the server is stopping"))
+	case a.s.stops():
+		return admin.NotBegun(a.s.cfg.Name, errStopping)
 	case sess.who.Role != peering.Meta && a.s.grant() <= 0:
-		return meta.E("call", meta.Unavailable, a.s.cfg.Name, errors.New("this server has no lease at etcd"))
+		return admin.NotBegun(a.s.cfg.Name, errors.New("this server has no lease at etcd"))
 	}
 	return a.mayCall(ctx, sess, m, request)
 }
@@ -359,7 +356,7 @@ func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, requ
 			}
 		}
 		// The server named by the error may be gone, and another may own the volume by now.
-		again := errors.Is(err, meta.NotOwner) || admin.IsUnanswered(err) && m.Resend && ctx.Err() == nil
+		again := errors.Is(err, meta.NotOwner) || admin.IsNotBegun(err) || admin.IsUnanswered(err) && m.Resend && ctx.Err() == nil
 		if !again || passed || time.Since(began) > passWait {
 			return answer, err
 		}
@@ -368,6 +365,9 @@ func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, requ
 			wait = min(2*wait, 250*time.Millisecond)
 		case <-ctx.Done():
 			return nil, meta.E("call", meta.Unavailable, "", context.Cause(ctx))
+		}
+		if a.s.stops() { // the owner is another server by now, or will be
+			return nil, admin.NotBegun(a.s.cfg.Name, errStopping)
 		}
 	}
 }
@@ -437,7 +437,7 @@ func (p *peerClients) client(addr string) (*admin.Client, error) {
 		return c, nil
 	}
 	if p.closed {
-		return nil, meta.E("call", meta.Unavailable, addr, errors.New("the server is stopping"))
+		return nil, admin.NotBegun(addr, errStopping)
 	}
 	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: p.creds, Reach: peerReach})
 	if err == nil {

@@ -123,8 +123,20 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 	}
 }
 
+// errStopping is the cause of what a stopping server refuses.
+var errStopping = errors.New("the server is stopping")
+
+// stopping is the error for a volume that a stopping server does not open: the client looks
+// for the volume's next owner.
 func stopping(op string, v meta.VolumeID) error {
-	return meta.E(op, meta.Unavailable, fmt.Sprint(v), errors.New("the server is stopping"))
+	return meta.E(op, meta.NotOwner, "", fmt.Errorf("volume %d: %w", v, errStopping))
+}
+
+// stops reports that the server is stopping.
+func (s *Server) stops() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
 }
 
 // coming returns the opening of a volume being opened here, nil if none is.

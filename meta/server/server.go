@@ -521,7 +521,7 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 		s.mu.Lock()
 		if s.closing {
 			s.mu.Unlock()
-			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server is stopping"))
+			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, errStopping)
 		}
 		old := s.sessions[h.Session]
 		if old == nil {

@@ -3,11 +3,14 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/wire"
 )
 
 // Who waits for a volume that was lost, to take it again, is told that the server stops.
@@ -38,7 +41,7 @@ func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 	s.srv.cancel(errors.New("the test ends it"))
 	select {
 	case err := <-ended:
-		if !errors.Is(err, meta.Unavailable) {
+		if !errors.Is(err, meta.NotOwner) || !errors.Is(err, errStopping) {
 			t.Error(err)
 		}
 	case <-time.After(30 * time.Second):
@@ -60,4 +63,65 @@ func TestStopWithoutEtcd(t *testing.T) {
 	if took := time.Since(begun); took > time.Minute {
 		t.Errorf("it stopped after %v", took)
 	}
+}
+
+// A call that meets a stopping server is made at the next one, also a call that must not be
+// executed twice, by administrators of both protocols. Where no other server is, the error
+// names the server, and why.
+func TestCallsGoOnWhenAServerStops(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	v, err := s.cluster.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopping := func(is bool) {
+		s.srv.mu.Lock()
+		defer s.srv.mu.Unlock()
+		s.srv.closing = is
+	}
+	api, sess := s.api(), s.dial("admin")
+	if _, err := api.Volumes.CheckpointVolume(t.Context(), &admin.CheckpointVolumeRequest{Volume: admin.Numbered(1)}); err != nil {
+		t.Fatal(err) // both are connected
+	}
+	calls := map[string]func(context.Context) error{
+		"a call": func(ctx context.Context) error {
+			return second(api.Nodes.ScrubNodes(ctx, &admin.ScrubNodesRequest{Node: 9}))
+		},
+		"a request to a volume's owner": func(ctx context.Context) error {
+			return second(sess.Admin(ctx, wire.Admin{Op: wire.AdminViews, Volume: v.ID}))
+		},
+	}
+	stopping(true)
+	ended := map[string]chan error{}
+	for name, call := range calls {
+		ended[name] = make(chan error, 1)
+		go func() { ended[name] <- call(t.Context()) }()
+	}
+	time.Sleep(200 * time.Millisecond) // both were refused; without waiting, less is tried
+	for name, c := range ended {
+		select {
+		case err := <-c:
+			t.Errorf("%s ended: %v", name, err)
+			c <- err
+		default:
+		}
+	}
+	stopping(false) // the next server
+	for name, c := range ended {
+		if err := <-c; errors.Is(err, errStopping) || err != nil && strings.Contains(err.Error(), "stopping") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	stopping(true)
+	alone, err := admin.New(admin.Config{Addrs: []string{"unix:" + s.addr}, Reach: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alone.Close()
+	_, err = alone.Nodes.ScrubNodes(t.Context(), &admin.ScrubNodesRequest{Node: 9})
+	if !errors.Is(err, meta.Unavailable) || !strings.Contains(err.Error(), "call m: unavailable: the server is stopping") {
+		t.Errorf("with no other server: %v", err)
+	}
+	stopping(false)
 }
