@@ -317,7 +317,9 @@ func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (
 	}
 	defer f.opens.endAround(in.NodeId, f.opens.beginAround(in.NodeId, off, to))
 	if !atEnd {
-		f.dropTail(ctx, v, in.NodeId, ino, off)
+		if err := dropTail(ctx, f, v, in.NodeId, off); err != nil {
+			return 0, f.status("write", in.NodeId, err)
+		}
 	}
 	if f.back.queued.Load() > 0 {
 		if err := f.back.drain(in.NodeId); err != nil {
@@ -340,24 +342,6 @@ func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (
 		}
 	}
 	return uint32(n), fuse.OK
-}
-
-// dropTail has the kernel write back and drop the page at the end of a file, before a change at
-// off, beyond that page, makes the file longer. Bytes stored in a mapping beyond the old end must
-// then read as zeros: the kernel, which still knows the old size, does not write these bytes
-// back. A page that the change itself reaches is dropped by the kernel or by wroteAround.
-func (f *fileSystem) dropTail(ctx request, v Volume, node uint64, ino meta.Ino, off int64) {
-	if !f.opens.mayBeDirty(node) {
-		return
-	}
-	e, err := v.GetAttr(ctx, ino)
-	if err != nil {
-		return // the change itself returns the error
-	}
-	size := int64(e.Attr.Size)
-	if end := pageEnd(size); size < end && end <= off {
-		f.back.invalidate(node, func() { f.conn.invalidate(node, size, end-size) })
-	}
 }
 
 // wroteAround drops pages of [off, off+n) that a READ may have filled with older bytes, after
@@ -389,8 +373,10 @@ func (f *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fus
 	if in.Mode&^meta.FallocKeepSize != 0 {
 		defer f.opens.endAround(in.NodeId, f.opens.beginAround(in.NodeId, int64(in.Offset), int64(in.Offset+in.Length)))
 	}
-	f.dropTail(ctx, v, in.NodeId, ino, int64(in.Offset))
-	if err = f.back.drain(in.NodeId); err == nil {
+	if err = dropTail(ctx, f, v, in.NodeId, int64(in.Offset)); err == nil {
+		err = f.back.drain(in.NodeId)
+	}
+	if err == nil {
 		err = f.dropRightsUnlessRoot(ctx, v, in.NodeId, ino, &in.InHeader)
 	}
 	if err == nil {
@@ -451,7 +437,9 @@ func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRang
 		return 0, f.status("copy_file_range", in.NodeIdOut, err)
 	}
 	defer f.opens.endAround(in.NodeIdOut, f.opens.beginAround(in.NodeIdOut, int64(in.OffOut), int64(in.OffOut+min(in.Len, maxCopy))))
-	f.dropTail(ctx, v, in.NodeIdOut, dstIno, int64(in.OffOut))
+	if err := dropTail(ctx, f, v, in.NodeIdOut, int64(in.OffOut)); err != nil {
+		return 0, f.status("copy_file_range", in.NodeIdOut, err)
+	}
 	for _, node := range []uint64{in.NodeId, in.NodeIdOut} {
 		if err := f.back.drain(node); err != nil {
 			return 0, f.status("copy_file_range", node, err)

@@ -122,6 +122,26 @@ func (f *fileSystem) takePage(v Volume, call *penstock.Call, node uint64, ino me
 	}
 }
 
+// dropTail has the kernel write back and drop the page at the end of a file, before a change at
+// off, beyond that page, makes the file longer. Bytes stored in a mapping beyond the old end must
+// then read as zeros: the kernel, which still knows the old size, does not write these bytes
+// back. A page that the change itself reaches is dropped by the kernel or by wroteAround.
+func dropTail(ctx request, f *fileSystem, v Volume, node uint64, off int64) error {
+	if !f.opens.mayBeDirty(node) {
+		return nil
+	}
+	_, ino := f.split(node)
+	e, err := v.GetAttr(ctx, ino)
+	if err != nil {
+		return err
+	}
+	size := int64(e.Attr.Size)
+	if end := pageEnd(size); size < end && end <= off {
+		f.back.invalidate(node, func() { f.conn.invalidate(node, size, end-size) })
+	}
+	return nil
+}
+
 // hasHoles reports whether a file may have holes, which stat(2) tells.
 func hasHoles(a *meta.Attr) bool { return a.IsRegular() && a.Blocks < a.Size }
 
