@@ -44,7 +44,7 @@ type Event struct {
 	Time Time
 	// Ino and Type (S_IFMT bits) are the inode that changed; zero for events about volumes and
 	// snapshots.
-	Ino  Ino
+	Ino  Ino `pb:"inode"`
 	Type uint32
 	// Parent and Name are the inode's name after the event or, of a removal, before it. For
 	// changed and attributes, Name is one of the file's names at that time, and both are zero

@@ -167,11 +167,17 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 // api runs work with a client of the administrative API. The client waits dialTimeout for a
 // server, and answerTimeout for an answer to a request that changes nothing.
 func (w *where) api(ctx context.Context, work func(*admin.Client) error) error {
+	return w.apiKnowing(ctx, nil, work)
+}
+
+// apiKnowing is api with a client that also tries the servers that known lists; known may be
+// nil.
+func (w *where) apiKnowing(ctx context.Context, known func() []string, work func(*admin.Client) error) error {
 	addrs, creds, err := w.identity(ctx)
 	if err != nil {
 		return err
 	}
-	c, err := admin.New(admin.Config{Addrs: addrs, Creds: creds, Reach: dialTimeout, AnswerWait: answerTimeout})
+	c, err := admin.New(admin.Config{Addrs: addrs, Known: known, Creds: creds, Reach: dialTimeout, AnswerWait: answerTimeout})
 	if err != nil {
 		return err
 	}
@@ -183,7 +189,13 @@ func (w *where) api(ctx context.Context, work func(*admin.Client) error) error {
 // withAPI combines with and api, for commands that need a session and the API.
 func (w *where) withAPI(ctx context.Context, work func(*client.Session, *admin.Client) error) error {
 	return w.with(ctx, func(s *client.Session) error {
-		return w.api(ctx, func(c *admin.Client) error { return work(s, c) })
+		known := func() (addrs []string) {
+			for _, m := range s.MetaServers() {
+				addrs = append(addrs, m.Addr)
+			}
+			return addrs
+		}
+		return w.apiKnowing(ctx, known, func(c *admin.Client) error { return work(s, c) })
 	})
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 )
 
 // eventView is an event in the form that commands print.
@@ -56,7 +56,7 @@ type rescanView struct {
 	First uint64 `json:"first"` // the oldest event kept
 }
 
-func viewOfEvent(e client.Event) eventView {
+func viewOfEvent(e admin.VolumeEvent) eventView {
 	raw := func(s string) string {
 		if utf8.ValidString(s) {
 			return ""
@@ -141,29 +141,26 @@ Paths are as their directories lie now, and may differ from what they were; pare
 					return usagef("--since %s: write the number of an event, or now", since)
 				}
 			}
-			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
+			// The session learns of servers that --cluster does not name.
+			return w.withAPI(ctx, func(_ *client.Session, c *admin.Client) error {
+				q := &admin.ReadEventsRequest{Volume: admin.Named(args[0]), Since: after, Oldest: since == ""}
 				if since == "now" {
-					log, err := s.EventLog(ctx, v.ID)
+					log, err := c.EventLog(ctx, q.Volume)
 					if err != nil {
 						return err
 					}
-					after = log.Last
+					q.Since = log.Last
 				}
 				out := cmd.OutOrStdout()
 				lines := json.NewEncoder(out)
-				tell := func(e client.Event) error {
+				tell := func(e admin.VolumeEvent) error {
 					view := viewOfEvent(e)
 					if asJSON {
 						return lines.Encode(view)
 					}
 					return view.print(out)
 				}
-				var err error
-				if since == "" {
-					err = s.KeptEvents(ctx, v.ID, follow, tell)
-				} else {
-					err = s.Events(ctx, v.ID, after, follow, tell)
-				}
+				err := c.Follow(ctx, q, follow, tell)
 				if rescan, ok := errors.AsType[*meta.RescanError](err); ok && asJSON {
 					err = errors.Join(err, lines.Encode(rescanView{rescan.Last, "rescan", rescan.First}))
 				}

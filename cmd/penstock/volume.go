@@ -484,7 +484,7 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
   penstock volume set inbox --events on`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
+			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
 				v, err := s.FindVolume(cmd.Context(), args[0])
 				if err != nil {
 					return err
@@ -503,7 +503,7 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
 				// now.
 				words.Only = append([]string{}, only...)
 				if cmd.Flags().Changed("events") {
-					if err := s.SetEvents(cmd.Context(), v.ID, events.keep); err != nil {
+					if _, err := c.Events.KeepEvents(cmd.Context(), &admin.KeepEventsRequest{Volume: admin.Numbered(v.ID), Keep: events.keep}); err != nil {
 						return err
 					}
 					if !changed {
@@ -520,7 +520,7 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
 				if err := setUntilHeld(cmd, s, v, words); err != nil {
 					return err
 				}
-				return w.api(cmd.Context(), func(c *admin.Client) error { return waitPlaced(cmd.Context(), cmd, c, v) })
+				return waitPlaced(cmd.Context(), cmd, c, v)
 			})
 		},
 	}

@@ -108,7 +108,7 @@ func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name st
 	}
 	list := answer.List()
 	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Counted, list.Quota, list.Keep, list.Failing}
-	if log, err := s.EventLog(ctx, v.ID); err == nil && log.Keep > 0 {
+	if log, err := c.EventLog(ctx, admin.Numbered(v.ID)); err == nil && log.Keep > 0 {
 		full.Events = &eventsView{log.Keep, log.First, log.Last}
 	} else if err != nil {
 		return nil, err

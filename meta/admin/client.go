@@ -54,6 +54,7 @@ type Client struct {
 	Snapshots SnapshotsClient
 	Grants    GrantsClient
 	Volumes   VolumesClient
+	Events    EventsClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -131,7 +132,7 @@ func New(cfg Config) (*Client, error) {
 		return nil, meta.E("connect", meta.Invalid, strings.Join(cfg.Addrs, ", "), err)
 	}
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
-	c.Grants, c.Volumes = NewGrantsClient(c.conn), NewVolumesClient(c.conn)
+	c.Grants, c.Volumes, c.Events = NewGrantsClient(c.conn), NewVolumesClient(c.conn), NewEventsClient(c.conn)
 	return c, nil
 }
 

@@ -139,6 +139,9 @@ func sayOne(f protoreflect.FieldDescriptor, v reflect.Value) protoreflect.Value 
 	case protoreflect.StringKind:
 		return protoreflect.ValueOfString(strings.ToValidUTF8(v.String(), "\uFFFD"))
 	case protoreflect.BytesKind:
+		if v.Kind() == reflect.String { // a name, which may be no UTF-8
+			return protoreflect.ValueOfBytes([]byte(v.String()))
+		}
 		return protoreflect.ValueOfBytes(v.Bytes())
 	case protoreflect.BoolKind:
 		return protoreflect.ValueOfBool(v.Bool())
@@ -232,7 +235,11 @@ func hearOne(v reflect.Value, f protoreflect.FieldDescriptor, x protoreflect.Val
 	case protoreflect.StringKind:
 		v.SetString(x.String())
 	case protoreflect.BytesKind:
-		v.SetBytes(x.Bytes())
+		if v.Kind() == reflect.String {
+			v.SetString(string(x.Bytes()))
+		} else {
+			v.SetBytes(x.Bytes())
+		}
 	case protoreflect.BoolKind:
 		v.SetBool(x.Bool())
 	case protoreflect.DoubleKind:

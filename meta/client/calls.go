@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -485,6 +487,28 @@ func (s *Session) within(ctx context.Context, a *wire.Admin, at *string) (_ cont
 		return meta.E("ask metadata server", meta.Unavailable, *at, fmt.Errorf("it has not answered within %v: it may be starting, or waiting for etcd or for a volume that is being taken over; ask again, or see what each server says with 'penstock cluster status'", wait))
 	}
 }
+
+// askJSON runs an administrative request with a JSON body and decodes the JSON report.
+func (s *Session) askJSON(ctx context.Context, a wire.Admin, body, to any) error {
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			panic("client: a request is plain data: " + err.Error())
+		}
+		a.Body = b
+	}
+	re, err := s.Admin(ctx, a)
+	if err != nil || to == nil {
+		return err
+	}
+	if err := json.Unmarshal(re.Report, to); err != nil {
+		return meta.E("admin", meta.Protocol, "", err)
+	}
+	return nil
+}
+
+// once makes the token of a request; the request carries the same token each time it is sent.
+func once() wire.Once { return wire.Once{Token: rand.Uint64() | 1} }
 
 // reach bounds the search for a server by Config.AnswerWait, for every kind of request.
 func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, error)) (*conn, error) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -521,18 +520,18 @@ func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {
 		}
 		return
 	}
-	var once sync.Once
 	// The answer is sent on the connection of the recall or not at all: another owner numbers
 	// its rounds anew. An answer given at once is sent together with the answers to other
 	// recalls that arrived in the same read.
-	var reading atomic.Bool
+	var reading, answered atomic.Bool
 	done := func(held bool) {
-		once.Do(func() {
-			c.send.Enqueue(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino, Held: held})
-			if !reading.Load() {
-				c.send.Flush()
-			}
-		})
+		if answered.Swap(true) {
+			return
+		}
+		c.send.Enqueue(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino, Held: held})
+		if !reading.Load() {
+			c.send.Flush()
+		}
 	}
 	reading.Store(true)
 	defer reading.Store(false)

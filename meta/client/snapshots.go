@@ -2,30 +2,10 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
 )
-
-// askJSON runs an administrative request with a JSON body and decodes the JSON report.
-func (s *Session) askJSON(ctx context.Context, a wire.Admin, body, to any) error {
-	if body != nil {
-		b, err := json.Marshal(body)
-		if err != nil {
-			panic("client: a request is plain data: " + err.Error())
-		}
-		a.Body = b
-	}
-	re, err := s.Admin(ctx, a)
-	if err != nil || to == nil {
-		return err
-	}
-	if err := json.Unmarshal(re.Report, to); err != nil {
-		return meta.E("admin", meta.Protocol, "", err)
-	}
-	return nil
-}
 
 // ListViews lists the snapshots of a volume that can be shown, oldest first.
 func (s *Session) ListViews(ctx context.Context, v meta.VolumeID) ([]meta.Snapshot, error) {

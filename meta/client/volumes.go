@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math/rand/v2"
 	"path"
 	"strings"
 
@@ -115,9 +114,6 @@ func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, 
 func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (Volume, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
 }
-
-// once makes the token of a request; the request carries the same token each time it is sent.
-func once() wire.Once { return wire.Once{Token: rand.Uint64() | 1} }
 
 func body(w wire.VolumeWords) any {
 	if w.Empty() {

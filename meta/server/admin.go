@@ -133,8 +133,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.groupOp(ctx, sess, m, re)
 	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
-	case wire.AdminEvents, wire.AdminSetEvents:
-		return s.eventsOp(ctx, sess, m, re)
 	case wire.AdminMirrors, wire.AdminMirrorPut, wire.AdminMirrorDrop, wire.AdminMirrorShow:
 		return s.mirrorOp(ctx, sess, m, re)
 	case wire.AdminRenew:

@@ -47,7 +47,7 @@ type api struct {
 
 // newAPI makes the API of a server. The API serves from run on.
 func newAPI(s *Server) *api {
-	a := &api{s: s, conns: make(chan net.Conn), peers: &peerClients{creds: s.cfg.Creds, at: map[string]*admin.Client{}}}
+	a := &api{s: s, conns: make(chan net.Conn), peers: &peerClients{creds: s.cfg.Creds, at: map[peerConn]*admin.Client{}}}
 	a.grpc = grpc.NewServer(
 		grpc.Creds(knownCaller{}),
 		grpc.UnaryInterceptor(a.call),
@@ -63,12 +63,14 @@ func newAPI(s *Server) *api {
 	admin.RegisterSnapshotsServer(a.grpc, snapshotsAPI{s: s})
 	admin.RegisterGrantsServer(a.grpc, grantsAPI{s: s})
 	admin.RegisterVolumesServer(a.grpc, volumesAPI{s: s})
+	admin.RegisterEventsServer(a.grpc, eventsAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }
 
-// maxCalls bounds the running calls of a connection; further calls wait.
-const maxCalls = 100
+// maxCalls bounds the running calls of a connection; further calls wait. A server may pass on
+// the waiting calls of so many followers of events.
+const maxCalls = 1000
 
 // run serves until the server ends. It returns when no call is running any more.
 func (a *api) run() {
@@ -374,7 +376,7 @@ func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, requ
 
 // pass sends a call to the server at addr, on behalf of the session's identity.
 func (a *api) pass(ctx context.Context, sess *session, m *admin.Method, request proto.Message, addr string) (proto.Message, error) {
-	c, err := a.peers.client(addr)
+	c, err := a.peers.client(addr, m.Long)
 	if err != nil {
 		return nil, err
 	}
@@ -423,17 +425,25 @@ type peerClients struct {
 	creds *peering.Credentials
 
 	mu     sync.Mutex
-	at     map[string]*admin.Client // by address
+	at     map[peerConn]*admin.Client
 	closed bool
+}
+
+// peerConn is a connection to another server. Long calls have a connection of their own: many
+// that wait there, such as those of followers of events, must not hold up the others.
+type peerConn struct {
+	addr string
+	long bool
 }
 
 // peerReach bounds the tries to reach another server.
 const peerReach = 3 * time.Second
 
-func (p *peerClients) client(addr string) (*admin.Client, error) {
+func (p *peerClients) client(addr string, long bool) (*admin.Client, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c := p.at[addr]; c != nil {
+	at := peerConn{addr, long}
+	if c := p.at[at]; c != nil {
 		return c, nil
 	}
 	if p.closed {
@@ -441,7 +451,7 @@ func (p *peerClients) client(addr string) (*admin.Client, error) {
 	}
 	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: p.creds, Reach: peerReach})
 	if err == nil {
-		p.at[addr] = c
+		p.at[at] = c
 	}
 	return c, err
 }

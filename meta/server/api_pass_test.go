@@ -1,8 +1,11 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 
 	"penstock.io/penstock/meta"
@@ -93,5 +96,79 @@ func TestCallsWaitForAnOwner(t *testing.T) {
 	owning(nil)
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A follower of events is told each once, in order, by a server that owns nothing: while the
+// volume changes owners, and answers are lost. What waits for an event holds no other call up.
+func TestFollowersAnywhere(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t, shortDir(t)+"/e")
+	t.Cleanup(func() { e.Close() })
+	c := newCrew(t, 2, e.Client())
+	first := c.hands[0]
+	c.hands[1].own(1)
+	worker := first.dial("worker")
+	if _, err := worker.API.Events.KeepEvents(t.Context(), &admin.KeepEventsRequest{Volume: admin.Numbered(1), Keep: meta.MinEvents}); err != nil {
+		t.Fatal(err)
+	}
+	b := newBreaker(t, first.addr())
+	follower := newAPIClient(t, b.addr(), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	var told []string
+	ended := make(chan error, 1)
+	go func() {
+		ended <- follower.Follow(ctx, eventsAfter(0), true, func(e admin.VolumeEvent) error {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, e.Path)
+			return nil
+		})
+	}()
+	var want []string
+	for round := range 6 {
+		cut := func() bool { return true }
+		b.when.Store(&cut) // the next answer is lost
+		for i := range 5 {
+			name := fmt.Sprintf("%d.%d", round, i)
+			worker.create(t, name)
+			want = append(want, name)
+		}
+		if err := worker.Sync(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the follower was told", func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(told) < len(want) {
+				return fmt.Errorf("%q", told)
+			}
+			return nil
+		})
+		if b.when.Load() != nil {
+			t.Errorf("round %d: no answer was lost", round)
+		}
+		if round%2 == 1 {
+			for _, h := range c.hands { // whoever is asked first has it next
+				if o := h.srv.opened(1); o != nil {
+					if err := o.handOver(t.Context(), ""); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) && !errors.Is(err, meta.Canceled) {
+		t.Errorf("it ended: %v", err)
+	}
+	if !slices.Equal(told, want) {
+		t.Errorf("DATA: it was told %q, want %q", told, want)
+	}
+	peers := first.srv.api.peers
+	long, err := peers.client("unix:x", true)
+	if other, oerr := peers.client("unix:x", false); err != nil || oerr != nil || long == other {
+		t.Errorf("long calls share a connection with others: %v, %v", err, oerr)
 	}
 }

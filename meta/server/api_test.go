@@ -202,6 +202,8 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.Settings{}, cluster.Settings{}, nil},
 		{&admin.VolumeCheck{}, FsckReport{}, nil},
 		{&admin.LostChunk{}, LostChunk{}, nil},
+		{&admin.EventLog{}, meta.EventLog{}, nil},
+		{&admin.Event{}, meta.Event{}, []string{".path", ".from_path"}},
 	} {
 		if l := admin.Unsaid(c.m, c.s); !slices.Equal(l, c.less) {
 			t.Errorf("%T and %T: these have no partner: %q, want %q", c.m, c.s, l, c.less)

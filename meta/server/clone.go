@@ -649,7 +649,7 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 			}
 			return o.checkpoint(ask)
 		}, func(addr string) error {
-			c, err := s.api.peers.client(addr)
+			c, err := s.api.peers.client(addr, false)
 			if err == nil {
 				_, err = c.Volumes.CheckpointVolume(ask, &admin.CheckpointVolumeRequest{Volume: admin.Numbered(from)})
 			}

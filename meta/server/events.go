@@ -2,13 +2,15 @@ package server
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
+	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 const (
@@ -40,25 +42,34 @@ func (w *eventWaits) tell() {
 	}
 }
 
-// events answers a request of a client that follows a volume's events. It reads the store, so
-// every event is in the journal: an operation answered early becomes an event when it is
-// journaled. It reads a frozen state, so requests do not wait for it. Errors: ReadOnly (a
-// mirror's target: its events are of the tree being filled, which readers don't see).
-func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
+// eventsQuery asks for events of a volume.
+type eventsQuery struct {
+	since  uint64 // the events after this number
+	oldest bool   // all kept events; since is ignored
+	newest bool   // no event: only the numbers of the kept events
+	// wait is how long the owner may wait for an event if the volume has none after since.
+	wait time.Duration
+}
+
+// events tells a follower the events of the volume. It reads the store, so every event is in
+// the journal: an operation answered early becomes an event when it is journaled. It reads a
+// frozen state, so requests do not wait for it. Errors: NotSupported (events are switched off);
+// ReadOnly (a mirror's target: its events are of the tree being filled, which readers don't see).
+func (o *owner) events(ctx context.Context, q eventsQuery) (*admin.ReadEventsResponse, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
 	if err := awaitApplied(ctx, o); err != nil { // what was answered before, as that events are kept
 		return nil, err
 	}
-	over := time.After(min(max(q.Wait, 0), eventsWait))
+	over := time.After(min(max(q.wait, 0), eventsWait))
 	for {
 		o.mu.Lock()
 		if o.failed != nil || o.stClosed || o.ctx.Err() != nil {
 			o.mu.Unlock()
 			return nil, o.gone()
 		}
-		if o.mirror.shown != 0 && !o.fills(sess.id) {
+		if o.mirror.shown != 0 && !q.newest {
 			err := errMirror("events", o)
 			o.mu.Unlock()
 			return nil, err
@@ -86,20 +97,23 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 		o.mu.Lock()
 		late := o.outsideLease()
 		o.mu.Unlock()
-		if late {
+		switch {
+		case late:
 			if err := o.await(ctx, soon()); err != nil {
 				return nil, err
 			}
 			continue
-		}
-		if len(a.Events) > 0 || a.Rescan || a.Keep == 0 || q.Wait <= 0 {
+		case a.Log.Keep == 0 && !q.newest:
+			return nil, meta.E("events", meta.NotSupported, o.subject(), errors.New("its events are switched off: 'penstock volume set VOLUME --events on'"))
+		case len(a.Events) > 0 || a.Rescan || q.wait <= 0:
+			a.Volume = uint32(o.vol)
 			return a, nil
 		}
 		o.watch(1)
 		select {
 		case <-told:
 		case <-over:
-			q.Wait = 0
+			q.wait = 0
 		case <-ctx.Done():
 			err = meta.E("call", meta.Interrupted, "", context.Cause(ctx))
 		case <-o.ctx.Done():
@@ -120,18 +134,19 @@ func (o *owner) watch(n int) {
 	o.mu.Unlock()
 }
 
-// readEvents reads a page of events, and the paths of the directories in it.
-func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
+// readEvents reads a page of events, with the present paths of the events' names.
+func readEvents(r namespace.Reader, q eventsQuery) (*admin.ReadEventsResponse, error) {
 	log, err := namespace.EventLog(r)
 	if err != nil {
 		return nil, err
 	}
-	a := &wire.EventsAnswer{Keep: log.Keep, First: log.First, Last: log.Last}
-	since := q.Since
-	if q.Oldest && log.First > 0 {
+	a := &admin.ReadEventsResponse{Log: &admin.EventLog{}}
+	admin.Say(a.Log, log)
+	since := q.since
+	if q.oldest && log.First > 0 {
 		since = log.First - 1
 	}
-	if log.Keep == 0 || q.Newest {
+	if log.Keep == 0 || q.newest {
 		return a, nil
 	}
 	if since+1 < log.First || since > log.Last {
@@ -142,55 +157,50 @@ func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, 
 	if err != nil {
 		return nil, err
 	}
-	dirs := namespace.NewPaths(r)
-	a.Dirs = map[meta.Ino][]byte{}
+	paths := namePaths{namespace.NewPaths(r), map[meta.Ino]*string{}}
 	size := 0
 	for _, e := range all {
-		a.Events = append(a.Events, wire.EventInfoOf(e))
-		size += jsonSize(&a.Events[len(a.Events)-1])
-		for _, dir := range []meta.Ino{e.Parent, e.FromParent} {
-			if _, told := a.Dirs[dir]; dir == 0 || told {
-				continue
-			}
-			path, err := dirs.Of(dir)
-			switch {
-			case err == nil:
-				a.Dirs[dir] = []byte(path)
-				size += 32 + base64.StdEncoding.EncodedLen(len(path))
-			case !errors.Is(err, meta.Stale) && !errors.Is(err, meta.NameTooLong):
-				return nil, err
-			}
+		one := &admin.Event{}
+		admin.Say(one, e)
+		if one.Path, err = paths.of(e.Parent, e.Name); err != nil {
+			return nil, err
 		}
-		if size > pageBytes {
+		if one.FromPath, err = paths.of(e.FromParent, e.From); err != nil {
+			return nil, err
+		}
+		a.Events = append(a.Events, one)
+		if size += proto.Size(one); size > pageBytes {
 			break // the next request begins after the last event
 		}
 	}
 	return a, nil
 }
 
-// eventsOp answers a request about events at the owner of the volume.
-func (s *Server) eventsOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	o, err := s.ownerOf(ctx, m)
-	if err != nil {
-		return err
+// namePaths finds the present paths of names.
+type namePaths struct {
+	paths *namespace.Paths
+	dirs  map[meta.Ino]*string // nil: the directory is gone, or its path is too long
+}
+
+// of returns the path of a name in a directory, from the root without a leading slash; "" if
+// the directory is gone, or its path too long.
+func (p *namePaths) of(dir meta.Ino, name string) ([]byte, error) {
+	if dir == 0 || name == "" {
+		return nil, nil
 	}
-	if m.Op == wire.AdminSetEvents {
-		if err := o.mayMirror(ctx, sess, "events"); err != nil {
-			return err
+	at, known := p.dirs[dir]
+	if !known {
+		path, err := p.paths.Of(dir)
+		switch {
+		case err == nil:
+			at = &path
+		case !errors.Is(err, meta.Stale) && !errors.Is(err, meta.NameTooLong):
+			return nil, err
 		}
-		var q wire.SetEventsRequest
-		if err := readBody(m, &q); err != nil {
-			return err
-		}
-		return o.durably(ctx, &meta.SetEvents{Keep: q.Keep})
+		p.dirs[dir] = at
 	}
-	var q wire.EventsRequest
-	if err := readBody(m, &q); err != nil {
-		return err
+	if at == nil {
+		return nil, nil
 	}
-	a, err := o.events(ctx, sess, &q)
-	if err != nil {
-		return err
-	}
-	return reportJSON(re, a)
+	return []byte(strings.TrimPrefix(*at+"/"+name, "/")), nil
 }

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/wire"
 )
 
 // copyOf is a tree kept by events alone: inode -> where it is.
@@ -27,7 +27,7 @@ type copyOf struct {
 
 // take applies one event; what does not fit was lost, told twice, or in another
 // order.
-func (c *copyOf) take(e client.Event) error {
+func (c *copyOf) take(e admin.VolumeEvent) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := fmt.Sprintf("%d/%s", e.Parent, e.Name)
@@ -63,9 +63,22 @@ func (c *copyOf) take(e client.Event) error {
 	return nil
 }
 
+// eventsAfter asks for the events of volume 1 after a number.
+func eventsAfter(since uint64) *admin.ReadEventsRequest {
+	return &admin.ReadEventsRequest{Volume: admin.Numbered(1), Since: since}
+}
+
+// keepEvents switches the events of volume 1 on.
+func (s *site) keepEvents(keep uint64) {
+	s.t.Helper()
+	if _, err := s.api().Events.KeepEvents(s.t.Context(), &admin.KeepEventsRequest{Volume: admin.Numbered(1), Keep: keep}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // follow keeps the copy until ctx ends.
-func (p *peer) follow(ctx context.Context, c *copyOf) {
-	err := p.Events(ctx, 1, c.seq, true, c.take)
+func (c *copyOf) follow(ctx context.Context, api *admin.Client) {
+	err := api.Follow(ctx, eventsAfter(c.seq), true, c.take)
 	if ctx.Err() == nil {
 		c.mu.Lock()
 		c.wrong = err
@@ -103,14 +116,14 @@ func TestEventsMakeTheTree(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
-	a.admin(t, wire.Admin{Op: wire.AdminSetEvents, Volume: 1, Body: []byte(`{"keep":1000000}`)})
+	s.keepEvents(1_000_000)
 	ctx, cancel := context.WithCancel(t.Context())
 	c := &copyOf{names: map[string]meta.Ino{}}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	f := s.dial("follower")
-	wg.Go(func() { f.follow(ctx, c) })
+	f := s.api()
+	wg.Go(func() { c.follow(ctx, f) })
 
 	const rounds, workers, ops = 4, 3, 60
 	for round := range rounds {
@@ -172,15 +185,13 @@ func TestEventsMakeTheTree(t *testing.T) {
 func TestEventsOfQuota(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	a := s.dial("a")
-	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
-		t.Fatal(err)
-	}
+	a, api := s.dial("a"), s.api()
+	s.keepEvents(meta.MinEvents)
 	expect := func(what string, want ...string) {
 		t.Helper()
 		eventually(t, what, func() error {
 			var got []string
-			err := a.Events(t.Context(), 1, 0, false, func(e client.Event) error {
+			err := api.Follow(t.Context(), eventsAfter(0), false, func(e admin.VolumeEvent) error {
 				if e.Kind == meta.EventQuota {
 					got = append(got, fmt.Sprint(e.Name, " ", e.Over, " ", e.Limit))
 				}
@@ -231,17 +242,15 @@ func TestEventsOfQuota(t *testing.T) {
 func TestEventsAreMissed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	a := s.dial("a")
-	none := func(e client.Event) error { return fmt.Errorf("%+v", e) }
-	if err := a.Events(t.Context(), 1, 0, false, none); meta.KindOf(err) != meta.NotSupported {
+	a, api := s.dial("a"), s.api()
+	none := func(e admin.VolumeEvent) error { return fmt.Errorf("%+v", e) }
+	if err := api.Follow(t.Context(), eventsAfter(0), false, none); meta.KindOf(err) != meta.NotSupported {
 		t.Fatal(err)
 	}
-	if err := a.SetEvents(t.Context(), 1, 5); meta.KindOf(err) != meta.Invalid {
+	if _, err := api.Events.KeepEvents(t.Context(), &admin.KeepEventsRequest{Volume: admin.Numbered(1), Keep: 5}); meta.KindOf(err) != meta.Invalid {
 		t.Fatal(err)
 	}
-	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
-		t.Fatal(err)
-	}
+	s.keepEvents(meta.MinEvents)
 	const n = 2*meta.MinEvents + 7
 	var batch []client.BatchOp
 	for i := range n {
@@ -255,31 +264,31 @@ func TestEventsAreMissed(t *testing.T) {
 	}
 	var log meta.EventLog
 	eventually(t, "events", func() (err error) {
-		log, err = a.EventLog(t.Context(), 1)
+		log, err = api.EventLog(t.Context(), admin.Numbered(1))
 		return errors.Join(err, unless(log.Last == n))
 	})
 	for _, since := range []uint64{0, 5, log.First - 2, n + 1, 1 << 63, 1<<64 - 1} {
-		err := a.Events(t.Context(), 1, since, since%2 == 0, none)
+		err := api.Follow(t.Context(), eventsAfter(since), since%2 == 0, none)
 		r, ok := errors.AsType[*meta.RescanError](err)
 		if !ok || r.Since != since || r.First != log.First || r.Last != n {
 			t.Errorf("after %d: %v", since, err)
 		}
 	}
 	var got []string
-	if err := a.Events(t.Context(), 1, log.First-1, false, func(e client.Event) error {
+	if err := api.Follow(t.Context(), eventsAfter(log.First-1), false, func(e admin.VolumeEvent) error {
 		got = append(got, e.Path)
 		return nil
 	}); err != nil || len(got) != int(log.Last+1-log.First) || got[len(got)-1] != fmt.Sprint(n-1) {
 		t.Errorf("%d events, %v", len(got), err)
 	}
-	if err := a.Events(t.Context(), 1, n, false, none); err != nil {
+	if err := api.Follow(t.Context(), eventsAfter(n), false, none); err != nil {
 		t.Error(err)
 	}
 	// What is kept can be asked for without knowing since when: meanwhile it
 	// would be trimmed.
 	for _, follow := range []bool{false, true} {
 		kept, stop := log.First, errors.New("the last")
-		err := a.KeptEvents(t.Context(), 1, follow, func(e client.Event) error {
+		err := api.Follow(t.Context(), &admin.ReadEventsRequest{Volume: admin.Numbered(1), Oldest: true}, follow, func(e admin.VolumeEvent) error {
 			if e.Seq != kept {
 				return fmt.Errorf("event %d, not %d", e.Seq, kept)
 			}
@@ -294,7 +303,7 @@ func TestEventsAreMissed(t *testing.T) {
 	}
 	// What the caller says ends it.
 	enough := errors.New("enough")
-	if err := a.Events(t.Context(), 1, n-3, true, func(client.Event) error { return enough }); !errors.Is(err, enough) {
+	if err := api.Follow(t.Context(), eventsAfter(n-3), true, func(admin.VolumeEvent) error { return enough }); !errors.Is(err, enough) {
 		t.Error(err)
 	}
 	s.exact()
@@ -307,13 +316,11 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
-	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
-		t.Fatal(err)
-	}
+	s.keepEvents(meta.MinEvents)
 	o := s.srv.opened(1)
-	ask := func(wait time.Duration) *wire.EventsAnswer {
+	ask := func(wait time.Duration) *admin.ReadEventsResponse {
 		t.Helper()
-		ans, err := o.events(t.Context(), nil, &wire.EventsRequest{Wait: wait})
+		ans, err := o.events(t.Context(), eventsQuery{wait: wait})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -323,9 +330,9 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	if ans := ask(50 * time.Millisecond); len(ans.Events) != 0 || time.Since(began) < 50*time.Millisecond {
 		t.Errorf("%+v after %v", ans, time.Since(began))
 	}
-	told := make(chan *wire.EventsAnswer, 1)
+	told := make(chan *admin.ReadEventsResponse, 1)
 	go func() {
-		ans, err := o.events(t.Context(), nil, &wire.EventsRequest{Wait: time.Hour})
+		ans, err := o.events(t.Context(), eventsQuery{wait: time.Hour})
 		if err != nil {
 			t.Error(err)
 		}
@@ -344,11 +351,8 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	durable := o.durable >= o.newest() // whether it was, by the time of the early reply
 	o.mu.Unlock()
 	ans := <-told
-	if len(ans.Events) != 1 || string(ans.Events[0].Name) != "x" || string(ans.Dirs[meta.RootIno]) != "" {
+	if len(ans.Events) != 1 || string(ans.Events[0].Name) != "x" || string(ans.Events[0].Path) != "x" {
 		t.Errorf("DATA: %+v (in the journal at once: %v)", ans, durable)
-	}
-	if kinds := slices.Collect(maps.Keys(ans.Dirs)); !slices.Equal(kinds, []meta.Ino{meta.RootIno}) {
-		t.Error(kinds)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -363,15 +367,13 @@ func TestEventsOfReplays(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.srv.cfg.CommitDelay = time.Hour // the first owner journals what somebody waits for, and nothing else
-	a := s.dial("a")
-	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
-		t.Fatal(err)
-	}
+	a, api := s.dial("a"), s.api()
+	s.keepEvents(meta.MinEvents)
 	const n = 20
 	for i := range n {
 		a.create(t, fmt.Sprint(i))
 	}
-	if log, err := a.EventLog(t.Context(), 1); err != nil || log.Last >= n {
+	if log, err := api.EventLog(t.Context(), admin.Numbered(1)); err != nil || log.Last >= n {
 		t.Fatalf("%+v, %v: what is not in the journal is told", log, err)
 	}
 	s.crash()
@@ -382,7 +384,7 @@ func TestEventsOfReplays(t *testing.T) {
 	seen := map[string]int{}
 	eventually(t, "events", func() error {
 		clear(seen)
-		err := a.Events(t.Context(), 1, 0, false, func(e client.Event) error { seen[e.Name]++; return nil })
+		err := api.Follow(t.Context(), eventsAfter(0), false, func(e admin.VolumeEvent) error { seen[e.Name]++; return nil })
 		return errors.Join(err, unless(len(seen) == n))
 	})
 	for name, times := range seen {

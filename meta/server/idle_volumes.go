@@ -337,7 +337,7 @@ func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent
 	for _, m := range s.others() {
 		asked.Go(func() {
 			var st RepairStatus
-			c, err := s.api.peers.client(m.Addr)
+			c, err := s.api.peers.client(m.Addr, false)
 			if err == nil {
 				var answer *admin.GetRepairStatusResponse
 				if answer, err = c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{Server: m.Name}); err == nil {

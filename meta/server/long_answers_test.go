@@ -78,20 +78,19 @@ func TestAnswersAboutDeepTrees(t *testing.T) {
 	const n = 900
 	far := a.all(t, mkdirs(a.deep(t, 60, "f"), n, ""))
 	near := a.all(t, mkdirs(a.deep(t, 14, "n"), n, strings.Repeat("x", 200)))
-	if err := a.SetEvents(t.Context(), 1, meta.MaxEvents); err != nil {
-		t.Fatal(err)
-	}
+	s.keepEvents(meta.MaxEvents)
+	api := s.api()
 	a.all(t, filesIn(far))
 	a.all(t, filesIn(near))
 	if err := a.Sync(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "events", func() error {
-		log, err := a.EventLog(t.Context(), 1)
+		log, err := api.EventLog(t.Context(), admin.Numbered(1))
 		return errors.Join(err, unless(log.Last == 2*n))
 	})
 	seen, named := 0, 0
-	if err := a.Events(t.Context(), 1, 0, false, func(e client.Event) error {
+	if err := api.Follow(t.Context(), eventsAfter(0), false, func(e admin.VolumeEvent) error {
 		seen++
 		if e.Path != "" {
 			if len(e.Path) >= meta.MaxPath || !strings.HasSuffix(e.Path, "/f") || !slices.Contains(near, e.Parent) {
@@ -105,12 +104,12 @@ func TestAnswersAboutDeepTrees(t *testing.T) {
 	}
 	o := s.srv.opened(1)
 	for since := uint64(0); since < 2*n; {
-		ans, err := o.events(t.Context(), nil, &wire.EventsRequest{Since: since})
+		ans, err := o.events(t.Context(), eventsQuery{since: since})
 		if err != nil || len(ans.Events) == 0 {
 			t.Fatal(len(ans.Events), err)
 		}
 		since = ans.Events[len(ans.Events)-1].Seq
-		if b := jsonSize(ans); b > pageBytes+16<<10 {
+		if b := proto.Size(ans); b > pageBytes+16<<10 {
 			t.Errorf("an answer of %d bytes", b)
 		}
 	}

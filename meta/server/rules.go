@@ -120,8 +120,6 @@ var adminRules = [...]adminRule{
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
 
-	wire.AdminEvents:     {roles: admins, right: cluster.ReadRights},
-	wire.AdminSetEvents:  {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrors:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorPut:  {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorDrop: {roles: admins, right: cluster.AdminRights},

@@ -566,8 +566,6 @@ const (
 	// AdminChunkPlaces asks Volume's owner for the places of chunks. Body: a list of ids in
 	// hex. Report: a list of ChunkWhere. With Entry "seal" the owner seals open chunks.
 	AdminChunkPlaces
-	AdminEvents    // of Volume; Body, Report: EventsRequest, EventsAnswer
-	AdminSetEvents // of Volume; Body: SetEventsRequest
 	// AdminMirrors lists the records of mirrors or, with Volume, the record of the target
 	// Volume. Report: a list of meta.Mirror.
 	AdminMirrors

@@ -9,46 +9,55 @@ import (
 	"testing"
 	"time"
 
-	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 )
 
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()
-	admin := c.admin()
-	v := c.volume(admin, "inbox")
-	if l, err := v.EventLog(ctx); err != nil || l.Keep != 0 {
+	v, boss := c.volume(c.admin(), "inbox"), c.operator("admin").API
+	volume := admin.Numbered(v.ID())
+	keep := func(by *admin.Client, keep uint64) error {
+		return second(by.Events.KeepEvents(ctx, &admin.KeepEventsRequest{Volume: volume, Keep: keep}))
+	}
+	if l, err := boss.EventLog(ctx, volume); err != nil || l.Keep != 0 {
 		t.Errorf("%+v, %v", l, err)
 	}
-	c.refused(c.events(v, 0, nil), meta.NotSupported, "switched off")
-	for _, keep := range []uint64{1, meta.MinEvents - 1, meta.MaxEvents + 1} {
-		c.refused(v.SetEvents(ctx, keep), meta.Invalid)
+	c.refused(c.events(boss, volume, 0, nil), meta.NotSupported, "switched off")
+	for _, n := range []uint64{1, meta.MinEvents - 1, meta.MaxEvents + 1} {
+		c.refused(keep(boss, n), meta.Invalid)
 	}
-	c.must(v.SetEvents(ctx, meta.MinEvents))
+	c.must(keep(boss, meta.MinEvents))
 
 	// Followed by who may read, as they come.
-	r := c.open(c.user("index", "inbox", "read"), "inbox")
-	c.refused(r.SetEvents(ctx, 0), meta.AccessDenied)
-	log, err := r.EventLog(ctx)
+	c.user("index", "inbox", "read")
+	r := c.operator("index").API
+	c.refused(keep(r, 0), meta.AccessDenied)
+	c.volume(c.admin(), "other")
+	c.refused(second(r.EventLog(ctx, admin.Named("other"))), meta.AccessDenied)
+	c.refused(r.Follow(ctx, &admin.ReadEventsRequest{Volume: admin.Named("other")}, true, nil), meta.AccessDenied)
+	log, err := r.EventLog(ctx, volume)
 	if err != nil || log.Keep != meta.MinEvents || log.First <= log.Last {
 		t.Errorf("%+v, %v", log, err)
 	}
 	following, end := context.WithTimeout(ctx, 5*time.Minute)
 	defer end()
 	type told struct {
-		e   penstock.Event
+		e   admin.VolumeEvent
 		err error
 	}
 	ch := make(chan told, 100)
 	go func() {
 		defer close(ch)
-		for e, err := range r.Events(following, log.Last, true) {
-			ch <- told{e, err}
-		}
+		err := r.Follow(following, &admin.ReadEventsRequest{Volume: volume, Since: log.Last}, true, func(e admin.VolumeEvent) error {
+			ch <- told{e, nil}
+			return nil
+		})
+		ch <- told{err: err}
 	}()
-	var all []penstock.Event
-	await := func(kind meta.EventKind, path string) penstock.Event {
+	var all []admin.VolumeEvent
+	await := func(kind meta.EventKind, path string) admin.VolumeEvent {
 		t.Helper()
 		for timeout := time.After(90 * time.Second); ; {
 			select {
@@ -88,7 +97,7 @@ func TestEvents(t *testing.T) {
 	if e := await(meta.EventRemoved, "d/whole"); !e.Last {
 		t.Errorf("%+v", e)
 	}
-	c.must(second(c.operator("admin").TakeSnapshot(ctx, v.ID(), "v1")))
+	c.must(second(boss.Snapshots.CreateSnapshot(ctx, &admin.CreateSnapshotRequest{Volume: volume, Name: "v1"})))
 	taken := await(meta.EventSnapshotTaken, "v1")
 	if n := len(all); n != 6 {
 		t.Errorf("%d events, of six things that happened: %+v", n, all)
@@ -104,14 +113,14 @@ func TestEvents(t *testing.T) {
 
 	// Who begins again has what came after, and the same.
 	for from := range all {
-		var again []penstock.Event
-		c.must(c.events(v, log.Last+uint64(from), func(e penstock.Event) bool { again = append(again, e); return true }))
-		if !slices.EqualFunc(again, all[from:], func(a, b penstock.Event) bool { return a.Event == b.Event }) {
+		var again []admin.VolumeEvent
+		c.must(c.events(boss, volume, log.Last+uint64(from), func(e admin.VolumeEvent) bool { again = append(again, e); return true }))
+		if !slices.EqualFunc(again, all[from:], func(a, b admin.VolumeEvent) bool { return a.Event == b.Event }) {
 			t.Errorf("after %d: %+v, it was %+v", log.Last+uint64(from), again, all[from:])
 		}
 	}
 	n := 0
-	c.must(c.events(v, log.Last, func(penstock.Event) bool { n++; return false }))
+	c.must(c.events(boss, volume, log.Last, func(admin.VolumeEvent) bool { n++; return false }))
 	if n != 1 {
 		t.Errorf("who stops hears %d more", n-1)
 	}
@@ -121,14 +130,14 @@ func TestEvents(t *testing.T) {
 		c.must(second(v.Create(ctx, nil, meta.Create{Parent: meta.RootIno, Name: fmt.Sprint("f", i), Mode: meta.TypeRegular | 0o644})))
 	}
 	c.Until("all is in the journal", func() error { // and only that is told
-		l, err := v.EventLog(ctx)
+		l, err := boss.EventLog(ctx, volume)
 		if err == nil && l.Last < taken.Seq+meta.MinEvents+meta.MinEvents/4 {
 			err = fmt.Errorf("%+v", l)
 		}
 		return err
 	})
-	err = c.events(v, taken.Seq, nil)
-	missed, ok := errors.AsType[*penstock.RescanError](err)
+	err = c.events(boss, volume, taken.Seq, nil)
+	missed, ok := errors.AsType[*meta.RescanError](err)
 	if !ok || missed.Since != taken.Seq || missed.First <= taken.Seq+1 || missed.Last < missed.First+meta.MinEvents-1 {
 		t.Fatalf("%+v", err)
 	}
@@ -136,7 +145,7 @@ func TestEvents(t *testing.T) {
 	var names []string
 	c.Until("what came after is told", func() error {
 		names = nil
-		err := c.events(v, missed.Last, func(e penstock.Event) bool { names = append(names, e.Name); return true })
+		err := c.events(boss, volume, missed.Last, func(e admin.VolumeEvent) bool { names = append(names, e.Name); return true })
 		if err == nil && !slices.Contains(names, "after") {
 			err = fmt.Errorf("%q", names)
 		}
@@ -145,26 +154,26 @@ func TestEvents(t *testing.T) {
 	if len(names) > 2 { // it was made, and closed
 		t.Errorf("%q", names)
 	}
-	if err := c.events(v, missed.Last+1_000_000, nil); !errors.As(err, &missed) {
+	if err := c.events(boss, volume, missed.Last+1_000_000, nil); !errors.As(err, &missed) {
 		t.Errorf("a number that there never was: %v", err)
 	}
-	c.must(v.SetEvents(ctx, 0))
-	c.refused(c.events(v, missed.Last, nil), meta.NotSupported)
-	s, err := v.Snapshot(ctx, "v1")
-	c.must(err)
-	c.refused(second(s.EventLog(ctx)), meta.ReadOnly)
-	c.refused(s.SetEvents(ctx, meta.MinEvents), meta.ReadOnly)
+	c.must(keep(boss, 0))
+	c.refused(c.events(boss, volume, missed.Last, nil), meta.NotSupported)
 }
 
+// errEnough ends events.
+var errEnough = errors.New("enough")
+
 // events goes over those that there are, while fn wants more.
-func (c *cluster) events(v *penstock.Volume, since uint64, fn func(penstock.Event) bool) error {
-	for e, err := range v.Events(c.T.Context(), since, false) {
-		if err != nil {
-			return err
-		}
+func (c *cluster) events(by *admin.Client, volume *admin.VolumeRef, since uint64, fn func(admin.VolumeEvent) bool) error {
+	err := by.Follow(c.T.Context(), &admin.ReadEventsRequest{Volume: volume, Since: since}, false, func(e admin.VolumeEvent) error {
 		if fn != nil && !fn(e) {
-			return nil
+			return errEnough
 		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return nil
 	}
-	return nil
+	return err
 }

@@ -18,6 +18,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/test/program"
 )
 
@@ -610,11 +611,11 @@ func TestWrongTurns(t *testing.T) {
 	if err := m.operator().DiffSnapshots(t.Context(), b.ID(), r.Last.Snapshot, "", func(meta.Change) error { return nil }); meta.KindOf(err) != meta.ReadOnly {
 		t.Errorf("a snapshot was compared with the tree that is being filled: %v", err)
 	}
-	for _, err := range b.Events(t.Context(), 0, false) {
-		if meta.KindOf(err) != meta.ReadOnly {
-			t.Errorf("events of a target: %v", err)
-		}
+	events := &admin.ReadEventsRequest{Volume: admin.Numbered(b.ID())}
+	if err := m.operator().API.Follow(t.Context(), events, false, func(admin.VolumeEvent) error { return nil }); meta.KindOf(err) != meta.ReadOnly {
+		t.Errorf("events of a target: %v", err)
 	}
+	m.Must("volume", "show", "b")
 
 	// A target that was shown, and whose record was never made to run.
 	m.Must("mirror", "create", "src", "d")
