@@ -9,6 +9,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
+	"penstock.io/penstock/meta/wire"
 )
 
 // The library's own calls of the administrative API: for mirrors, pins, digests, indexes and
@@ -84,6 +85,23 @@ func (s session) Certificates(ctx context.Context, addr string, identities []str
 	return all, err
 }
 
+// Servers lists the metadata servers that live or, if none answers, the servers that the session
+// was told of.
+func (s session) Servers(ctx context.Context) []wire.MetaServer {
+	all, err := called(s, func(c *admin.Client) (*admin.ListServersResponse, error) {
+		return c.Health.ListServers(ctx, &admin.ListServersRequest{})
+	}, func(l *admin.ListServersResponse) (all []wire.MetaServer) {
+		for _, m := range l.Servers {
+			all = append(all, wire.MetaServer{Name: m.Name, Addr: m.Address})
+		}
+		return all
+	})
+	if err != nil {
+		return s.MetaServers()
+	}
+	return all
+}
+
 // called makes a call of the administrative API and gives its answer in the words of package meta.
 func called[A, W any](s session, call func(*admin.Client) (A, error), in func(A) W) (w W, err error) {
 	c, err := s.administration.any()
@@ -145,4 +163,31 @@ func (s session) SnapshotIndex(ctx context.Context, v meta.VolumeID, name string
 	return called(s, func(c *admin.Client) (*admin.SnapshotIndex, error) {
 		return c.Snapshots.GetSnapshotIndex(ctx, &admin.GetSnapshotIndexRequest{Volume: admin.Numbered(v), Snapshot: name})
 	}, func(x *admin.SnapshotIndex) *admin.SnapshotIndex { return x })
+}
+
+// Mirrors lists the records of mirrors. Errors: AccessDenied, Unavailable.
+func (s session) Mirrors(ctx context.Context) ([]meta.Mirror, error) {
+	return called(s, func(c *admin.Client) (*admin.ListMirrorsResponse, error) {
+		return c.Mirrors.ListMirrors(ctx, &admin.ListMirrorsRequest{})
+	}, (*admin.ListMirrorsResponse).Records)
+}
+
+func (s session) Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror, error) {
+	return called(s, func(c *admin.Client) (*admin.Mirror, error) {
+		return c.Mirrors.GetMirror(ctx, &admin.GetMirrorRequest{Target: admin.Numbered(target)})
+	}, (*admin.Mirror).Record)
+}
+
+func (s session) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error) {
+	return called(s, func(c *admin.Client) (*admin.Mirror, error) {
+		return c.Mirrors.PutMirror(ctx, &admin.PutMirrorRequest{Target: admin.Numbered(m.Target), Mirror: admin.SayMirror(m)})
+	}, (*admin.Mirror).Record)
+}
+
+func (s session) DropMirror(ctx context.Context, target meta.VolumeID) error {
+	c, err := s.administration.any()
+	if err == nil {
+		_, err = c.Mirrors.DropMirror(ctx, &admin.DropMirrorRequest{Target: admin.Numbered(target)})
+	}
+	return err
 }

@@ -73,16 +73,16 @@ func (h Health) ForUpgrade() Health {
 	return h
 }
 
-// healthSession is what a session does about health; the methods' promises are at
-// meta/client.
+// healthSession is what a session does about health: calls of the administrative API.
 type healthSession interface {
 	Cluster() string
-	MetaServers() []wire.MetaServer
+	// Servers returns the metadata servers that live.
+	Servers(ctx context.Context) []wire.MetaServer
 	Health(ctx context.Context, addr string) (meta.ServerHealth, error)
 	// Certificates returns the newest certificates of identities that the server at addr
 	// knows.
 	Certificates(ctx context.Context, addr string, identities []string) ([]meta.CertHealth, error)
-	Mirrors(ctx context.Context, target meta.VolumeID) ([]meta.Mirror, error)
+	Mirrors(ctx context.Context) ([]meta.Mirror, error)
 }
 
 var _ healthSession = session{}
@@ -100,11 +100,11 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 		return Health{}, meta.E("health", meta.NotSupported, "", nil)
 	}
 	f := healthFacts{now: time.Now()}
-	// After the first answer, the session has received the list of metadata servers.
 	first, cancel := context.WithTimeout(ctx, healthWait)
-	f.mirrors, f.mirrorErr = s.Mirrors(first, 0)
+	f.mirrors, f.mirrorErr = s.Mirrors(first)
+	servers := s.Servers(first)
 	cancel()
-	for _, m := range s.MetaServers() {
+	for _, m := range servers {
 		f.servers = append(f.servers, serverFacts{MetaServer: m})
 	}
 	each := func(ask func(ctx context.Context, x *serverFacts)) {

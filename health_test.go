@@ -187,9 +187,9 @@ type healthAsked struct {
 	answer func(addr string, certificates bool) (meta.ServerHealth, error)
 }
 
-func (h *healthAsked) Cluster() string                { return "c" }
-func (h *healthAsked) MetaServers() []wire.MetaServer { return h.servers }
-func (h *healthAsked) Mirrors(context.Context, meta.VolumeID) ([]meta.Mirror, error) {
+func (h *healthAsked) Cluster() string                           { return "c" }
+func (h *healthAsked) Servers(context.Context) []wire.MetaServer { return h.servers }
+func (h *healthAsked) Mirrors(context.Context) ([]meta.Mirror, error) {
 	return nil, nil
 }
 func (h *healthAsked) Health(_ context.Context, addr string) (meta.ServerHealth, error) {

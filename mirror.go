@@ -20,10 +20,11 @@ type (
 	MirrorRound = meta.MirrorRound
 )
 
-// mirrorSession is what a session does about mirrors; the methods' promises are
-// at meta/client.
+// mirrorSession is what a session does about mirrors: the calls of the service Mirrors of the
+// administrative API, and what only the session that fills a target may do (meta/client).
 type mirrorSession interface {
-	Mirrors(ctx context.Context, target meta.VolumeID) ([]meta.Mirror, error)
+	Mirrors(ctx context.Context) ([]meta.Mirror, error)
+	Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror, error)
 	PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error)
 	DropMirror(ctx context.Context, target meta.VolumeID) error
 	ShowSnapshot(ctx context.Context, target meta.VolumeID, name string) error
@@ -52,7 +53,7 @@ func (c *Client) Mirrors() (Mirrors, error) {
 }
 
 // All lists the mirrors, by the number of the target.
-func (m Mirrors) All(ctx context.Context) ([]Mirror, error) { return m.s.Mirrors(ctx, 0) }
+func (m Mirrors) All(ctx context.Context) ([]Mirror, error) { return m.s.Mirrors(ctx) }
 
 // Find gives the mirror that has a target. Errors: NoSuchVolume, NotFound.
 func (m Mirrors) Find(ctx context.Context, target string) (Mirror, error) {
@@ -64,17 +65,11 @@ func (m Mirrors) Find(ctx context.Context, target string) (Mirror, error) {
 }
 
 func (m Mirrors) find(ctx context.Context, target meta.VolumeID) (Mirror, error) {
-	l, err := m.s.Mirrors(ctx, target)
-	if err != nil {
-		return Mirror{}, err
+	r, err := m.s.Mirror(ctx, target)
+	if err == nil && r.Version > meta.MirrorVersion {
+		err = meta.E("find mirror", meta.Version, "", fmt.Errorf("the record has version %d, this program knows up to %d", r.Version, meta.MirrorVersion))
 	}
-	if len(l) != 1 {
-		return Mirror{}, meta.E("find mirror", meta.Protocol, "", fmt.Errorf("%d records of one mirror", len(l)))
-	}
-	if l[0].Version > meta.MirrorVersion {
-		return l[0], meta.E("find mirror", meta.Version, "", fmt.Errorf("the record has version %d, this program knows up to %d", l[0].Version, meta.MirrorVersion))
-	}
-	return l[0], nil
+	return r, err
 }
 
 // Change changes the settings of a mirror: how often, how fast. change may be called several

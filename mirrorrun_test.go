@@ -24,10 +24,15 @@ type fakeMirrors struct {
 	filled bool
 }
 
-func (s *fakeMirrors) Mirrors(context.Context, meta.VolumeID) ([]meta.Mirror, error) {
+func (s *fakeMirrors) Mirrors(ctx context.Context) ([]meta.Mirror, error) {
+	r, err := s.Mirror(ctx, 1)
+	return []meta.Mirror{r}, err
+}
+
+func (s *fakeMirrors) Mirror(context.Context, meta.VolumeID) (meta.Mirror, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return []meta.Mirror{s.r}, nil
+	return s.r, nil
 }
 
 func (s *fakeMirrors) PutMirror(_ context.Context, r meta.Mirror) (meta.Mirror, error) {

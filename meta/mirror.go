@@ -8,7 +8,7 @@ type Mirror struct {
 	// Name is drawn when the mirror is created. It is the prefix of the mirror's snapshots and
 	// the holder of its pins.
 	Name    string       `json:"name"`
-	Version int          `json:"v"`
+	Version int          `json:"v" pb:"version"`
 	Target  VolumeID     `json:"target"`
 	Source  MirrorSource `json:"source"`
 	// State is the wanted state.
@@ -16,7 +16,7 @@ type Mirror struct {
 	// Every is the time between the beginnings of two rounds; zero: rounds on request only.
 	Every time.Duration `json:"every,omitempty"`
 	// Rate bounds the bytes sent in a second; zero: unlimited.
-	Rate uint64 `json:"rate,omitempty"`
+	Rate uint64 `json:"rate,omitempty" pb:"rate_bytes"`
 	// Keep is how many complete snapshots stay in the target, at least 1.
 	Keep int `json:"keep"`
 	// Asked counts the requested rounds. Heard is the value of Asked when the last round
@@ -33,7 +33,7 @@ type Mirror struct {
 	Error string    `json:"error,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 	// Behind estimates the bytes that are missing in the target, as of Looked.
-	Behind uint64    `json:"behind,omitempty"`
+	Behind uint64    `json:"behind,omitempty" pb:"behind_bytes"`
 	Looked time.Time `json:"looked,omitzero"`
 	// Revision is the revision of the record in its store. A writer must have read the latest
 	// revision.
@@ -71,7 +71,7 @@ type MirrorRound struct {
 	Copied   time.Time `json:"copied,omitzero"` // the target had everything
 	Ended    time.Time `json:"ended,omitzero"`  // checked, and shown
 	Digest   string    `json:"digest,omitempty"`
-	Planned  uint64    `json:"planned,omitempty"` // bytes to send, as far as known
-	Sent     uint64    `json:"sent,omitempty"`    // file bytes written to the target
-	Inodes   uint64    `json:"inodes,omitempty"`  // inodes written or changed
+	Planned  uint64    `json:"planned,omitempty" pb:"planned_bytes"` // bytes to send, as far as known
+	Sent     uint64    `json:"sent,omitempty" pb:"sent_bytes"`       // file bytes written to the target
+	Inodes   uint64    `json:"inodes,omitempty"`                     // inodes written or changed
 }

@@ -55,6 +55,7 @@ type Client struct {
 	Grants    GrantsClient
 	Volumes   VolumesClient
 	Events    EventsClient
+	Mirrors   MirrorsClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -133,6 +134,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
 	c.Grants, c.Volumes, c.Events = NewGrantsClient(c.conn), NewVolumesClient(c.conn), NewEventsClient(c.conn)
+	c.Mirrors = NewMirrorsClient(c.conn)
 	return c, nil
 }
 

@@ -29,3 +29,10 @@ func (s *Session) TakeTarget(ctx context.Context, v meta.VolumeID, name string) 
 func (s *Session) RollBackTarget(ctx context.Context, v meta.VolumeID, name string) error {
 	return s.askJSON(ctx, wire.Admin{Op: wire.AdminRollBackTarget, Volume: v, Entry: name}, once(), nil)
 }
+
+// ShowSnapshot sets the snapshot that readers of a mirror's target see. With an empty name the
+// target becomes an ordinary volume again. The session must have the right to fill the target.
+// Errors: NoSuchSnapshot, ReadOnly (the session does not have the right).
+func (s *Session) ShowSnapshot(ctx context.Context, target meta.VolumeID, name string) error {
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminShowTarget, Volume: target, Entry: name}, nil, nil)
+}

@@ -41,8 +41,9 @@ func (c *Cluster) Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror
 }
 
 // PutMirror writes a record if the record has not changed since the caller read m.Revision
-// (zero: the record must be absent), and the target is a volume. Errors: Again (the record has
-// changed), NoSuchVolume, Version.
+// (zero: the record must be absent), and the target is a volume. If the stored record already
+// says the same, an earlier call whose answer was lost may have written it: PutMirror returns
+// that record. Errors: Again (the record has changed), NoSuchVolume, Version.
 func (c *Cluster) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error) {
 	const op = "write mirror"
 	if m.Version != meta.MirrorVersion {
@@ -51,13 +52,19 @@ func (c *Cluster) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, er
 	key, was := c.mirrorKey(m.Target), m.Revision
 	m.Revision = 0
 	t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", was), clientv3.Compare(clientv3.ModRevision(c.rowKey(m.Target)), ">", 0)).
-		Then(clientv3.OpPut(key, encode(m))).Commit()
+		Then(clientv3.OpPut(key, encode(m))).Else(clientv3.OpGet(key)).Commit()
 	if err != nil {
 		return m, wrap(op, fmt.Sprint(m.Target), err)
 	}
 	if !t.Succeeded {
 		if _, err := c.Volume(ctx, m.Target); err != nil {
 			return m, err
+		}
+		for _, kv := range t.Responses[0].GetResponseRange().Kvs {
+			if string(kv.Value) == encode(m) {
+				m.Revision = kv.ModRevision
+				return m, nil
+			}
 		}
 		return m, meta.E(op, meta.Again, fmt.Sprint(m.Target), errors.New("it was changed meanwhile"))
 	}

@@ -22,6 +22,19 @@ func TestMirrorGoesWithItsTarget(t *testing.T) {
 	}
 	_, err = c.PutMirror(ctx, meta.Mirror{Version: meta.MirrorVersion, Name: "other", Target: v.ID})
 	want(t, err, meta.Again)
+	// What is sent again after its answer was lost is done once, and the same.
+	once := r
+	once.Asked++
+	first, err := c.PutMirror(ctx, once)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := c.PutMirror(ctx, once); err != nil || again.Revision != first.Revision || again.Asked != 1 {
+		t.Errorf("sent again: %+v, %v; it was %+v", again, err, first)
+	}
+	_, err = c.PutMirror(ctx, r)
+	want(t, err, meta.Again)
+	r = first
 	if err := c.DeleteVolume(ctx, v.ID); err != nil {
 		t.Fatal(err)
 	}

@@ -127,14 +127,12 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return err
 	case wire.AdminViews:
 		return s.listViews(ctx, m, re)
-	case wire.AdminTakeTarget, wire.AdminRollBackTarget:
+	case wire.AdminTakeTarget, wire.AdminRollBackTarget, wire.AdminShowTarget:
 		return s.targetOp(ctx, sess, m)
 	case wire.AdminGroups, wire.AdminGroupPut, wire.AdminGroupStep:
 		return s.groupOp(ctx, sess, m, re)
 	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
-	case wire.AdminMirrors, wire.AdminMirrorPut, wire.AdminMirrorDrop, wire.AdminMirrorShow:
-		return s.mirrorOp(ctx, sess, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)
 	default:

@@ -64,6 +64,7 @@ func newAPI(s *Server) *api {
 	admin.RegisterGrantsServer(a.grpc, grantsAPI{s: s})
 	admin.RegisterVolumesServer(a.grpc, volumesAPI{s: s})
 	admin.RegisterEventsServer(a.grpc, eventsAPI{s: s})
+	admin.RegisterMirrorsServer(a.grpc, mirrorsAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }

@@ -203,6 +203,7 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.VolumeCheck{}, FsckReport{}, nil},
 		{&admin.LostChunk{}, LostChunk{}, nil},
 		{&admin.EventLog{}, meta.EventLog{}, nil},
+		{&admin.Mirror{}, meta.Mirror{}, nil},
 		{&admin.Event{}, meta.Event{}, []string{".path", ".from_path"}},
 	} {
 		if l := admin.Unsaid(c.m, c.s); !slices.Equal(l, c.less) {
@@ -241,6 +242,8 @@ func fill(v reflect.Value, n *int) {
 			v.SetString(string(meta.SnapshotDropped))
 		case reflect.TypeFor[LossState]():
 			v.SetString(string(LossShort))
+		case reflect.TypeFor[meta.MirrorState]():
+			v.SetString(string(meta.MirrorPromoting))
 		case reflect.TypeFor[cluster.Users]():
 			v.SetString(string(cluster.UsersNoRoot))
 		case reflect.TypeFor[peering.Role]():

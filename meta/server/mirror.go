@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -277,41 +276,4 @@ func (s *Server) mirrors(ctx context.Context) ([]meta.Mirror, error) {
 		all = append(all, m)
 	}
 	return all, nil
-}
-
-// mirrorOp answers requests about mirrors.
-func (s *Server) mirrorOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	c := s.cfg.Cluster
-	switch m.Op {
-	case wire.AdminMirrors:
-		if m.Volume == 0 {
-			all, err := s.mirrors(ctx)
-			if err != nil {
-				return err
-			}
-			return reportJSON(re, all)
-		}
-		x, err := c.Mirror(ctx, m.Volume)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, []meta.Mirror{x})
-	case wire.AdminMirrorPut:
-		var x meta.Mirror
-		if err := json.Unmarshal(m.Body, &x); err != nil || x.Target != m.Volume || x.Target == 0 {
-			return meta.E("write mirror", meta.Protocol, "", err)
-		}
-		x, err := c.PutMirror(ctx, x)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, x)
-	case wire.AdminMirrorDrop:
-		return c.DropMirror(ctx, m.Volume)
-	}
-	o, err := s.ownerFor(ctx, m.Volume)
-	if err != nil {
-		return err
-	}
-	return o.show(ctx, sess, m.Entry)
 }

@@ -2,13 +2,13 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"sync"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -97,15 +97,17 @@ func TestMirrorRecords(t *testing.T) {
 	s.cluster.mu.Unlock()
 	a.refused(t, meta.Busy, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
 	for range 2 {
-		var l []meta.Mirror
-		if err := json.Unmarshal(a.admin(t, wire.Admin{Op: wire.AdminMirrors}).Report, &l); err != nil || len(l) != 1 || l[0].Target != v {
+		l, err := a.API.Mirrors.ListMirrors(t.Context(), &admin.ListMirrorsRequest{})
+		if err != nil || len(l.Mirrors) != 1 || l.Mirrors[0].Target != uint32(v) {
 			t.Fatal(l, err)
 		}
 	}
 	if l, err := s.cluster.Mirrors(t.Context()); err != nil || len(l) != 1 {
 		t.Errorf("%v, %v", l, err)
 	}
-	a.admin(t, wire.Admin{Op: wire.AdminMirrorDrop, Volume: v})
+	if _, err := a.API.Mirrors.DropMirror(t.Context(), &admin.DropMirrorRequest{Target: admin.Numbered(v)}); err != nil {
+		t.Error(err)
+	}
 	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
 }
 

@@ -109,6 +109,7 @@ var adminRules = [...]adminRule{
 	wire.AdminViews:          {roles: admins, right: cluster.ReadRights},
 	wire.AdminTakeTarget:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminRollBackTarget: {roles: admins, right: cluster.AdminRights},
+	wire.AdminShowTarget:     {roles: admins, right: cluster.AdminRights},
 
 	wire.AdminRenameVolume:   {roles: admins, right: cluster.AdminRights},
 	wire.AdminUndeleteVolume: {roles: admins},
@@ -120,13 +121,9 @@ var adminRules = [...]adminRule{
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
 
-	wire.AdminMirrors:    {roles: admins, right: cluster.AdminRights},
-	wire.AdminMirrorPut:  {roles: admins, right: cluster.AdminRights},
-	wire.AdminMirrorDrop: {roles: admins, right: cluster.AdminRights},
-	wire.AdminMirrorShow: {roles: admins, right: cluster.AdminRights},
-	wire.AdminGroups:     {roles: admins, right: cluster.AdminRights},
-	wire.AdminGroupPut:   {roles: admins, right: cluster.AdminRights}, // on each volume
-	wire.AdminGroupStep:  {roles: admins, right: cluster.AdminRights},
+	wire.AdminGroups:    {roles: admins, right: cluster.AdminRights},
+	wire.AdminGroupPut:  {roles: admins, right: cluster.AdminRights}, // on each volume
+	wire.AdminGroupStep: {roles: admins, right: cluster.AdminRights},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

@@ -448,12 +448,16 @@ func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 	return reportJSON(re, wire.ViewsAnswer{Snapshots: all})
 }
 
-// targetOp takes a snapshot of a mirror's target, or rolls the target back, for the session
-// that fills the target. Errors: the errors of takeSnapshot and rollBack; ReadOnly.
+// targetOp takes a snapshot of a mirror's target, rolls the target back, or shows a snapshot to
+// the target's readers, for the session that fills the target. Errors: the errors of
+// takeSnapshot, rollBack and show; ReadOnly.
 func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
 	o, err := s.ownerOf(ctx, m)
 	if err != nil {
 		return err
+	}
+	if m.Op == wire.AdminShowTarget {
+		return o.show(ctx, sess, m.Entry)
 	}
 	var q wire.Once
 	if err := readBody(m, &q); err != nil {

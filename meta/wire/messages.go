@@ -551,7 +551,11 @@ const (
 	AdminViews          // the snapshots of Volume that can be shown; Report: ViewsAnswer
 	AdminTakeTarget     // from the session filling the mirror's target Volume; Entry: the snapshot; Body: Once
 	AdminRollBackTarget // as AdminTakeTarget, back to the snapshot Entry
-	AdminRenameVolume   // Entry: the new name
+	// AdminShowTarget makes Volume a mirror's target and shows its readers the snapshot Entry.
+	// With "" Volume becomes an ordinary volume again. It is for the session with the right to
+	// fill Volume.
+	AdminShowTarget
+	AdminRenameVolume // Entry: the new name
 	// AdminUndeleteVolume takes a volume out of the trash: Volume or, without a number, the
 	// volume Name that was deleted last. Entry: the new name; "" keeps the old name.
 	AdminUndeleteVolume
@@ -566,14 +570,6 @@ const (
 	// AdminChunkPlaces asks Volume's owner for the places of chunks. Body: a list of ids in
 	// hex. Report: a list of ChunkWhere. With Entry "seal" the owner seals open chunks.
 	AdminChunkPlaces
-	// AdminMirrors lists the records of mirrors or, with Volume, the record of the target
-	// Volume. Report: a list of meta.Mirror.
-	AdminMirrors
-	AdminMirrorPut  // Body, Report: meta.Mirror; the record is new, or unchanged since it was read (Revision)
-	AdminMirrorDrop // of the target Volume
-	// AdminMirrorShow makes Volume a mirror's target and shows its readers the snapshot Entry.
-	// With "" Volume becomes an ordinary volume again.
-	AdminMirrorShow
 	// AdminGroups lists the records of group snapshots: of Volume, or all; with Entry, the
 	// record of that name. Report: a list of meta.Group.
 	AdminGroups
