@@ -159,6 +159,24 @@ func (s session) UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, holde
 	}, (*admin.UnpinSnapshotResponse).GetReleased)
 }
 
+func (s session) Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (meta.CloneInfo, error) {
+	return called(s, func(c *admin.Client) (*admin.Clone, error) {
+		return c.Clones.CreateClone(ctx, &admin.CreateCloneRequest{Volume: admin.Numbered(v), Snapshot: snapshot, Name: name})
+	}, (*admin.Clone).Info)
+}
+
+func (s session) Clones(ctx context.Context, v meta.VolumeID) ([]meta.CloneInfo, error) {
+	return called(s, func(c *admin.Client) (*admin.ListClonesResponse, error) {
+		return c.Clones.ListClones(ctx, &admin.ListClonesRequest{Volume: admin.Numbered(v)})
+	}, (*admin.ListClonesResponse).List)
+}
+
+func (s session) Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (meta.PromoteStatus, error) {
+	return called(s, func(c *admin.Client) (*admin.Promotion, error) {
+		return c.Clones.PromoteClone(ctx, &admin.PromoteCloneRequest{Volume: admin.Numbered(v), Rate: rate})
+	}, (*admin.Promotion).Status)
+}
+
 func (s session) SnapshotIndex(ctx context.Context, v meta.VolumeID, name string) (*admin.SnapshotIndex, error) {
 	return called(s, func(c *admin.Client) (*admin.SnapshotIndex, error) {
 		return c.Snapshots.GetSnapshotIndex(ctx, &admin.GetSnapshotIndexRequest{Volume: admin.Numbered(v), Snapshot: name})

@@ -4,19 +4,17 @@ import (
 	"context"
 
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 )
 
 // CloneOf describes a volume that was cloned from another.
-type CloneOf = wire.CloneInfo
+type CloneOf = meta.CloneInfo
 
 // cloneSession is what a session does about clones; the methods' promises are
-// at meta/client.
+// at meta/admin.
 type cloneSession interface {
-	Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (metaclient.Volume, error)
-	Clones(ctx context.Context, v meta.VolumeID) ([]wire.CloneInfo, error)
-	Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (wire.PromoteStatus, error)
+	Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (meta.CloneInfo, error)
+	Clones(ctx context.Context, v meta.VolumeID) ([]meta.CloneInfo, error)
+	Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (meta.PromoteStatus, error)
 }
 
 var _ cloneSession = session{}
@@ -60,10 +58,10 @@ func (v *Volume) Clones(ctx context.Context) ([]CloneOf, error) {
 }
 
 // Promotion tells how far a clone is on the way to needing no other volume.
-type Promotion = wire.PromoteStatus
+type Promotion = meta.PromoteStatus
 
 // MinPromoteRate is the lowest rate of Volume.PromoteAt, in bytes a second.
-const MinPromoteRate = wire.MinPromoteRate
+const MinPromoteRate = meta.MinPromoteRate
 
 // Promote begins to copy the data that v, a clone, still shares with its origin, and returns
 // the progress. Copying continues in the background, also under the volume's next owners,

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 )
 
 func newClone() *cobra.Command {
@@ -53,7 +53,7 @@ advisory quota, schedule of snapshots, labels. 'penstock volume set' changes the
 			if err := treePath(attach); err != nil {
 				return err
 			}
-			return w.with(ctx, func(s *client.Session) error {
+			return w.withAPI(ctx, func(s *client.Session, api *admin.Client) error {
 				if attach != "" { // a mistake here must not leave a volume behind
 					if _, _, err := s.Walk(ctx, path.Dir(path.Clean("/"+attach)), parents); err != nil {
 						return err
@@ -63,10 +63,14 @@ advisory quota, schedule of snapshots, labels. 'penstock volume set' changes the
 				if err != nil {
 					return err
 				}
-				c, err := s.Clone(ctx, v.ID, snapshot, args[1])
+				made, err := api.Clones.CreateClone(ctx, &admin.CreateCloneRequest{Volume: admin.Numbered(v.ID), Snapshot: snapshot, Name: args[1]})
 				if errors.Is(err, meta.NoSuchSnapshot) {
 					return adviseSnapshot(err, name)
 				}
+				if err != nil {
+					return err
+				}
+				c, err := s.VolumeByID(ctx, meta.VolumeID(made.Id))
 				if err != nil {
 					return err
 				}
@@ -97,8 +101,8 @@ func newCloneList() *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			return w.with(ctx, func(s *client.Session) error {
-				l, err := listClones(ctx, s, args)
+			return w.api(ctx, func(api *admin.Client) error {
+				l, err := listClones(ctx, api, args)
 				if err != nil {
 					return err
 				}
@@ -116,13 +120,11 @@ func newCloneList() *cobra.Command {
 	return cmd
 }
 
-func listClones(ctx context.Context, s *client.Session, of []string) ([]wire.CloneInfo, error) {
-	if len(of) == 0 {
-		return s.Clones(ctx, 0)
+func listClones(ctx context.Context, api *admin.Client, of []string) ([]meta.CloneInfo, error) {
+	q := &admin.ListClonesRequest{}
+	if len(of) > 0 {
+		q.Volume = admin.Named(of[0])
 	}
-	v, err := volumeByName(ctx, s, of[0])
-	if err != nil {
-		return nil, err
-	}
-	return s.Clones(ctx, v.ID)
+	answer, err := api.Clones.ListClones(ctx, q)
+	return answer.List(), err
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
@@ -43,27 +44,29 @@ time: a bound holds until the command is run with another one.`,
 			if rate != 0 && rate < penstock.MinPromoteRate {
 				return usagef("--rate is 0 or at least %s a second", bytesText(penstock.MinPromoteRate))
 			}
-			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				for told := time.Now(); ; {
-					st, err := s.Promote(ctx, v.ID, bound)
-					bound = nil // set once: another command may change the bound later
-					if err != nil || st.Done || detach {
-						return err
-					}
-					if time.Since(told) >= promoteTell {
-						told = time.Now()
-						at := ""
-						if st.Rate != 0 {
-							at = fmt.Sprintf(", at most %s a second", bytesText(st.Rate))
+			return w.withVolume(ctx, args[0], func(_ *client.Session, v wire.VolumeInfo) error {
+				return w.api(ctx, func(api *admin.Client) error {
+					for told := time.Now(); ; {
+						st, err := api.Clones.PromoteClone(ctx, &admin.PromoteCloneRequest{Volume: admin.Numbered(v.ID), Rate: bound})
+						bound = nil // set once: another command may change the bound later
+						if err != nil || st.Done || detach {
+							return err
 						}
-						fmt.Fprintf(cmd.ErrOrStderr(), "%s copied, %s left%s\n", bytesText(st.Copied), bytesText(st.Left), at)
+						if time.Since(told) >= promoteTell {
+							told = time.Now()
+							at := ""
+							if st.Rate != 0 {
+								at = fmt.Sprintf(", at most %s a second", bytesText(st.Rate))
+							}
+							fmt.Fprintf(cmd.ErrOrStderr(), "%s copied, %s left%s\n", bytesText(st.CopiedBytes), bytesText(st.LeftBytes), at)
+						}
+						select {
+						case <-time.After(promotePoll):
+						case <-ctx.Done():
+							return ctx.Err()
+						}
 					}
-					select {
-					case <-time.After(promotePoll):
-					case <-ctx.Done():
-						return ctx.Err()
-					}
-				}
+				})
 			})
 		},
 	}

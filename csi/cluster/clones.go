@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 )
 
@@ -12,27 +13,36 @@ import (
 // state of volume of. The clone begins with the policy of volume of. Errors: VolumeExists,
 // NoSuchVolume, NoSuchSnapshot, NotSupported (volumes are attached in volume of).
 func (c *Cluster) Clone(ctx context.Context, of meta.VolumeID, snapshot, name string) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.Clone(ctx, of, snapshot, name) })
+	api, err := c.administration()
+	if err != nil {
+		return Volume{}, err
+	}
+	made, err := api.Clones.CreateClone(ctx, &admin.CreateCloneRequest{Volume: admin.Numbered(of), Snapshot: snapshot, Name: name})
+	if err != nil {
+		return Volume{}, err
+	}
+	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.VolumeByID(ctx, meta.VolumeID(made.Id)) })
 }
 
 // Origin returns the name of the snapshot from which clone was made; "" if the cluster took
 // the snapshot for the clone alone. Errors: NotFound (clone is no clone of volume of).
 func (c *Cluster) Origin(ctx context.Context, of, clone meta.VolumeID) (snapshot string, err error) {
-	err = c.with(ctx, func(s *client.Session) error {
-		all, err := s.Clones(ctx, of)
-		if err != nil {
-			return err
+	api, err := c.administration()
+	if err != nil {
+		return "", err
+	}
+	answer, err := api.Clones.ListClones(ctx, &admin.ListClonesRequest{Volume: admin.Numbered(of)})
+	if err != nil {
+		return "", err
+	}
+	for _, x := range answer.Clones {
+		switch {
+		case x.Id != uint32(clone):
+		case x.Implied:
+			return "", nil
+		default:
+			return x.Snapshot, nil
 		}
-		for _, x := range all {
-			if x.ID != clone {
-				continue
-			}
-			if !x.Implied {
-				snapshot = x.Snapshot
-			}
-			return nil
-		}
-		return meta.E("find origin", meta.NotFound, strconv.Itoa(int(clone)), nil)
-	})
-	return snapshot, err
+	}
+	return "", meta.E("find origin", meta.NotFound, strconv.Itoa(int(clone)), nil)
 }

@@ -56,6 +56,7 @@ type Client struct {
 	Volumes   VolumesClient
 	Events    EventsClient
 	Mirrors   MirrorsClient
+	Clones    ClonesClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -134,7 +135,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
 	c.Grants, c.Volumes, c.Events = NewGrantsClient(c.conn), NewVolumesClient(c.conn), NewEventsClient(c.conn)
-	c.Mirrors = NewMirrorsClient(c.conn)
+	c.Mirrors, c.Clones = NewMirrorsClient(c.conn), NewClonesClient(c.conn)
 	return c, nil
 }
 

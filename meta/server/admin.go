@@ -131,7 +131,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.targetOp(ctx, sess, m)
 	case wire.AdminGroups, wire.AdminGroupPut, wire.AdminGroupStep:
 		return s.groupOp(ctx, sess, m, re)
-	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
+	case wire.AdminCloneSettle, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)

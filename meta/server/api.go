@@ -65,6 +65,7 @@ func newAPI(s *Server) *api {
 	admin.RegisterVolumesServer(a.grpc, volumesAPI{s: s})
 	admin.RegisterEventsServer(a.grpc, eventsAPI{s: s})
 	admin.RegisterMirrorsServer(a.grpc, mirrorsAPI{s: s})
+	admin.RegisterClonesServer(a.grpc, clonesAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }

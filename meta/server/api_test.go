@@ -196,6 +196,8 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.ServerStatus{}, Status{}, nil},
 		{&admin.ListSnapshotsResponse{}, meta.SnapshotList{}, nil},
 		{&admin.SnapshotUsage{}, meta.SnapshotUse{}, nil},
+		{&admin.Clone{}, meta.CloneInfo{}, nil},
+		{&admin.Promotion{}, meta.PromoteStatus{}, nil},
 		{&admin.Grant{}, cluster.Grant{}, nil},
 		{&admin.JoinToken{}, cluster.TokenRecord{}, nil},
 		{&admin.Member{}, cluster.Member{}, nil},
@@ -519,6 +521,16 @@ func TestLostAnswers(t *testing.T) {
 	}
 	if l, err := api.Snapshots.ListSnapshots(t.Context(), &admin.ListSnapshotsRequest{Volume: admin.Numbered(1)}); err != nil || len(l.Snapshots) != 1 {
 		t.Errorf("DATA: snapshots are %v, %v; one was asked for", l, err)
+	}
+	before = done.Load()
+	if err := b.losing(t, done, func() error {
+		_, err := api.Clones.CreateClone(t.Context(), &admin.CreateCloneRequest{Volume: admin.Numbered(1), Snapshot: "one", Name: "copy"})
+		return err
+	}); err != nil || done.Load() != before+2 {
+		t.Errorf("a clone: %v, done %d times", err, done.Load()-before)
+	}
+	if l, err := api.Clones.ListClones(t.Context(), &admin.ListClonesRequest{}); err != nil || len(l.Clones) != 1 {
+		t.Errorf("clones are %v, %v; one was asked for", l, err)
 	}
 	// Nobody is there any more.
 	b.Listener.Close()

@@ -99,11 +99,8 @@ func isDropped(all []cluster.Volume, v meta.VolumeID, at meta.Generation) bool {
 	return slices.ContainsFunc(all, func(x cluster.Volume) bool { return x.ID == v && slices.Contains(x.Dropped, at) })
 }
 
-// cloneOp answers a request about clones.
+// cloneOp answers a request of another server about clones.
 func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	if m.Op == wire.AdminClones {
-		return s.listClones(ctx, m, re)
-	}
 	v, err := s.find(ctx, m)
 	if err != nil {
 		return err
@@ -112,30 +109,8 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 	if err != nil {
 		return err
 	}
-	switch m.Op {
-	case wire.AdminClone:
-		var q wire.CloneRequest
-		if err := json.Unmarshal(m.Body, &q); err != nil {
-			return meta.E("clone", meta.Protocol, v.Name, err)
-		}
-		c, err := o.makeClone(ctx, m.Entry, &q)
-		if err != nil {
-			return err
-		}
-		s.describe(ctx, re, c)
-		return nil
-	case wire.AdminCloneSettle:
+	if m.Op == wire.AdminCloneSettle {
 		return o.cloneGone(ctx)
-	case wire.AdminPromote:
-		var q wire.PromoteRequest
-		if err := readBody(m, &q); err != nil {
-			return err
-		}
-		st, err := o.promote(ctx, q.Rate)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, st)
 	}
 	var names []string
 	if err := json.Unmarshal(m.Body, &names); err != nil {
@@ -160,38 +135,13 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 	return reportJSON(re, out)
 }
 
-func (s *Server) listClones(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	all, err := s.cfg.Cluster.Volumes(ctx)
-	if err != nil {
-		return err
-	}
-	of := meta.VolumeID(0)
-	if m.Volume != 0 || m.Name != "" {
-		v, err := s.find(ctx, m)
-		if err != nil {
-			return err
-		}
-		of = v.ID
-	}
-	names := map[meta.VolumeID]string{}
-	for _, v := range all {
-		names[v.ID] = v.Name
-	}
-	out := []wire.CloneInfo{}
-	for _, v := range all {
-		if c := v.Origin; c != nil && v.State == cluster.VolumeActive && (of == 0 || c.Volume == of) {
-			out = append(out, wire.CloneInfo{ID: v.ID, Name: v.Name, Origin: names[c.Volume], Snapshot: c.Snapshot, Implied: c.Implied, Created: time.Unix(0, int64(v.Created)).UTC()})
-		}
-	}
-	return reportJSON(re, out)
-}
-
-// makeClone makes a clone of a snapshot. Errors: NoSuchSnapshot, VolumeExists, Invalid (the
+// makeClone makes a clone of a snapshot or, if snapshot is empty, of the volume's present state.
+// token identifies the request, so that a repetition makes no second clone. Errors: NoSuchSnapshot, VolumeExists, Invalid (the
 // name), NotSupported (volumes are attached inside this volume), ResourceExceeded (too many
 // clones, or too many files were unlinked and open when the snapshot was taken), Busy (the
 // volume is being promoted), ReadOnly (a mirror's target, and no snapshot named), and those of
 // takeSnapshot.
-func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest) (cluster.Volume, error) {
+func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint64) (cluster.Volume, error) {
 	c := o.srv.cfg.Cluster
 	var none cluster.Volume
 	if err := o.await(ctx, o.recovered); err != nil {
@@ -205,7 +155,7 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	}
 	row, err := c.VolumeByName(ctx, name)
 	switch {
-	case err == nil && row.Origin != nil && row.Origin.Volume == o.vol && q.Token != 0 && row.Origin.Token == q.Token:
+	case err == nil && row.Origin != nil && row.Origin.Volume == o.vol && token != 0 && row.Origin.Token == token:
 		// The request is a repetition: an earlier owner may not have finished.
 		if row.State == cluster.VolumeCreating {
 			if err := o.finishClone(ctx, &row); err != nil {
@@ -223,20 +173,20 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		return none, err
 	}
 	for _, x := range all {
-		if q.Snapshot == "" && x.Attach != nil && x.Attach.Parent == o.vol { // before a snapshot is taken in vain
+		if snapshot == "" && x.Attach != nil && x.Attach.Parent == o.vol { // before a snapshot is taken in vain
 			return none, o.leadsNowInside(x.Name)
 		}
 		if x.ID == o.vol && x.Origin != nil && x.Origin.Promoting {
 			return none, meta.E("clone", meta.Busy, x.Name, errors.New("it is being promoted: wait for that"))
 		}
 	}
-	from := cluster.Origin{Volume: o.vol, Snapshot: q.Snapshot, Token: q.Token}
-	if q.Snapshot == "" && o.isMirror() {
+	from := cluster.Origin{Volume: o.vol, Snapshot: snapshot, Token: token}
+	if snapshot == "" && o.isMirror() {
 		return none, meta.E("clone", meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, which is being filled: clone one of its snapshots"))
 	}
-	if q.Snapshot == "" {
-		from.Implied, from.Snapshot = true, impliedName(name, q.Token)
-		if _, _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: q.Token}, takeHow{}); err != nil {
+	if snapshot == "" {
+		from.Implied, from.Snapshot = true, impliedName(name, token)
+		if _, _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: token}, takeHow{}); err != nil {
 			return none, err
 		}
 	}

@@ -16,7 +16,6 @@ import (
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/task"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Promoting a clone: the owner copies the data that the clone has in other volumes' chunks,
@@ -65,32 +64,32 @@ var errHeld = errors.New("clients that are away, or can't commit, have cached wh
 
 // promote begins a promotion, or returns the progress of a promotion under way. rate, unless
 // nil, holds from now on. Errors: Invalid (the rate), Busy (the volume has clones itself).
-func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, error) {
+func (o *owner) promote(ctx context.Context, rate *uint64) (meta.PromoteStatus, error) {
 	const op = "promote volume"
-	if rate != nil && *rate != 0 && *rate < wire.MinPromoteRate {
-		return wire.PromoteStatus{}, meta.E(op, meta.Invalid, "", fmt.Errorf("a rate of %d: it is 0 or at least %d bytes a second", *rate, wire.MinPromoteRate))
+	if rate != nil && *rate != 0 && *rate < meta.MinPromoteRate {
+		return meta.PromoteStatus{}, meta.E(op, meta.Invalid, "", fmt.Errorf("a rate of %d: it is 0 or at least %d bytes a second", *rate, meta.MinPromoteRate))
 	}
 	if err := o.await(ctx, o.recovered); err != nil {
-		return wire.PromoteStatus{}, err
+		return meta.PromoteStatus{}, err
 	}
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
 	c := o.srv.cfg.Cluster
 	row, err := c.Volume(ctx, o.vol)
 	if err != nil {
-		return wire.PromoteStatus{}, err
+		return meta.PromoteStatus{}, err
 	}
 	if row.Origin == nil {
-		return wire.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
+		return meta.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
 	}
 	begun := row.Origin.Promoting
 	if !begun {
 		all, err := c.Volumes(ctx)
 		if err != nil {
-			return wire.PromoteStatus{}, err
+			return meta.PromoteStatus{}, err
 		}
 		if names := clonesIn(all, o.vol, 0); len(names) > 0 {
-			return wire.PromoteStatus{}, meta.E(op, meta.Busy, row.Name, fmt.Errorf("its own clones need its origin, too: %s; promote or delete those first", strings.Join(names, ", ")))
+			return meta.PromoteStatus{}, meta.E(op, meta.Busy, row.Name, fmt.Errorf("its own clones need its origin, too: %s; promote or delete those first", strings.Join(names, ", ")))
 		}
 	}
 	if !begun || rate != nil && *rate != row.Origin.Rate {
@@ -103,16 +102,16 @@ func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, 
 			}
 			return nil
 		}); err != nil {
-			return wire.PromoteStatus{}, err
+			return meta.PromoteStatus{}, err
 		}
 		if row.Origin == nil { // the promotion ended just now
-			return wire.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
+			return meta.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
 		}
 		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot, "rate", row.Origin.Rate)
 	}
 	o.promotion.rate.Store(row.Origin.Rate)
 	o.tasks.promotion.Wake()
-	return wire.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load(), Rate: row.Origin.Rate}, nil
+	return meta.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load(), Rate: row.Origin.Rate}, nil
 }
 
 // promoteSpan is how many bytes an order may copy.

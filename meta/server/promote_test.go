@@ -14,7 +14,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // toPromote makes a clone of a volume with two files, each in a chunk of its own, and
@@ -223,7 +222,7 @@ func TestPromotionWaitsForNobodyAway(t *testing.T) {
 		}
 	})
 	s.goAway(sess)
-	var st wire.PromoteStatus
+	var st meta.PromoteStatus
 	eventually(t, "the other file is copied", func() (err error) {
 		if st, err = a.Promote(t.Context(), c, nil); err == nil {
 			err = unless(st.Copied == 1<<30 && st.Left == 1<<30)

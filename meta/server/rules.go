@@ -114,10 +114,6 @@ var adminRules = [...]adminRule{
 	wire.AdminRenameVolume:   {roles: admins, right: cluster.AdminRights},
 	wire.AdminUndeleteVolume: {roles: admins},
 
-	// A clone is a new volume, so no client has rights on the clone yet.
-	wire.AdminClone:       {roles: admins},
-	wire.AdminClones:      {roles: admins},
-	wire.AdminPromote:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
 

@@ -559,14 +559,9 @@ const (
 	// AdminUndeleteVolume takes a volume out of the trash: Volume or, without a number, the
 	// volume Name that was deleted last. Entry: the new name; "" keeps the old name.
 	AdminUndeleteVolume
-	AdminClone  // of Volume; Entry: the new name; Body: CloneRequest; Volumes: the clone
-	AdminClones // of Volume, or all; Report: a list of CloneInfo
 	// AdminCloneSettle asks the owner of Volume to compare its notes of clones with the table
 	// of volumes.
 	AdminCloneSettle
-	// AdminPromote starts or continues to make the clone Volume independent. Body:
-	// PromoteRequest, or empty. Report: PromoteStatus.
-	AdminPromote
 	// AdminChunkPlaces asks Volume's owner for the places of chunks. Body: a list of ids in
 	// hex. Report: a list of ChunkWhere. With Entry "seal" the owner seals open chunks.
 	AdminChunkPlaces

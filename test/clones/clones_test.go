@@ -396,7 +396,7 @@ func (r *rig) snapshots(v string) (names []string) {
 
 func (r *rig) clones() (names []string) {
 	r.T.Helper()
-	var l []wire.CloneInfo
+	var l []meta.CloneInfo
 	if err := json.Unmarshal(r.Must("clone", "list", "--output", "json"), &l); err != nil {
 		r.T.Fatal(err)
 	}

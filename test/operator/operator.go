@@ -150,3 +150,27 @@ func (o *Operator) UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, hol
 func (o *Operator) SnapshotIndex(ctx context.Context, v meta.VolumeID, name string) (*admin.SnapshotIndex, error) {
 	return o.API.Snapshots.GetSnapshotIndex(ctx, &admin.GetSnapshotIndexRequest{Volume: admin.Numbered(v), Snapshot: name})
 }
+
+// Clone makes a clone of a snapshot, or of the present state.
+func (o *Operator) Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (meta.CloneInfo, error) {
+	c, err := o.API.Clones.CreateClone(ctx, &admin.CreateCloneRequest{Volume: admin.Numbered(v), Snapshot: snapshot, Name: name})
+	if err != nil {
+		return meta.CloneInfo{}, err
+	}
+	return c.Info(), nil
+}
+
+// Clones lists the clones of a volume.
+func (o *Operator) Clones(ctx context.Context, v meta.VolumeID) ([]meta.CloneInfo, error) {
+	l, err := o.API.Clones.ListClones(ctx, &admin.ListClonesRequest{Volume: admin.Numbered(v)})
+	return l.List(), err
+}
+
+// Promote starts or continues a promotion, and tells how far it is.
+func (o *Operator) Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (meta.PromoteStatus, error) {
+	st, err := o.API.Clones.PromoteClone(ctx, &admin.PromoteCloneRequest{Volume: admin.Numbered(v), Rate: rate})
+	if err != nil {
+		return meta.PromoteStatus{}, err
+	}
+	return st.Status(), nil
+}

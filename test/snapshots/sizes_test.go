@@ -114,7 +114,7 @@ func TestSizes(t *testing.T) {
 		var snapshot, cloned, opened time.Duration
 		var made meta.VolumeID
 		clone := func(name string) error {
-			c, err := sess.Clone(ctx, v.ID, of, name)
+			c, err := o.Clone(ctx, v.ID, of, name)
 			made = c.ID
 			return err
 		}
