@@ -104,6 +104,9 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 	f.mirrors, f.mirrorErr = s.Mirrors(first)
 	servers := s.Servers(first)
 	cancel()
+	if errors.Is(f.mirrorErr, meta.AccessDenied) { // the servers refuse the rest, too
+		return Health{}, f.mirrorErr
+	}
 	for _, m := range servers {
 		f.servers = append(f.servers, serverFacts{MetaServer: m})
 	}
