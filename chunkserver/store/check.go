@@ -28,10 +28,10 @@ type CheckReport struct {
 	Problems []string
 }
 
-// Check reads and compares everything on a disk, without changing anything. It decodes the
-// formats with code of its own, so that a mistake in the code that writes them can't hide
-// itself. The store may be open, but only a check of a closed store is reliable. The error is
-// that of an unreadable disk, not of damage.
+// Check reads and compares everything on a disk, without changing anything. Check has decoders
+// of its own for the formats, so that a mistake in the encoding code shows up. The store may be
+// open, but only a check of a closed store is reliable. An error means that the disk could not
+// be read; damage is in the report.
 func Check(d Disk) (CheckReport, error) {
 	k := checker{d: d, inLog: map[string]bool{}}
 	if err := k.run(); err != nil {
@@ -70,7 +70,7 @@ func crcOf(parts ...[]byte) uint64 {
 	return uint64(h.Sum32())
 }
 
-// whole reads a file; nil if it does not exist.
+// whole reads a file; nil if the file does not exist.
 func (k *checker) whole(name string) ([]byte, error) {
 	f, err := k.d.OpenRead(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -118,7 +118,7 @@ func (k *checker) run() error {
 	return nil
 }
 
-// log reads the log from its checkpoint on.
+// log reads the log from the checkpoint on.
 func (k *checker) log(disk []byte, size, count uint64) error {
 	cp, err := k.whole("log/checkpoint")
 	if err != nil {
@@ -239,7 +239,7 @@ func (k *checker) dir(dir string) error {
 	return nil
 }
 
-// chunk checks one chunk's .meta and .data. With flux, the log has newer facts than .meta, and
+// chunk checks a chunk's .meta and .data. With flux, the log has newer facts than .meta; then
 // only facts of .meta about a chunk without a later cut are certain.
 func (k *checker) chunk(path string, id []byte, flux bool) error {
 	b, err := k.whole(path + ".meta")

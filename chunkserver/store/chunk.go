@@ -17,8 +17,8 @@ import (
 
 const block = chunkserver.ChecksumBlock
 
-// chunk is the state of one chunk in memory. It is loaded on first use, and dropped when
-// unused, unless the log has facts about the chunk that its .meta file lacks.
+// chunk is the state of one chunk in memory. The first use loads a chunk. An unused chunk
+// leaves memory, unless the log has facts about the chunk that the .meta file lacks.
 type chunk struct {
 	id meta.ChunkID
 
@@ -26,7 +26,8 @@ type chunk struct {
 	pins  int // users, plus one while dirty
 	where *list.Element
 
-	// ending is held during Seal and Delete, also while they sync: only one of them runs.
+	// ending is held during Seal and Delete, also during their syncs: only one of the two runs
+	// at a time.
 	ending sync.Mutex
 
 	mu      sync.Mutex
@@ -34,23 +35,23 @@ type chunk struct {
 	loadErr error // .meta is unreadable: every operation but Delete returns this error
 	exists  bool
 	deleted bool
-	erased  bool   // deleted, and the log says so for good: the files may go
-	gone    uint64 // the log's position after the record of the deletion; 0: none yet
+	erased  bool   // deleted, and the record of the deletion is durable: the files may be removed
+	gone    uint64 // the log's position after the record of the deletion; 0: no record yet
 	unread  bool   // .meta was unreadable at the deletion
 	damaged bool   // bytes below the synced mark were found bad; no appends
-	intact  bool   // begun by this process: it has every byte that was acknowledged
-	dirty   bool   // in Store.dirty, or taken from it by a running checkpoint
+	intact  bool   // begun by this process, so no acknowledged byte is missing
+	dirty   bool   // in Store.dirty, or in a running checkpoint
 	frozen  bool   // a final seal is under way
 	state   meta.ChunkState
 	fence   meta.Fence
 	length  uint64
-	// crcs are the checksums of all blocks of [0, length); the last one covers the bytes that
-	// its block has so far. INVARIANT: len(crcs) == Blocks(length).
+	// crcs are the checksums of all blocks of [0, length); the last checksum covers the present
+	// bytes of a partial block. INVARIANT: len(crcs) == Blocks(length).
 	crcs []uint32
 	// INVARIANT: synced <= length; the bytes [0, synced) can be had after a
 	// power loss from the data file and the log together.
 	synced  uint64
-	dataOK  uint64        // durable in the data file itself
+	dataOK  uint64        // durable in the data file
 	asked   uint64        // the highest mark acknowledged by a sync; the rest of synced was never acknowledged
 	entry   bool          // the data file's directory entry is durable
 	syncing chan struct{} // closed when the sync under way ends
@@ -58,7 +59,7 @@ type chunk struct {
 	wb      uint64        // bytes for which write-back was started
 	alloc   uint64        // bytes allocated ahead
 	bits    bitmap        // while open: blocks verified, or written, since Open
-	wrote   bool          // some of bits were only written, or verified one by one
+	wrote   bool          // some of bits were only written, or verified in pieces
 	whole   Stamp         // while open and not wrote: of the file when bits were verified
 	// checked is up to where an open chunk's whole blocks were verified; for
 	// sealed chunks Store.vouched tells.
@@ -66,7 +67,7 @@ type chunk struct {
 	checking *checking // the verification under way
 	queued   bool      // to be verified, since something was appended
 
-	pack     *packing // layout of its .pack file; nil: not compressed
+	pack     *packing // layout of the .pack file; nil: not compressed
 	dense    bool     // compression was found to save nothing
 	packing  *byte    // identifies the running compression, which is void when packing has changed
 	next     *packing // written, for the next checkpoint to put in place
@@ -74,7 +75,7 @@ type chunk struct {
 	plain    bool // the .meta with pack is renamed in the cache, and the data file still exists
 }
 
-// handle is an open data file. Its last user closes it.
+// handle is an open data file. The last user closes the file.
 type handle struct {
 	File
 	writable bool
@@ -106,7 +107,7 @@ func (c *chunk) closeFile() {
 	}
 }
 
-// hold takes a reference on the data file, and opens it if necessary.
+// hold takes a reference on the data file, and opens the file if necessary.
 func (s *Store) hold(c *chunk, write, create bool) (*handle, error) {
 	if c.file == nil || write && !c.file.writable {
 		var f File
@@ -195,7 +196,7 @@ func (s *Store) unpin(c *chunk) {
 	}
 }
 
-// touch notes that the log is about to get facts about c that .meta lacks.
+// touch notes that the log will get facts about c that .meta lacks.
 func (s *Store) touch(c *chunk) {
 	if c.dirty {
 		return
@@ -321,8 +322,8 @@ func (c *chunk) refused(err error) error {
 
 func (c *chunk) noSuch(op string) error { return meta.E(op, meta.NoSuchChunk, c.id.String(), nil) }
 
-// Append implements chunkserver.Service. When it returns nil the bytes survive
-// the process, not the machine.
+// Append implements chunkserver.Service. After Append returned nil, the bytes survive the end
+// of the process, not of the machine.
 func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, off uint64, p []byte, crc uint32) error {
 	const op = "append"
 	if len(p) == 0 || len(p) > chunkserver.MaxAppend || off > maxChunk || id.IsZero() {
@@ -406,8 +407,8 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	return nil
 }
 
-// Chunks larger than allocFrom are allocated ahead in steps of their own size, so that chunks
-// written at the same time lie in long runs.
+// A chunk larger than allocFrom is allocated ahead in steps of the chunk's present size, at most
+// allocMost, so that chunks written at the same time lie in long runs.
 const (
 	allocFrom = 4 << 20
 	allocMost = 64 << 20
@@ -456,7 +457,7 @@ func (s *Store) Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (uint64,
 	return c.asked, nil
 }
 
-// syncTo makes at least [0, upTo) durable. It unlocks c.mu meanwhile.
+// syncTo makes at least [0, upTo) durable. Meanwhile c.mu is unlocked.
 func (s *Store) syncTo(c *chunk, upTo uint64) error {
 	for c.synced < min(upTo, c.length) {
 		if err := s.Err(); err != nil {
@@ -498,8 +499,8 @@ func (s *Store) syncTo(c *chunk, upTo uint64) error {
 
 var inlinePool = sync.Pool{New: func() any { b := make([]byte, inlineMax); return &b }}
 
-// syncRange makes [from, to) of a chunk durable: first the bytes, wherever they go, then the
-// sync record.
+// syncRange makes [from, to) of a chunk durable. inline: the sync record carries the bytes.
+// Otherwise the data file is synced first, and then the sync record is written.
 func (s *Store) syncRange(id meta.ChunkID, h *handle, from, to uint64, entry, inline bool) error {
 	const op = "sync"
 	var tail []byte
@@ -538,7 +539,8 @@ func (s *Store) syncDir(name string) error {
 	return s.d.SyncDir(name)
 }
 
-// commit writes a record and waits until it is durable. It empties a full log first.
+// commit writes a record and waits until the record is durable. If the log is full, commit
+// writes a checkpoint first.
 func (s *Store) commit(typ recType, head, tail []byte) error {
 	pos, err := s.log.append(typ, head, tail)
 	if err != nil && meta.KindOf(err) == meta.NoSpace {
@@ -627,8 +629,9 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	return c.info(), nil
 }
 
-// tell answers a freeze with what a seal could keep: all bytes of the chunk, made durable
-// because the journal is going to name them, and the checksum at length.
+// tell answers a freeze with the length that a seal could keep, which is the length of the
+// chunk, and with the checksum at length. All bytes are made durable first, because the journal
+// is going to name the bytes.
 func (s *Store) tell(c *chunk, length uint64) (chunkserver.Info, error) {
 	if c.state == meta.ChunkSealed {
 		return c.info(), nil
@@ -715,9 +718,9 @@ func (s *Store) crcsAt(c *chunk, length uint64) ([]uint32, error) {
 	return crcs, nil
 }
 
-// trim cuts a sealed chunk's data file to its length and so frees space that was allocated
-// ahead. A failure only costs space; recovery and fsck notice. before is the stamp of the file
-// since which all of it was verified, or zero.
+// trim cuts a sealed chunk's data file to the chunk's length, which frees space that was
+// allocated ahead. A failure only costs space; recovery and fsck notice the failure. before is
+// the stamp with which the whole file was verified, or zero.
 func (s *Store) trim(c *chunk, before Stamp) {
 	h, err := s.hold(c, true, false)
 	if err != nil {
@@ -818,7 +821,7 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 	return s.unlink(id)
 }
 
-// unlink removes a chunk's files, if they exist.
+// unlink removes a chunk's files, as far as they exist.
 func (s *Store) unlink(id meta.ChunkID) error {
 	for _, name := range []string{dataName(id), packName(id), metaName(id)} {
 		if err := s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -828,7 +831,7 @@ func (s *Store) unlink(id meta.ChunkID) error {
 	return nil
 }
 
-// bury remembers a deleted chunk and the fence of its deletion for a while.
+// bury remembers a deleted chunk and the fence of the deletion for a while.
 func (s *Store) bury(id meta.ChunkID, fence meta.Fence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,8 @@ import (
 
 const probeName = "probe"
 
-// maxBad bounds the bad chunks that wait to be reported; further ones are found again later.
+// maxBad bounds the bad chunks that wait to be reported; further bad chunks are found again
+// later.
 const maxBad = 1024
 
 // tellBad notes that a chunk has wrong checksums or could not be read. It does not block, and
@@ -29,8 +30,8 @@ func (s *Store) tellBad(id meta.ChunkID) {
 	}
 }
 
-// tellFailed is tellBad for an error of the disk. It ignores errors that only mean that this
-// process or machine is short of something.
+// tellFailed is tellBad for an error of the disk, without errors that only mean a shortage of
+// the process or machine.
 func (s *Store) tellFailed(id meta.ChunkID, err error) {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
 		if errors.Is(err, e) {
@@ -54,8 +55,8 @@ func (s *Store) quarantine() {
 	}
 }
 
-// markDamaged checks the chunk again, because it may have been replaced meanwhile, and returns
-// the error if the chunk is bad and was not known to be.
+// markDamaged checks the chunk again, because a new replica may have replaced the chunk
+// meanwhile. An error is returned if the chunk is bad and was not known to be bad.
 func (s *Store) markDamaged(id meta.ChunkID) (err error) {
 	c, err := s.use(id)
 	if err != nil {
@@ -86,7 +87,7 @@ func (s *Store) markDamaged(id meta.ChunkID) (err error) {
 	if c, uerr := s.use(id); uerr == nil {
 		if meta.KindOf(err) == meta.Corrupt && s.failed.Load() == nil && c.exists && c.state == state && c.length == length {
 			c.damaged = true
-			s.touch(c) // the next checkpoint writes it down
+			s.touch(c) // the next checkpoint records the mark
 		}
 		s.leave(c)
 	}
@@ -132,8 +133,8 @@ func (s *Store) Space() (total, free uint64) {
 	return total, free - min(free, s.reserve)
 }
 
-// Probe writes a few bytes to the disk and syncs them, to distinguish a failed or read-only
-// disk from an idle one. An error other than a full disk fails the disk.
+// Probe writes a few bytes to the disk and syncs the bytes, to distinguish a failed or
+// read-only disk from an idle disk. An error other than a full disk fails the disk.
 func (s *Store) Probe() error {
 	if err := s.writable(); err != nil {
 		return err
@@ -152,13 +153,13 @@ func (s *Store) Probe() error {
 	return err
 }
 
-// drainWait bounds the time for which Close waits for running operations: those of a hanging
-// disk never end.
+// drainWait bounds the time for which Close waits for running operations: on a hanging disk
+// operations never end.
 const drainWait = 10 * time.Second
 
-// drained waits until no operation is running. The caller has set shut, so no operation
-// begins. An operation that continued would write to whatever file gets its descriptor number
-// next.
+// drained waits until no operation is running. The caller has set shut, so no operation begins.
+// After the close of the files, a running operation would write to the next file with the same
+// descriptor number.
 func (s *Store) drained() bool {
 	for end := time.Now().Add(drainWait); ; time.Sleep(5 * time.Millisecond) {
 		busy := false

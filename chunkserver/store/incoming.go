@@ -14,19 +14,17 @@ import (
 
 // The steps of receiving a copy of a sealed chunk from another server:
 //
-// 1. pull-ID is made beside the format file and the directory synced 2. the bytes go to
-// chunks/xx/ID.data.tmp, which is synced 3. length and checksums are compared with those in
-// the journal; a bad replica of the chunk
-//
-//	on this disk is deleted, and its records are removed from the log by a checkpoint
-//
-// 4. ID.data.tmp becomes ID.data, ID.meta.tmp is written and synced, the directory synced 5.
-// ID.meta.tmp becomes ID.meta and the directory is synced: now the chunk exists 6. pull-ID is
-// removed
+//  1. pull-ID is made beside the format file, and the directory is synced
+//  2. the bytes go to chunks/xx/ID.data.tmp, which is synced
+//  3. length and checksum are compared with the values in the journal; a bad replica of the
+//     chunk on this disk is deleted, and a checkpoint removes the replica's records from the log
+//  4. ID.data.tmp becomes ID.data, ID.meta.tmp is written and synced, the directory is synced
+//  5. ID.meta.tmp becomes ID.meta, and the directory is synced: now the chunk exists
+//  6. pull-ID is removed
 //
 // A chunk without a .meta file and without records in the log does not exist. Open removes the
-// remains of interrupted copies. It finds their directories by pull-ID, without reading all
-// directories.
+// remains of interrupted copies. The names pull-ID tell Open the directories to look into, so
+// that Open need not read all directories.
 const pullPrefix = "pull-"
 
 const receiveOp = "receive chunk"
@@ -48,10 +46,10 @@ type Incoming struct {
 }
 
 // Receive begins to receive a chunk that was sealed at length under fence with the checksum
-// crc. It returns nil and no error if the store has exactly this chunk and does not know it to
-// be damaged. The chunk stays invisible until Commit has returned nil; the caller ends the
-// reception with Commit or Abort. Errors: Busy (the chunk is being received already), Fenced,
-// Sealed (the store has a sound replica with other contents), NoSpace, IO.
+// crc. If the store already has exactly this chunk, and the chunk is not known to be damaged,
+// Receive returns nil and no error. The chunk stays invisible until Commit has returned nil;
+// the caller ends the reception with Commit or Abort. Errors: Busy (the chunk is being received
+// already), Fenced, Sealed (the store has a sound replica with other contents), NoSpace, IO.
 func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) (*Incoming, error) {
 	const op = receiveOp
 	if id.IsZero() || length > maxChunk {
@@ -61,7 +59,7 @@ func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, 
 		return nil, err
 	}
 	p := s.pin(id)
-	p.ending.Lock() // the record of a deletion never precedes that of a fence
+	p.ending.Lock() // the record of a deletion never precedes the record of a fence
 	same, err := s.receivable(id, fence, length, crc)
 	p.ending.Unlock()
 	s.unpin(p)
@@ -180,8 +178,8 @@ func (in *Incoming) Abort() {
 	if in.f != nil {
 		in.f.Close()
 	}
-	// The next Open removes files that can't be removed now: pull-ID, by which it finds them,
-	// is removed last.
+	// The next Open removes files that can't be removed now. Open finds the files by pull-ID,
+	// so pull-ID is removed last.
 	gone := in.placed
 	if !gone && in.s.failed.Load() == nil {
 		err := in.s.d.Remove(dataName(in.id) + tmpSuffix)
@@ -199,8 +197,8 @@ func (in *Incoming) Abort() {
 	in.s.mu.Unlock()
 }
 
-// Commit makes the chunk exist, durably. Errors: Corrupt (the received bytes are not those
-// that were sealed), and those of Receive.
+// Commit makes the chunk exist, durably. Errors: Corrupt (other bytes were received than were
+// sealed), and the errors of Receive.
 func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	const op = receiveOp
 	var none chunkserver.Info
@@ -236,7 +234,7 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	// appends are refused, and seals and deletions wait for ending.
 	p.frozen = true
 	defer func() { p.frozen = false }()
-	if p.exists || p.loadErr != nil || p.deleted && !p.erased { // a bad replica, or one whose deletion failed half-way
+	if p.exists || p.loadErr != nil || p.deleted && !p.erased { // a bad replica, or a half-deleted chunk
 		s.slog.Info("a replica that is no good is replaced", "chunk", in.id.String(), "state", p.state, "length", p.length, "damaged", p.damaged)
 		if err := s.erase(p, p.fence); err != nil {
 			return none, err
@@ -263,8 +261,8 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	return p.info(), nil
 }
 
-// emptyLogOf ensures that the log has no records of a chunk: replay would apply them to the
-// chunk's new files.
+// emptyLogOf ensures that the log has no records of a chunk: a replay would apply the records
+// to the chunk's new files.
 func (s *Store) emptyLogOf(c *chunk) error {
 	for try := 0; ; try++ {
 		s.cpMu.Lock()

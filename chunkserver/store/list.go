@@ -27,8 +27,8 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 	if err := ctx.Err(); err != nil {
 		return nil, meta.E("list chunks", meta.Canceled, "", err)
 	}
-	// Chunks known to the log only come first: a checkpoint may add them to the directory
-	// meanwhile, and nothing moves the other way.
+	// Chunks known to the log only come first: a checkpoint may add such chunks to the
+	// directory meanwhile, and nothing moves the other way.
 	var ids []meta.ChunkID
 	var pinned []*chunk
 	s.mu.Lock()
@@ -49,7 +49,7 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 	if err != nil {
 		return nil, ioError("list chunks", where, err)
 	}
-	var both []meta.ChunkID // chunks with both files, one of which is left over
+	var both []meta.ChunkID // chunks with .data and .pack: one file is left over
 	prefix := ""
 	if v != nil {
 		prefix = fmt.Sprintf("%08x", uint32(*v))
@@ -115,8 +115,8 @@ func (s *Store) Peek(id meta.ChunkID) (chunkserver.Info, error) {
 	return t.info(), nil
 }
 
-// Leftover reports whether there is a data file, plain or compressed, without any record: a
-// crash left it, and it may be deleted.
+// Leftover reports whether the disk has a data file, plain or compressed, without any record. A
+// crash left the file; the file may be deleted.
 func (s *Store) Leftover(id meta.ChunkID) bool {
 	s.mu.Lock()
 	_, coming := s.coming[id]

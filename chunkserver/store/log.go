@@ -12,13 +12,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// The log of a disk is a ring of preallocated files log/NNNN, written with
-// zeros when the store is made so that fdatasync of one never waits for the
-// file system's own journal. Segment number q (from 1, never reused) lies in file
-// q mod the number of files; a position in the log is q*segmentSize plus the
-// offset in the file. All integers are big-endian.
+// The log of a disk is a ring of preallocated files log/NNNN. Init fills the files with zeros,
+// so that fdatasync of a file never waits for the file system's own journal. Segment number q
+// (from 1, never reused) lies in file q mod the number of files; a position in the log is
+// q*segmentSize plus the offset in the file. All integers are big-endian.
 //
-// Each segment begins with a header, in the first of its 4096 bytes:
+// Each segment begins with a header, at the start of the segment's first 4096 bytes:
 //
 //	 0  4  "PSLS"
 //	 4  1  version, 1; 3 zero
@@ -26,7 +25,7 @@ import (
 //	24  8  q
 //	32  8  salt, random
 //	40  4  segment size
-//	44  8  salt of segment q-1, which this one continues; zero if it begins a log
+//	44  8  salt of segment q-1, which segment q continues; zero if a log begins with segment q
 //	52  4  CRC32C of the bytes before
 //
 // Records follow, each at a multiple of 8, none across segments:
@@ -36,8 +35,8 @@ import (
 //	 5  1  version, 1; 2 zero
 //	 8  4  length of the body
 //	12  4  q, its low 32 bits
-//	16  8  the position below which the log was durable when this was written
-//	24  4  offset of this record in its segment
+//	16  8  the position below which the log was durable when the record was written
+//	24  4  offset of the record in the segment
 //	28  4  CRC32C of the salt, the 28 bytes before and the body
 //	32     body, then zeros to a multiple of 8
 //
@@ -51,15 +50,15 @@ import (
 //	6 mark    nothing: written when the log falls idle, for its durable position
 //	7 end     nothing: the next record is the first of segment q+1
 //
-// The salt is secret to the disk, so that bytes a user stores (which sync
-// records carry) can't pass for records, and it keeps what an earlier use of the file left from being replayed.
+// No user knows the salt of a disk, so stored bytes (which sync records carry) can't pass for
+// records. The salt also keeps records of an earlier use of the file from being replayed.
 //
-// Reading stops at the first bytes that are no record. That is the torn end of
-// the log unless a later record says that the log was durable beyond them:
-// then it is corruption, and the store doesn't open (a flipped bit must not silently undo what was synced).
+// Reading stops at the first bytes that are no record. Usually this position is the torn end of
+// the log. If a later record says that the log was durable beyond the position, the log is
+// corrupt, and the store doesn't open: a flipped bit must not silently undo synced changes.
 //
-// log/checkpoint says where replay starts: two copies, at 0 and 4096, written
-// in turn and synced; the valid one with the higher count holds.
+// log/checkpoint says where replay starts. The file has two copies, at 0 and 4096, written in
+// turn and synced; the valid copy with the higher count holds.
 //
 //	 0  4  "PSLC"
 //	 4  1  version, 1; 3 zero
@@ -109,7 +108,7 @@ func segName(slot int) string { return fmt.Sprintf("%s/%04d", logDir, slot) }
 
 var errLogFull = errors.New("the log is full until a checkpoint succeeds")
 
-// diskLog writes records and makes many of them durable at once.
+// diskLog writes records and makes many records durable at once.
 type diskLog struct {
 	f      format
 	nosync bool // control: claim durability without syncing
@@ -121,7 +120,7 @@ type diskLog struct {
 	seq   uint64
 	salt  uint64
 	off   uint32 // in segment seq
-	start uint64 // start of the replay; its segment and later ones are in use
+	start uint64 // start of the replay; the segment of start and later segments are in use
 	cp    File
 	count uint64 // of checkpoint writes
 	buf   []byte
@@ -189,8 +188,8 @@ func (l *diskLog) pos(seq uint64, off uint32) uint64 {
 	return seq*uint64(l.f.segmentSize) + uint64(off)
 }
 
-// writeHead begins segment seq in its file, without syncing. prev is the salt of the previous
-// segment.
+// writeHead begins segment seq in the segment's file, without syncing. prev is the salt of the
+// previous segment.
 func (l *diskLog) writeHead(seq, prev uint64) error {
 	var salt [8]byte
 	rand.Read(salt[:])
@@ -210,7 +209,7 @@ func (l *diskLog) writeHead(seq, prev uint64) error {
 	return nil
 }
 
-// begin starts an empty log at segment seq and writes a checkpoint there.
+// begin starts an empty log at segment seq, and writes a checkpoint with this position.
 func (l *diskLog) begin(seq uint64) error {
 	if err := l.writeHead(seq, 0); err != nil {
 		return err
@@ -251,11 +250,11 @@ func (l *diskLog) checkpoint(pos uint64) error {
 	return nil
 }
 
-// usedLocked returns the number of segments with records to replay, and the most that may have
-// some.
+// usedLocked returns the number of segments with records to replay, and the limit of this
+// number.
 func (l *diskLog) usedLocked() (used, most int) {
-	// One segment stays free, in which recovery begins a new log, and a second one because a
-	// power cut may leave the header of the next segment behind.
+	// One segment stays free, so that recovery can begin a new log. A second segment stays free
+	// because a power cut may leave the header of the next segment behind.
 	return int(l.seq - l.start/uint64(l.f.segmentSize) + 1), len(l.files) - 2
 }
 
@@ -401,7 +400,7 @@ func (l *diskLog) mark() {
 	}
 	if _, err := l.append(recMark, nil, nil); err == nil {
 		l.mu.Lock()
-		// The mark will become durable at some time; it needs no mark of its own.
+		// The mark will become durable at some time, and needs no second mark.
 		l.marked = l.pos(l.seq, l.off)
 		l.mu.Unlock()
 	}
@@ -416,7 +415,7 @@ func (l *diskLog) close() {
 
 // ---- reading
 
-// openLog opens the files of a log and finds its checkpoint; replay reads it.
+// openLog opens the files of a log and finds the checkpoint; replay reads the log.
 func openLog(d Disk, f format) (*diskLog, error) {
 	const op = "open log"
 	l := &diskLog{f: f}
@@ -455,8 +454,8 @@ func openLog(d Disk, f format) (*diskLog, error) {
 	return l, nil
 }
 
-// head reads the header of file slot: the segment number, or 0 if no segment was ever begun
-// there.
+// head reads the header of file slot: the segment number, or 0 if no segment was ever begun in
+// the file.
 func (l *diskLog) head(slot int) (seq, salt, prev uint64, err error) {
 	const op = "read log"
 	b := make([]byte, segHeadLen)
@@ -540,8 +539,8 @@ func (l *diskLog) replay(fn func(record) error) (next uint64, err error) {
 		}
 		seq, off = seq+1, segHead
 	}
-	// There is no record at (seq, off): this is the end, unless a later record says that the
-	// log was durable beyond it.
+	// No record at (seq, off) means the end of the log, unless a later record says that the log
+	// was durable beyond this position.
 	end := l.pos(seq, off)
 	for i := range l.files {
 		if seqs[i] < seq {
@@ -580,8 +579,8 @@ func (l *diskLog) settled() error {
 	return nil
 }
 
-// parseRecord checks the record at off and returns its body and padded length, 0 if there is
-// none.
+// parseRecord checks the record at off and returns the body and the padded length; length 0: no
+// record.
 func parseRecord(seg []byte, off uint32, seq, salt uint64) (durable uint64, body []byte, n uint32) {
 	if uint64(off)+recHead > uint64(len(seg)) {
 		return 0, nil, 0

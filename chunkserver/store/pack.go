@@ -16,22 +16,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A sealed chunk may be compressed. Then ID.pack replaces its data file ID.data: a sequence of
-// frames, each the compressed form of FrameSize bytes of the chunk (the last of the remaining
-// bytes) or, where compression would not save a sixteenth, the bytes themselves. The .meta
-// file has the algorithm and the length of each frame. The block checksums remain those of the
-// plain bytes, so they also detect mistakes of a decoder. Everything above the store reads
-// plain bytes at plain offsets and does not notice the compression, except that there is no
-// descriptor of the plain bytes.
+// A sealed chunk may be compressed. Then ID.pack replaces the data file ID.data. ID.pack is a
+// sequence of frames, one frame for every FrameSize bytes of the chunk, the last frame for the
+// remaining bytes. A frame has the compressed bytes or, where compression would not save a
+// sixteenth, the plain bytes. The .meta file has the algorithm and the length of each frame.
+// The block checksums remain the checksums of the plain bytes, and so also detect mistakes of a
+// decoder. Code above the store reads plain bytes at plain offsets and does not notice the
+// compression, except that the plain bytes have no descriptor.
 //
 // Compression runs in the background:
 //
-// 1. ID.pack is written; each frame is decoded again and compared 2. a checkpoint syncs the
-// file and its directory, and then replaces ID.meta by one that
-//
-//	names the frames
-//
-// 3. the directory is synced again and ID.data removed
+//  1. ID.pack is written; each frame is decoded again and compared
+//  2. a checkpoint syncs the file and the directory, and then replaces ID.meta by a file that
+//     names the frames
+//  3. the directory is synced again, and ID.data removed
 //
 // After a crash both data files may exist. The next listing of the directory, which each owner
 // of a volume requests soon, removes the file that ID.meta does not name (tidy).
@@ -40,16 +38,16 @@ const (
 	FrameSize = 128 << 10
 	// frameAsIs marks the length of a frame that is not compressed.
 	frameAsIs = 1 << 31
-	// packFrom is the least length of a chunk that is compressed: for smaller ones, the blocks
-	// of file systems leave nothing to save.
+	// packFrom is the least length of a chunk that is compressed. For smaller chunks, the block
+	// size of file systems leaves nothing to save.
 	packFrom = 8 << 10
 	// packTry is the number of bytes after which the compression of a chunk that does not
 	// shrink ends.
 	packTry = 16 * FrameSize
 	// packedFrames bounds the cache of decoded frames for small reads.
 	packedFrames = 32
-	// maxPacks bounds the chunks that wait for compression; owners repeat requests for further
-	// ones.
+	// maxPacks bounds the chunks that wait for compression. Owners repeat requests for further
+	// chunks.
 	maxPacks = 1 << 16
 	// packBatch and packBytes bound the compression between two checkpoints.
 	packBatch = 64
@@ -116,8 +114,8 @@ var (
 		}
 		return e
 	})
-	// Whatever a frame's header claims, the decoder takes no more memory than the result may
-	// have.
+	// The decoder takes no more memory than the result may have, also for a damaged frame
+	// header.
 	zstdReader = sync.OnceValue(func() *zstd.Decoder {
 		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(FrameSize),
 			zstd.WithDecodeAllCapLimit(true), zstd.IgnoreChecksum(true))
@@ -129,7 +127,7 @@ var (
 )
 
 // encodeFrame compresses plain into the beginning of scratch, which has 2*FrameSize bytes; nil
-// if that saves less than a sixteenth.
+// if the compressed form saves less than a sixteenth.
 func encodeFrame(alg meta.Compression, scratch, plain []byte) []byte {
 	var b []byte
 	switch alg {
@@ -286,7 +284,7 @@ func (c *frameCache) copy(key frameKey, to []byte, in uint64) bool {
 	return false
 }
 
-// keep caches a frame in place of the oldest one.
+// keep caches a frame in place of the oldest frame.
 func (c *frameCache) keep(key frameKey, plain []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,9 +298,9 @@ func (c *frameCache) keep(key frameKey, plain []byte) {
 
 // ---- compressing
 
-// Compress schedules the compression of a sealed chunk, and does not wait. A compressed chunk,
-// or one that was found not to shrink, stays as it is. A failed compression is tried again on
-// request.
+// Compress schedules the compression of a sealed chunk, and does not wait. A chunk that is
+// compressed, or was found not to shrink, stays as before. A failed compression is tried again
+// on request.
 func (s *Store) Compress(id meta.ChunkID, alg meta.Compression) {
 	if alg == meta.CompressNone || s.writable() != nil {
 		return
@@ -379,8 +377,8 @@ func (s *Store) compress() {
 }
 
 // packPace waits as long as the compression took, and three times as long while other
-// operations use the disk. Unlike verification, compression must make progress there, too:
-// otherwise a disk that is always written to would fill up with chunks that could be smaller.
+// operations use the disk. Unlike verification, compression must make progress on a busy disk,
+// too: otherwise a disk with constant writes would fill up with chunks that could be smaller.
 func (s *Store) packPace(ctx context.Context) func(time.Duration) error {
 	var owed time.Duration
 	return func(took time.Duration) error {
@@ -402,17 +400,17 @@ func (s *Store) packPace(ctx context.Context) func(time.Duration) error {
 
 const packOp = "compress chunk"
 
-// Pack writes the compressed form of a sealed chunk; the next checkpoint puts it in place of
-// the plain one. n is the plain length, 0 if there was nothing to do. One call at a time.
-// Errors: NoSuchChunk, Busy (the chunk is not sealed), Corrupt, NoSpace (the free space is too
-// close to the space kept for writers), Canceled (also if the chunk was deleted or replaced
-// meanwhile), IO.
+// Pack writes the compressed form of a sealed chunk; the next checkpoint replaces the plain
+// form. n is the plain length; 0: no work was to be done. One call at a time. Errors:
+// NoSuchChunk, Busy (the chunk is not sealed), Corrupt, NoSpace (the free space is too close to
+// the space kept for writers), Canceled (also if the chunk was deleted or replaced meanwhile),
+// IO.
 func (s *Store) Pack(ctx context.Context, id meta.ChunkID, alg meta.Compression) (n uint64, err error) {
 	return s.pack(ctx, id, alg, nil)
 }
 
-// pack is Pack. If pace is not nil, pack calls it between frames, unlocked, with the time that
-// the last frame took. pace may wait, and end the compression with an error.
+// pack is Pack. If pace is not nil, pack calls pace between frames, unlocked, with the time
+// that the last frame took. pace may wait, and may end the compression with an error.
 func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression, pace func(time.Duration) error) (n uint64, err error) {
 	const op = packOp
 	c, err := s.use(id)
@@ -477,7 +475,7 @@ func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression,
 		}
 		if err == nil {
 			c.dense = true
-			s.touch(c) // the next checkpoint writes it down
+			s.touch(c) // the next checkpoint records dense
 		}
 		return 0, err
 	}
@@ -498,10 +496,9 @@ func (s *Store) dropNext(c *chunk) {
 	c.next, c.nextFile = nil, nil
 }
 
-// roomToPack ensures that writing n bytes leaves room for writers and new chunks: operations
-// that need space come before the one that saves some. Compressed forms that wait for a
-// checkpoint beside their plain forms count twice, so that compression takes at most half of
-// the free space.
+// roomToPack ensures that after writing n bytes the disk has room for writers and new chunks,
+// which come before compression. Compressed forms that wait for a checkpoint beside their plain
+// forms count twice, so that compression takes at most half of the free space.
 func (s *Store) roomToPack(id meta.ChunkID, n uint64) error {
 	keep := s.reserve + fullAt
 	need := n + s.packWaits.Load()
@@ -515,7 +512,7 @@ func (s *Store) roomToPack(id meta.ChunkID, n uint64) error {
 	return nil
 }
 
-// writePack writes ID.pack, unsynced. It calls step after each frame with the time that the
+// writePack writes ID.pack, unsynced, and calls step after each frame with the time that the
 // frame took. No packing and no error: the chunk does not shrink.
 func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compression, h *handle, crcs []uint32, length uint64, step func(time.Duration) error) (*packing, File, error) {
 	const op = packOp
@@ -532,7 +529,7 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 	plain, again, coded := make([]byte, FrameSize), make([]byte, FrameSize), make([]byte, 2*FrameSize)
 	lens := make([]uint32, 0, frames(length))
 	var out []byte
-	var at, size uint64 // bytes written, and bytes written plus those in out
+	var at, size uint64 // bytes written, and bytes written plus the bytes in out
 	var done uint64     // of the plain bytes
 	flush := func() error {
 		if len(out) == 0 {
@@ -567,7 +564,7 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 			z = b
 			lens = append(lens, uint32(len(b))|frameAsIs)
 		} else {
-			// The plain bytes will be deleted when this file is in place, so verify it.
+			// The plain bytes will be deleted when ID.pack is in place, so verify the frame.
 			if err := decodeFrame(alg, again[:len(b)], z); err != nil || !bytes.Equal(again[:len(b)], b) {
 				return nil, f, meta.E(op, meta.Corrupt, id.String(), differs(i*FrameSize, err))
 			}
@@ -606,7 +603,7 @@ func differs(at uint64, err error) error {
 	return fmt.Errorf("what was compressed at %d can't be decoded: %w", at, err)
 }
 
-// isDense reports that compression saves nothing.
+// isDense reports whether compression would save nothing.
 func (c *chunk) isDense() bool { return c.dense || c.length < packFrom }
 
 // dropPlain removes the data files of chunks whose compressed files a checkpoint has put in
@@ -628,16 +625,16 @@ func (s *Store) dropPlain(all []*settling) {
 	}
 }
 
-// tidy handles the chunks of a directory with both data files, as a crash or a failure leaves
-// them: it removes the file that .meta does not name.
+// tidy handles the chunks of a directory that have both data files after a crash or a failure:
+// tidy removes the file that .meta does not name.
 func (s *Store) tidy(dir string, ids []meta.ChunkID) {
 	s.cpMu.Lock() // no .meta is replaced meanwhile
 	defer s.cpMu.Unlock()
 	if len(ids) == 0 || s.writable() != nil {
 		return
 	}
-	// A failed checkpoint, or a process killed during one, may have renamed a .meta in the
-	// cache only. The plain file goes after the sync.
+	// A failed checkpoint, or a process killed during a checkpoint, may have renamed a .meta in
+	// the cache only. The plain file goes after the sync.
 	if err := s.syncDir(dir); err != nil {
 		_ = s.fail(ioError("list chunks", dir, err))
 		return
@@ -665,7 +662,7 @@ func (s *Store) tidyOne(id meta.ChunkID) {
 	}
 }
 
-// stored returns a chunk's compression and stored size: its plain length, or that of its
+// stored returns a chunk's compression and stored size: the plain length, or the size of the
 // compressed file.
 func (c *chunk) stored() (meta.Compression, uint64) {
 	if c.pack == nil {

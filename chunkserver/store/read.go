@@ -18,8 +18,8 @@ var blockPool = sync.Pool{New: func() any { b := make([]byte, block); return &b 
 func getBlock() *[]byte  { return blockPool.Get().(*[]byte) }
 func putBlock(b *[]byte) { blockPool.Put(b) }
 
-// readBlock reads b at off and verifies it. b must be exactly one checksum block, or the
-// existing part of the last one.
+// readBlock reads b at off and verifies b, which must be exactly one checksum block, or the
+// existing part of the last block.
 func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uint32) error {
 	n, err := h.ReadAt(b, int64(off))
 	s.stats.checked.Add(uint64(n))
@@ -42,8 +42,8 @@ func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uin
 	return bad
 }
 
-// view is the state of a chunk for one reader: the bytes below length and their checksums
-// don't change any more.
+// view is the state of a chunk for one reader: the bytes below length and their checksums don't
+// change any more.
 type view struct {
 	id     meta.ChunkID
 	h      *handle
@@ -80,8 +80,8 @@ func (s *Store) look(id meta.ChunkID, off, n uint64) (view, error) {
 	return v, nil
 }
 
-// Read implements chunkserver.Service. It reads every touched block completely and verifies
-// it.
+// Read implements chunkserver.Service. Read reads every touched block completely and verifies
+// the block.
 func (s *Store) Read(ctx context.Context, id meta.ChunkID, p []byte, off uint64) error {
 	v, err := s.look(id, off, uint64(len(p)))
 	if err != nil {
@@ -123,11 +123,10 @@ func (s *Store) readView(v view, p []byte, off uint64) error {
 	return nil
 }
 
-// Raw returns the means to send [off, off+n) without reading it: the data file and the
+// Raw returns the means to send [off, off+n) without reading the bytes: the data file and the
 // checksums of all touched blocks; the receiver verifies. off must be a multiple of
-// ChecksumBlock, and n too unless the range ends at the chunk's end. fd is -1 where there is
-// no descriptor of the plain bytes; nothing counts as read then. The caller calls done after
-// sending.
+// ChecksumBlock, and n too unless the range ends at the chunk's end. fd is -1 if the plain
+// bytes have no descriptor; then nothing counts as read. The caller calls done after sending.
 func (s *Store) Raw(id meta.ChunkID, off, n uint64) (fd int, crcs []uint32, done func(), err error) {
 	v, err := s.look(id, off, n)
 	if err != nil {
@@ -146,20 +145,20 @@ func (s *Store) Raw(id meta.ChunkID, off, n uint64) (fd int, crcs []uint32, done
 	return fd, v.crcs, v.h.done, nil
 }
 
-// Local has what a reader on this machine needs to read a chunk without further requests:
-// checksums from block First on, and which blocks need no check.
+// Local tells a reader on the same machine how to read a chunk without further requests: the
+// checksums from block First on, and the blocks that need no check.
 type Local struct {
 	Info     chunkserver.Info
 	First    uint64   // block number of CRCs[0] and of bit 0 of Verified
-	CRCs     []uint32 // at most max of them
+	CRCs     []uint32 // at most as many as the caller asked for
 	Verified []byte   // a bit a block, lowest first: verified since the machine booted, and not touched since
-	Changed  int64    // of a sealed chunk: ctime of the data file of which Verified tells, ns since 1970
+	Changed  int64    // of a sealed chunk: ctime of the data file that Verified is about, ns since 1970
 	File     File     // read-only, owned by the caller; nil if not asked for
 }
 
 // Local returns the means to read a chunk directly, for up to most blocks from first on. With
 // open, File is a new read-only descriptor. Errors: NotSupported for a compressed chunk, and
-// those of Read.
+// the errors of Read.
 func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local, error) {
 	c, err := s.use(id)
 	if err != nil {
@@ -208,10 +207,10 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 	return l, nil
 }
 
-// verifyOpen verifies every byte of an open chunk before a seal is told its length: it reads
-// the blocks that were neither written nor checked since Open. It cuts the chunk in memory to
-// the verified length; bad bytes below the synced mark are corruption, not a shorter chunk. If
-// it read every block, it returns the stamp of the file at that time, else zero.
+// verifyOpen verifies every byte of an open chunk before a seal is told the chunk's length:
+// verifyOpen reads the blocks that were neither written nor checked since Open. A bad block is
+// corruption, not a shorter chunk: the chunk is marked as damaged. If c.wrote is false, the result
+// is the stamp of the file with which all blocks were verified, else zero.
 func (s *Store) verifyOpen(c *chunk) (Stamp, error) {
 	if c.length == 0 {
 		return Stamp{}, nil
@@ -260,7 +259,7 @@ type BadChunk struct {
 }
 
 // Scrub reads and verifies every chunk, at most rate bytes a second (0: as fast as the disk
-// reads). It skips chunks that are deleted meanwhile. The error is about the listing or ctx;
+// reads). Chunks that are deleted meanwhile are skipped. The error is about the listing or ctx;
 // bad chunks are in the report.
 func (s *Store) Scrub(ctx context.Context, rate uint64) (ScrubReport, error) {
 	var rep ScrubReport
@@ -306,8 +305,9 @@ func (s *Store) Scrub(ctx context.Context, rate uint64) (ScrubReport, error) {
 	return rep, nil
 }
 
-// ReadAll reads a chunk and compares it with its checksums. It calls pace after each block
-// with the block's bytes; pace may wait, or end the reading with an error.
+// ReadAll reads a chunk and compares the bytes with the checksums. After each block ReadAll
+// calls pace with the number of bytes in the block; pace may wait, or end the reading with an
+// error.
 func (s *Store) ReadAll(ctx context.Context, id meta.ChunkID, pace func(n uint64) error) error {
 	var rep ScrubReport
 	return s.scrubOne(ctx, id, pace, &rep)

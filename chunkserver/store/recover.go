@@ -30,8 +30,8 @@ func (s *Store) Checkpoint() error {
 func (s *Store) checkpoint() error {
 	s.sinceCP.Store(0)
 	// Records before pos belong to chunks that are dirty now, because chunks are marked before
-	// their records are written. Some of the chunks will have newer records when their turn
-	// comes; replay skips facts that .meta has already.
+	// their records are written. Some of the chunks will have newer records when settle reaches
+	// the chunk; replay skips facts that .meta has already.
 	pos := s.log.end()
 	s.mu.Lock()
 	dirty := s.dirty
@@ -40,8 +40,8 @@ func (s *Store) checkpoint() error {
 	if len(dirty) == 0 && pos == s.log.start {
 		return nil
 	}
-	// Chunks that were deleted before pos go with this checkpoint: the record of a deletion
-	// must outlast the chunk's files, and must not be read any more when they are gone.
+	// Chunks that were deleted before pos go with this checkpoint. The record of a deletion
+	// must outlast the chunk's files, and must not be read any more when the files are gone.
 	err := s.log.wait(pos)
 	if err != nil {
 		err = s.fail(err)
@@ -56,7 +56,7 @@ func (s *Store) checkpoint() error {
 		}
 	}
 	if err != nil {
-		// After a failure, all of them are dirty again.
+		// After a failure, all the chunks are dirty again.
 		s.mu.Lock()
 		for c := range dirty {
 			if _, again := s.dirty[c]; again {
@@ -82,7 +82,7 @@ const cpOp = "checkpoint"
 
 // settle completes the data files and .meta files of dirty chunks: data synced, .meta written
 // as a new file, synced and renamed, directories synced. The log is durable up to pos and will
-// begin there.
+// begin at pos.
 func (s *Store) settle(dirty map[*chunk]struct{}, pos uint64) error {
 	batch := len(dirty) >= s.o.batch
 	all := make([]*settling, 0, len(dirty))
@@ -173,7 +173,7 @@ func (s *Store) snapshot(c *chunk, pos uint64) (*settling, error) {
 	c.dirty = false
 	t := &settling{c: c}
 	if c.gone > pos {
-		s.touch(c) // the log still has records of the chunk: the next checkpoint handles it again
+		s.touch(c) // the log still has records of the chunk: the next checkpoint handles the chunk again
 	}
 	switch {
 	case c.erased, c.gone > 0 && c.gone <= pos:
@@ -238,8 +238,8 @@ func (s *Store) syncAll() error {
 	return nil
 }
 
-// Mark records in the log how far it is durable, as the background goroutine does when the log
-// becomes idle.
+// Mark records in the log how far the log is durable, as the background goroutine does when the
+// log becomes idle.
 func (s *Store) Mark() { s.log.mark() }
 
 // piece is a part of an append within one checksum block.
@@ -249,19 +249,19 @@ type piece struct {
 	crc uint32
 }
 
-// replayed has the facts of the log about one chunk that its .meta file lacks.
+// replayed has the log's facts about one chunk that the .meta file lacks.
 type replayed struct {
 	base   uint64 // length in .meta
 	pieces []piece
 	synced uint64
 	sealed *record
-	// broken: the records don't continue the state in .meta. That is corruption, unless the
-	// chunk's deletion follows, which removed .meta.
+	// broken: the records don't continue the state in .meta. The chunk is corrupt, unless a
+	// deletion of the chunk follows, which removed .meta.
 	broken bool
 }
 
-// recover brings the chunks with records in the log to their verifiable state, writes it to
-// their files, and begins a new log. Repeating it after a crash gives the same result.
+// recover brings the chunks with records in the log to their verifiable state, writes the state
+// to their files, and begins a new log. A repetition after a crash gives the same result.
 func (s *Store) recover() error {
 	l, err := openLog(s.d, s.f)
 	if err != nil {
@@ -310,7 +310,7 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 		if kind := meta.KindOf(err); kind != meta.Corrupt && kind != meta.Version {
 			return err
 		}
-		// An unreadable .meta file affects its own chunk alone, which may still be deleted.
+		// An unreadable .meta file affects only one chunk, which may still be deleted.
 		if r.typ != recDelete {
 			s.slog.Error("chunk metadata unreadable", "chunk", r.id.String(), "err", err)
 			return nil
@@ -357,12 +357,12 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 			have = f.pieces[k-1].off + f.pieces[k-1].n
 		}
 		if r.end <= have {
-			return nil // .meta is newer than this record
+			return nil // .meta is newer than the record
 		}
 		off := r.off
 		for _, crc := range r.crcs {
 			n := min(r.end-off, block-off%block)
-			if off+n > have { // else an interrupted recovery had kept this piece
+			if off+n > have { // else an interrupted recovery had kept the piece
 				if off != have || f.sealed != nil {
 					f.broken = true
 					return nil
@@ -393,7 +393,7 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 }
 
 // rebuild determines a chunk's length: the longest prefix that verifies, which must reach the
-// synced mark. A sealed chunk ends where the seal says.
+// synced mark. A sealed chunk ends at the length of the seal.
 func (s *Store) rebuild(c *chunk, f *replayed) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -455,8 +455,8 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 		if p.off+p.n <= keep {
 			c.grow(p.n, []uint32{p.crc})
 		} else if p.off < keep {
-			// A seal cut within this piece: only the bytes themselves give the checksum of the
-			// rest.
+			// A seal cut within this piece: the checksum of the rest must be computed from the
+			// remaining bytes.
 			if err := s.growPart(c, keep-p.off); err != nil {
 				return err
 			}

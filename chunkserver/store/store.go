@@ -1,24 +1,24 @@
-// Package store owns the on-disk format of one disk of a chunk server: create,
-// append, sync, seal, read, verify, delete, scrub and recovery. It knows no
-// network. A Store is a chunkserver.Service.
+// Package store owns the on-disk format of one disk of a chunk server: create, append, sync,
+// seal, read, verify, delete, scrub and recovery. The package knows no network. A Store is a
+// chunkserver.Service.
 //
-//	DIR/format            which cluster and disk this is; see format.go
+//	DIR/format            the ids of the cluster and the disk; see format.go
 //	DIR/lock              flock(2) of the process that has the store open
 //	DIR/chunks/xx/ID.data the raw bytes at their offsets and nothing else, or
 //	DIR/chunks/xx/ID.pack the bytes compressed; see pack.go
 //	DIR/chunks/xx/ID.meta state, fence, length and block checksums as of the last checkpoint; see format.go
-//	DIR/log/              what happened since; see log.go
+//	DIR/log/              the changes since the last checkpoint; see log.go
 //	DIR/pull-ID           a copy of a chunk is coming in; see incoming.go
-//	DIR/verified          which sealed chunks were verified since the machine booted; see verified.go
+//	DIR/verified          the sealed chunks that were verified since the machine booted; see verified.go
 //
-// An append writes its bytes to the data file and a record of its checksums
-// to the log, both into the page cache: an acknowledged append survives the
-// process. A sync makes it survive the machine. If little is unsynced, its bytes go
-// into a log record and one fdatasync of the log (shared by all who wait) is
-// all that is paid: the log's blocks are allocated and written before, so
-// nothing waits for the file system's journal. Else the data file is synced
-// first. A checkpoint syncs data files, writes .meta files and lets the log begin
-// anew, in the background and on Close.
+// An append writes the bytes to the data file and a record of the checksums to the log, both
+// into the page cache: an acknowledged append survives the end of the process. A sync makes the
+// append survive the end of the machine. If few bytes are unsynced, the bytes go into a log
+// record, and the sync costs a single fdatasync of the log, shared by all waiting syncs. The
+// log's blocks were allocated and written before, so the fdatasync does not wait for the file
+// system's journal. If many bytes are unsynced, the data file is synced first. A checkpoint
+// syncs data files, writes .meta files and lets the log begin anew, in the background and on
+// Close.
 package store
 
 import (
@@ -41,8 +41,8 @@ import (
 
 // Options of Init and Open. The zero value is right but for the identities.
 type Options struct {
-	// Cluster and Disk are written by Init. Open refuses a directory with others, unless they
-	// are zero.
+	// Cluster and Disk are written by Init. Open refuses a directory with other ids; zero ids
+	// are not compared.
 	Cluster, Disk [16]byte
 	// SegmentSize and Segments size the log when Init makes it: bytes (256 KiB
 	// to 1 GiB) and count (4 to 4096). Zero: 6 of 16 MiB, less on disks below 4 GiB.
@@ -50,8 +50,8 @@ type Options struct {
 
 	Logger *slog.Logger // nil: slog.Default()
 	// Reserve is the number of bytes that appends leave free on the disk, so that seals,
-	// deletes and checkpoints always have room; 0 means 2 % of the disk, at least 16 MiB and
-	// at most 1 GiB.
+	// deletes and checkpoints always have room; 0 means 2 % of the disk, at least 16 MiB and at
+	// most 1 GiB.
 	Reserve uint64
 	// InlineMax is the most unsynced bytes that a sync writes into the log
 	// rather than syncing the data file; 0 means 64 KiB, which is also the most.
@@ -80,8 +80,8 @@ const (
 	inlineMax = 64 << 10
 	// checkpointBytes bounds the bytes that recovery must read.
 	checkpointBytes = 2 << 30
-	// writebackStep is the number of bytes of a chunk after which the kernel is asked to write
-	// them back, so that a later sync has little to do.
+	// writebackStep: after so many bytes of a chunk the kernel is asked to start write-back, so
+	// that a later sync has little to do.
 	writebackStep = 8 << 20
 	maxHandles    = 1024
 	maxDirty      = 2048 // chunks with records in the log: each may hold a descriptor
@@ -286,7 +286,7 @@ func (s *Store) release() {
 	s.lock.Close()
 }
 
-// run writes checkpoints when the log asks for one, and from time to time.
+// run writes checkpoints: when the log asks for a checkpoint, and from time to time.
 func (s *Store) run() {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -423,7 +423,7 @@ func (c *spaceCache) forget() {
 	c.mu.Unlock()
 }
 
-// take counts n bytes and returns the remaining free space; it asks the disk again whenever
+// take counts n bytes and returns the remaining free space; take asks the disk again whenever
 // the result would come close to the reserve.
 func (c *spaceCache) take(d Disk, n, reserve uint64) (free uint64, err error) {
 	c.mu.Lock()

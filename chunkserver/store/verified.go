@@ -14,9 +14,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Sealed chunks of which a prefix (mostly the whole chunk) was read and compared with its
-// checksums since the machine booted. The list is kept over restarts of the process in
-// DIR/verified:
+// The file DIR/verified lists sealed chunks of which a prefix (mostly the whole chunk) was read
+// and compared with the checksums since the machine booted, so that a restart of the process
+// does not lose the list:
 //
 //	 0  4  "PSCV"
 //	 4  1  version, 1
@@ -28,9 +28,9 @@ import (
 //	    4  CRC32C of all before
 //
 // An entry is valid only while the data file has the same inode number, ctime and size: every
-// write to the file changes ctime. Entries that are not verified to their end are to be
-// verified soon. The list is only a cache: it is written as a whole to another file, without
-// syncs, and renamed. A file that is damaged, or of another version, disk or boot, counts as
+// write to the file changes ctime. A chunk whose entry ends before the chunk's end is verified
+// soon. The list is only a cache: a save writes the whole list to another file, without syncs,
+// and renames the file. A file that is damaged, or of another version, disk or boot, counts as
 // empty.
 const (
 	verifiedName    = "verified"
@@ -43,14 +43,14 @@ const (
 	maxVerified = 1 << 18
 )
 
-// Stamp identifies one state of a file's contents: every write to the file changes it.
+// Stamp identifies a state of a file's contents: every write to the file changes the stamp.
 type Stamp struct {
 	Inode   uint64
 	Changed int64 // ctime, in nanoseconds since 1970
 	Size    int64
 }
 
-// vouched is the verified part of a sealed chunk while its data file had the stamp.
+// vouched is the verified part of a sealed chunk whose data file has the stamp.
 type vouched struct {
 	stamp Stamp
 	upTo  uint64
@@ -71,8 +71,8 @@ const (
 	checkStep = 1 << 20
 	// checkAhead is how far ahead of the comparison the kernel is asked to read, in bytes.
 	checkAhead = 8 << 20
-	// settleTime is the least age at which a ctime distinguishes a state of a file from a
-	// later one: the clock behind it may tick every 10 ms only.
+	// settleTime is the least age at which a ctime distinguishes a state of a file from a later
+	// state: the clock behind ctime may tick every 10 ms only.
 	settleTime = 20 * time.Millisecond
 	// saveEvery is the least time between two writings of the record.
 	saveEvery = 2 * time.Second
@@ -104,7 +104,7 @@ func (s *Store) vouch(id meta.ChunkID, stamp Stamp, upTo uint64) {
 	s.vmu.Lock()
 	defer s.vmu.Unlock()
 	if _, ok := s.vouched[id]; !ok && len(s.vouched) >= maxVerified {
-		for other := range s.vouched { // any: it will be verified again
+		for other := range s.vouched { // any chunk: the chunk will be verified again
 			delete(s.vouched, other)
 			break
 		}
@@ -151,16 +151,16 @@ func (s *Store) next() (meta.ChunkID, bool) {
 }
 
 // Verify ensures that all of a sealed chunk, or all whole blocks of an open chunk, were read
-// and compared with their checksums since the machine booted, and reads the missing ones. It
-// serves readers that read the data file directly. Nobody gets the file of a compressed chunk,
-// so Verify reads nothing of it; ReadAll reads any chunk. Errors: NoSuchChunk, Corrupt, IO,
-// Canceled, Busy (another process writes to the data file).
+// and compared with the checksums since the machine booted, and reads the missing blocks.
+// Verify serves readers that read the data file directly. Nobody gets the file of a compressed
+// chunk, so Verify reads no compressed chunk; ReadAll reads any chunk. Errors: NoSuchChunk,
+// Corrupt, IO, Canceled, Busy (another process writes to the data file).
 func (s *Store) Verify(ctx context.Context, id meta.ChunkID) error {
 	return s.verify(ctx, id, nil)
 }
 
-// verify is Verify; pace, if not nil, is called between steps, not locked,
-// with the time that the last one took. It may wait, and end it with an error.
+// verify is Verify. If pace is not nil, verify calls pace between steps, not locked, with the
+// time that the last step took. pace may wait, and may end the verification with an error.
 func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Duration) error) error {
 	const op = "verify chunk"
 	c, err := s.use(id)
@@ -173,7 +173,7 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 			return c.noSuch(op)
 		}
 		c.queued = false
-		if c.length == 0 || c.pack != nil { // of what is compressed nobody gets the file
+		if c.length == 0 || c.pack != nil { // nobody gets the file of a compressed chunk
 			return nil
 		}
 		h, err := s.hold(c, false, false)
@@ -232,7 +232,7 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 		case serr != nil:
 			return ioError(op, id.String(), serr)
 		case !c.exists || sealed && after != stamp || !sealed && c.state == meta.ChunkSealed:
-			// Changed meanwhile: what was read proves nothing.
+			// Changed meanwhile: the bytes that were read prove nothing.
 			if err == nil && pace == nil {
 				if try < 3 {
 					continue
@@ -259,7 +259,8 @@ func (s *Store) checkedOf(c *chunk, h *handle) (upTo uint64, stamp Stamp, err er
 	return s.vouchedFor(c.id, stamp), stamp, nil
 }
 
-// compare reads [from, to), whole blocks but for the end, and compares; it tells up to where all is well.
+// compare reads [from, to), whole blocks except at the end, and compares the blocks with crcs.
+// compare returns the length up to which all blocks are right.
 func (s *Store) compare(ctx context.Context, c *chunk, k *checking, h *handle, crcs []uint32, from, to uint64, pace func(time.Duration) error) (uint64, error) {
 	buf := checkPool.Get().(*[]byte)
 	defer checkPool.Put(buf)
@@ -317,7 +318,7 @@ func (s *Store) quiet() bool {
 	return now-s.lastAppend.Load() >= int64(quietAppend) && now-s.lastRead.Load() >= int64(quietRead)
 }
 
-// check verifies what is queued, whenever the disk is quiet, at half the speed it could.
+// check verifies the queued chunks whenever the disk is quiet, at half the possible speed.
 func (s *Store) check() {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -349,7 +350,7 @@ func (s *Store) check() {
 			}
 			err := s.verify(ctx, id, pace)
 			if meta.KindOf(err) == meta.Canceled {
-				s.enqueue(id) // goes on where it was
+				s.enqueue(id) // continues at the same position later
 			}
 			select {
 			case <-s.stop:
@@ -366,7 +367,7 @@ func (s *Store) check() {
 	}
 }
 
-// checkLast verifies, on Close, what was sealed last, for a short while.
+// checkLast verifies, on Close, the chunks that were sealed last, for a short while.
 func (s *Store) checkLast() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeCheck)
 	defer cancel()
@@ -376,7 +377,7 @@ func (s *Store) checkLast() {
 			return
 		}
 		if i, err := s.Stat(ctx, id); err == nil && i.State == meta.ChunkSealed {
-			_ = s.Verify(ctx, id) // bad blocks were logged; readers find them, too
+			_ = s.Verify(ctx, id) // bad blocks were logged; readers find bad blocks, too
 		}
 	}
 }
@@ -406,7 +407,7 @@ func (s *Store) loadVerified() {
 	}
 }
 
-// saveVerified writes the record if it changed. Failures cost only time later.
+// saveVerified writes the list if the list changed. Failures cost only time later.
 func (s *Store) saveVerified() {
 	if s.o.Boot == "" || len(s.o.Boot) > bootLen || s.failed.Load() != nil {
 		return

@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Checkpoint says that the state up to and including entry Seq lies in Files.
-// Its record is bytes, all numbers big-endian:
+// Checkpoint says that Files have the state up to and including entry Seq. A record is these
+// bytes, all numbers big-endian:
 //
 //	offset  size
 //	     0     2  magic "PC"
@@ -17,22 +17,21 @@ import (
 //	     3     1  flags: 1, the files are listed in the blob Manifest
 //	     4     4  volume
 //	     8     8  sequence number
-//	    16    16  hash of that entry
-//	    32     8  term of the owner that made it
+//	    16    16  hash of the entry with this number
+//	    32     8  term of the owner that made the checkpoint
 //	    40        blob reference Manifest, when flag 1 is set; otherwise
 //	              uvarint files | files * ( uvarint length | name |
 //	              uvarint size | sum 16 | blob reference )
 //	  last     4  CRC32C (Castagnoli) of all bytes before
 //
-// A list of files that does not fit MaxInlineFiles is put into a blob by the caller, as
-// a Manifest.
+// If the list of files does not fit MaxInlineFiles, the caller puts the list into a blob, as a
+// Manifest.
 type Checkpoint struct {
 	Volume meta.VolumeID
 	Position
 	Term  meta.Term
 	Files []File
-	// Manifest holds the list of files when it is too long for the record; then Files is
-	// empty.
+	// Manifest holds a list of files that is too long for the record; then Files is empty.
 	Manifest meta.BlobRef
 }
 

@@ -1,9 +1,9 @@
-// Package journal owns the ordered, durable log of one volume: entries that
-// carry the effects of operations, each bound to the one before by a hash, and
-// the checkpoint record that lets older entries go. The interface is here with
-// its in-memory form and one test suite; the etcd form lives in journal/etcd.
+// Package journal owns the ordered, durable log of one volume: entries with the effects of
+// operations, each bound to the previous entry by a hash, and the checkpoint record, after
+// which older entries may be deleted. The package has the interface, the in-memory form and the
+// test suite of both forms; the etcd form lives in journal/etcd.
 //
-// An entry is bytes, all numbers big-endian:
+// An entry is these bytes, all numbers big-endian:
 //
 //	offset  size
 //	     0     2  magic "PJ"
@@ -11,16 +11,16 @@
 //	     3     1  flags, 0
 //	     4     4  volume
 //	     8     8  sequence number, dense, from 1
-//	    16     8  term of the owner that wrote it
-//	    24    16  hash of the entry before; zero in entry 1
+//	    16     8  term of the owner that wrote the entry
+//	    24    16  hash of the previous entry; zero in entry 1
 //	    40    16  hash: SHA-256 of bytes 2..40 and the payload, cut to 16 bytes
 //	    56     4  length of the payload
 //	    60     4  CRC32C (Castagnoli) of bytes 0..60 and the payload
 //	    64        payload
 //
-// The checksum finds rot; the hash binds the order: whoever holds an entry's
-// hash holds all that came before. A reader that knows a newer version than
-// its own refuses it (kind Version).
+// The checksum finds rot; the hash binds the order: equal hashes mean equal entries, and equal
+// histories before the entries. A reader refuses an entry of a newer version than the reader
+// knows (kind Version).
 package journal
 
 import (
@@ -34,15 +34,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// MaxPayload is the largest payload of an entry, in bytes: with its key and
-// comparisons it stays below etcd's request limit of 1.5 MiB, and two entries
-// fit one page of a read.
+// MaxPayload is the largest payload of an entry, in bytes. An entry with key and comparisons
+// stays below etcd's request limit of 1.5 MiB, and two entries fit one page of a read.
 const MaxPayload = 700 << 10
 
 // HeaderSize is the bytes of an entry before its payload.
 const HeaderSize = 64
 
-// Version is the newest entry format this program writes and reads.
+// Version is the newest entry format that the program writes and reads.
 const Version = 1
 
 // Hash identifies an entry and all entries before it.
@@ -61,7 +60,7 @@ type Position struct {
 // String renders the position for people.
 func (p Position) String() string { return fmt.Sprintf("%d/%s", p.Seq, p.Hash) }
 
-// Entry is one commit. Next makes an entry; it does not copy Payload.
+// Entry is one commit. Next makes an entry, without copying Payload.
 type Entry struct {
 	Volume  meta.VolumeID
 	Seq     meta.Seq
@@ -83,55 +82,54 @@ func Next(v meta.VolumeID, after Position, term meta.Term, payload []byte) Entry
 	return e
 }
 
-// Log is the journal of one volume. Only the owner appends and trims; any process may read.
-// Only one Append may run at a time.
+// Log is the journal of one volume. Only the owner appends and trims, one Append at a time; any
+// process may read.
 type Log interface {
-	// Append commits e, which must follow the last entry. When it returns nil, e is durable on
-	// a majority of etcd. Append settles a commit of unknown outcome (a timeout, a lost
-	// connection) before it returns: it proposes the entry again and reads it back until the
-	// entry is there with the same bytes, or until another owner makes the commit impossible.
-	// If ctx ends or the lease is lost before that, Append returns Unavailable: the entry may
-	// or may not be there, every later Append on this Log fails, and the caller must drop
-	// uncommitted state, take ownership again and read to the end. Errors: Fenced (another
+	// Append commits e, which must follow the last entry. After Append returned nil, e is
+	// durable on a majority of etcd. Append settles a commit of unknown outcome (a timeout, a
+	// lost connection) before returning: Append proposes the entry again and reads the log
+	// until the entry exists with the same bytes, or until another owner makes the commit
+	// impossible. If ctx ends or the lease is lost earlier, Append returns Unavailable. Then
+	// the entry may or may not exist, every later Append on the Log fails, and the caller must
+	// drop uncommitted state, take ownership again and read to the end. Errors: Fenced (another
 	// owner, or ownership lost; e is not in the log and never will be), NoSpace (nothing was
-	// written), ResourceExceeded (payload too large), Corrupt (the log has entries that this
+	// written), ResourceExceeded (payload too large), Corrupt (the log has entries that the
 	// owner did not write), Again (e does not follow the end), Unavailable.
 	Append(ctx context.Context, e Entry) error
 
 	// Read calls fn for every entry after a position, in order, up to the end of the log at
-	// some moment after the call. fn owns the payloads. Read checks each entry: its checksum,
-	// its number, its hash, and that it continues the previous one. An error of fn ends Read.
-	// Errors: Stale (entries after the position were trimmed: load the checkpoint), Ahead (the
-	// log ends before the position: its storage was set back to an older copy, and nothing may
-	// be written over the reader's state), Corrupt (a gap or a mismatch), Version,
+	// some moment after the call. fn owns the payloads. Read checks the checksum, number and
+	// hash of each entry, and that each entry continues the previous entry. An error of fn ends
+	// Read. Errors: Stale (entries after the position were trimmed: load the checkpoint), Ahead
+	// (the log ends before the position: the log's storage was set back to an older copy, and
+	// nothing may be written over the reader's state), Corrupt (a gap or a mismatch), Version,
 	// Unavailable.
 	Read(ctx context.Context, after Position, fn func(Entry) error) error
 
-	// Follow reads like Read and continues as the log grows, until ctx ends (its error is
-	// ctx's), fn fails, or one of Read's errors. If caughtUp is not nil, Follow calls it each
-	// time it has reached the end.
+	// Follow reads like Read and continues as the log grows, until ctx ends (the error is
+	// ctx's), fn fails, or Read would fail. If caughtUp is not nil, Follow calls caughtUp each
+	// time at the end of the log.
 	Follow(ctx context.Context, after Position, fn func(Entry) error, caughtUp func()) error
 
 	// Entry reads one entry. Errors: NotFound, Corrupt, Version, Unavailable.
 	Entry(ctx context.Context, seq meta.Seq) (Entry, error)
 
-	// Trim records a checkpoint, durably and verified by reading it back, then deletes the
+	// Trim records a checkpoint durably, verifies the record by reading, then deletes the
 	// entries before cp.Seq, except the last entry and entries protected by a pin. The entry
 	// cp.Seq must exist with cp.Hash. Errors: Fenced, Corrupt (no such entry), Invalid (cp is
-	// older than the recorded one), NoSpace, Unavailable.
+	// older than the recorded checkpoint), NoSpace, Unavailable.
 	Trim(ctx context.Context, cp Checkpoint) error
 
-	// Checkpoint returns the recorded checkpoint, and false if there is none.
+	// Checkpoint returns the recorded checkpoint; false: none is recorded.
 	Checkpoint(ctx context.Context) (Checkpoint, bool, error)
 
-	// Pin returns the recorded checkpoint, and protects it and the entries after it from
-	// trimming until release is called or the reader's lease ends. Before the files of older
-	// checkpoints are deleted, the caller must ask OldestPin. Errors: NotFound (no
+	// Pin returns the recorded checkpoint, and protects the checkpoint and the entries after
+	// cp.Seq from trimming until release is called or the reader's lease ends. Before the files
+	// of older checkpoints are deleted, the caller must ask OldestPin. Errors: NotFound (no
 	// checkpoint), Unavailable.
 	Pin(ctx context.Context) (cp Checkpoint, release func(context.Context) error, err error)
 
-	// OldestPin returns the lowest entry number that a reader protects, and false if there is
-	// no pin.
+	// OldestPin returns the lowest entry number that a reader protects; false: no pin exists.
 	OldestPin(ctx context.Context) (meta.Seq, bool, error)
 
 	// Size returns the bytes of all entries.
@@ -181,7 +179,7 @@ func Encode(e Entry) ([]byte, error) {
 	return append(b, e.Payload...), nil
 }
 
-// Decode decodes an entry and checks its checksum and hash; the payload shares b's memory.
+// Decode decodes an entry, and checks the checksum and the hash; the payload shares b's memory.
 // Errors: Corrupt, Version.
 func Decode(b []byte) (Entry, error) {
 	corrupt := func(format string, a ...any) (Entry, error) {
@@ -218,15 +216,15 @@ func Decode(b []byte) (Entry, error) {
 	return e, nil
 }
 
-// Chain checks entries as they are read: each must belong to the volume and continue the
-// previous one.
+// Chain checks entries in the order of reading: each must belong to the volume and continue the
+// previous entry.
 type Chain struct {
 	Volume meta.VolumeID
 	At     Position
 	Term   meta.Term // of the last entry seen
 }
 
-// Step accepts the next entry or returns why it is not the next. Errors: Corrupt.
+// Step accepts the next entry, or returns why e can't be the next. Errors: Corrupt.
 func (c *Chain) Step(e Entry) error {
 	var why error
 	switch {

@@ -12,7 +12,7 @@ import (
 )
 
 // New returns the log of a volume in the store s. lost is closed when the process must no
-// longer own the volume (its lease ran out, or was released); nil for a reader.
+// longer own the volume (the lease ran out, or was released); nil for a reader.
 func New(v meta.VolumeID, s Store, lost <-chan struct{}) *Journal {
 	return &Journal{volume: v, store: s, lost: lost}
 }
@@ -26,7 +26,7 @@ type Journal struct {
 	// appending is held by the single running Append or Trim, also during calls of the store:
 	// nothing else may happen meanwhile.
 	appending sync.Mutex
-	head      Position // the end of the log as this owner knows it; under appending
+	head      Position // the end of the log as the owner knows the end; under appending
 	known     bool     // head was read
 	broken    error    // an outcome stayed unknown: no Append succeeds any more
 
@@ -95,7 +95,7 @@ func (j *Journal) Append(ctx context.Context, e Entry) error {
 	return nil
 }
 
-// findHead reads the end of the log once; afterwards only this owner moves it.
+// findHead reads the end of the log once; afterwards only the owner moves the end.
 func (j *Journal) findHead(ctx context.Context) error {
 	if j.known {
 		return nil
@@ -117,18 +117,17 @@ func (j *Journal) findHead(ctx context.Context) error {
 
 // commit proposes value as entry seq until the outcome is certain.
 //
-// The plain way, reading back after a timeout and taking absence for failure, is wrong: the
-// proposal may still be under way and be committed later. So while this owner's key exists,
-// commit proposes the same bytes again; whichever proposal wins, the entry is there once.
-// After the key is gone, it never returns with the same revision, so an absent entry stays
-// absent.
+// Reading after a timeout, and taking absence for failure, would be wrong: the proposal may
+// still be under way and be committed later. So while this owner's key exists, commit proposes
+// the same bytes again; whichever proposal wins, the log has the entry once. A deleted key
+// never returns with the same revision, so after the deletion an absent entry stays absent.
 func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error {
 	const op = "append to journal"
 	pause := minPause
 	tries := 0
 	for uncertain := false; ; tries++ {
-		// A proposal may be lost with etcd's leader, or hang with a member that stands still:
-		// the next one takes another way. Usually there are three members.
+		// A proposal may be lost with etcd's leader, or hang with a stopped member. The next
+		// proposal takes another way; usually etcd has three members.
 		try, cancel := context.WithTimeout(ctx, min(minPatience<<min(tries/3, 8), maxPatience))
 		done, err := j.store.Commit(try, seq, value)
 		cancel()
@@ -136,8 +135,7 @@ func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error 
 			return nil
 		}
 		if k := meta.KindOf(err); err != nil && !uncertain && (k == meta.NoSpace || k == meta.ResourceExceeded) {
-			// etcd applies the proposal that fills its quota, and answers it with the same
-			// error.
+			// etcd applies the proposal that fills the quota, but answers with the same error.
 			in, rerr := j.store.Inspect(ctx, seq)
 			switch {
 			case rerr == nil && bytes.Equal(in.Value, value):
@@ -233,8 +231,8 @@ func (j *Journal) Read(ctx context.Context, after Position, fn func(Entry) error
 	return err
 }
 
-// read is Read. With onward, it does not read the entry at the position again: the next entry
-// has its hash, but a log that was set back goes unnoticed.
+// read is Read. With onward, read does not read the entry at the position again. The next entry
+// has the hash of the skipped entry, but a log that was set back goes unnoticed.
 func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(Entry) error) (Chain, error) {
 	after := chain.At
 	from := after.Seq
@@ -263,7 +261,7 @@ func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(En
 		return fn(e)
 	})
 	if err == nil && !seen {
-		// After its first entry a log is never empty: the last entry is kept.
+		// After the first entry a log is never empty: the last entry is kept.
 		if after.Seq > 0 {
 			return chain, meta.E("read journal", meta.Ahead, j.subject(after.Seq), errors.New("the log ends before it: etcd was set back to an older copy. Give it its newest data back, or let 'penstock cluster restore' decide (docs/operations.md, etcd is lost)"))
 		}
@@ -308,7 +306,7 @@ func (j *Journal) Follow(ctx context.Context, after Position, fn func(Entry) err
 			caughtUp()
 		}
 		// A log without new entries is polled less often. Hints make a follower quick, polling
-		// makes it certain.
+		// makes a follower reliable.
 		if wait = min(2*wait, maxFollowPoll); chain.At != before || err != nil {
 			wait = followPoll
 		}
@@ -345,7 +343,7 @@ func (j *Journal) Checkpoint(ctx context.Context) (Checkpoint, bool, error) {
 	return cp, cp.Seq > 0, err
 }
 
-// checkpoint returns the record with its revision; a zero Seq means that there is none.
+// checkpoint returns the record and the record's revision; a zero Seq means: no record.
 func (j *Journal) checkpoint(ctx context.Context) (Checkpoint, int64, error) {
 	b, rev, err := j.store.Checkpoint(ctx)
 	if err != nil || b == nil {
@@ -393,8 +391,8 @@ func (j *Journal) Trim(ctx context.Context, cp Checkpoint) error {
 	return nil
 }
 
-// record writes the checkpoint and reads it back. It compares the record's revision, so that a
-// late duplicate of an older write changes nothing.
+// record writes the checkpoint, and reads the record to verify the bytes. The write compares
+// the record's revision, so that a late duplicate of an older write changes nothing.
 func (j *Journal) record(ctx context.Context, cp Checkpoint) error {
 	const op = "record checkpoint"
 	value, err := EncodeCheckpoint(cp)
@@ -482,7 +480,7 @@ func (j *Journal) Size(ctx context.Context) (int64, error) {
 		return nil
 	})
 	if err != nil || j.lost == nil {
-		return total, err // a reader can't count the entries that others write
+		return total, err // a reader can't count the entries of other writers
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

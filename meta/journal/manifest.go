@@ -8,9 +8,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Manifest is a checkpoint that says all by itself what it is of: who finds its
-// blob on a disk, and the blobs of its files, can make the volume again when
-// everything in etcd is lost. As bytes, all numbers big-endian:
+// Manifest is a self-contained checkpoint: from the manifest's blob and the blobs of the files,
+// a volume can be restored when everything in etcd is lost. A manifest is these bytes, all
+// numbers big-endian:
 //
 //	offset  size
 //	     0     2  magic "PF"
@@ -18,13 +18,13 @@ import (
 //	     3     1  flags, 0
 //	     4     4  volume
 //	     8     8  sequence number
-//	    16    16  hash of that entry
-//	    32     8  term of the owner that made it
-//	    40     8  when it was made, nanoseconds since 1970
+//	    16    16  hash of the entry with this number
+//	    32     8  term of the owner that made the checkpoint
+//	    40     8  time of the making, nanoseconds since 1970
 //	    48        uvarint length | cluster's id
 //	              uvarint length | the volume's row, JSON
-//	              uvarint length | entry Seq as the journal holds it: the log goes
-//	                               on after it
+//	              uvarint length | entry Seq as in the journal; a restored log
+//	                               continues after entry Seq
 //	              uvarint records | records * ( uvarint length | key |
 //	                               uvarint length | value ): of the cluster, in
 //	                               the root volume's manifests only
@@ -133,8 +133,7 @@ func DecodeManifest(b []byte) (Manifest, error) {
 	return m, nil
 }
 
-// LooksLikeManifest reports whether a blob with these first bytes may be a self-contained
-// manifest.
+// LooksLikeManifest reports whether a blob with the first bytes head may be a manifest.
 func LooksLikeManifest(head []byte) bool {
 	return len(head) >= 4 && head[0] == 'P' && head[1] == 'F' && head[2] >= ManifestVersion && head[3] == 0
 }

@@ -7,30 +7,30 @@ import (
 )
 
 // Store is the storage of a log: compare-and-put of numbered records under a fence. Every read
-// is linearizable. New makes a Log of a Store; the rules of the log are implemented once,
-// there.
+// is linearizable. New makes a Log of a Store; only the Log implements the rules of the log.
 //
 // After an error of kind NoSpace, ResourceExceeded or Fenced, nothing was written and nothing
 // will be. After any other error the write may have happened, or may happen later.
 type Store interface {
-	// Commit writes record seq if this store's owner still owns the volume, record seq-1
-	// exists (for seq 1: no checkpoint exists) and record seq does not. It reports whether it
-	// wrote.
+	// Commit writes record seq if the store's owner still owns the volume, record seq-1 exists
+	// (for seq 1: no checkpoint exists) and record seq does not exist. The result tells whether
+	// Commit wrote the record.
 	Commit(ctx context.Context, seq meta.Seq, value []byte) (bool, error)
 	// Inspect returns, as of one moment: record seq (nil if absent), whether record seq-1
-	// exists, and whether this store's owner owns the volume.
+	// exists, and whether the store's owner owns the volume.
 	Inspect(ctx context.Context, seq meta.Seq) (Inspection, error)
 	// Range gives up to limit records from seq on, ascending.
 	Range(ctx context.Context, from meta.Seq, limit int) ([]Record, error)
-	// Last returns the last record, or a record without a value if there is none.
+	// Last returns the last record; an empty log gives a record without a value.
 	Last(ctx context.Context) (Record, error)
-	// Checkpoint returns the checkpoint record and its revision; nil and 0 if there is none.
+	// Checkpoint returns the checkpoint record and its revision; nil and 0 if absent.
 	Checkpoint(ctx context.Context) ([]byte, int64, error)
-	// PutCheckpoint replaces the checkpoint record if its revision is still rev and this
-	// store's owner owns the volume. It reports whether it did.
+	// PutCheckpoint replaces the checkpoint record if the record still has revision rev and the
+	// store's owner owns the volume. The result tells whether PutCheckpoint replaced the
+	// record.
 	PutCheckpoint(ctx context.Context, rev int64, value []byte) (bool, error)
-	// DeleteBefore deletes the records before seq and frees their space. It may be repeated,
-	// and may happen late: the caller has recorded that nobody needs the records.
+	// DeleteBefore deletes the records before seq and frees their space. The call may be
+	// repeated, and may happen late: the caller has recorded that nobody needs the records.
 	DeleteBefore(ctx context.Context, seq meta.Seq) error
 	// Pin holds records and checkpoint from seq on for a reader until release
 	// or until the reader's lease ends.
@@ -55,8 +55,8 @@ type Inspection struct {
 	Owned bool
 }
 
-// Interceptor stands between a log and its Store in tests: it may delay do, omit it, call it
-// later from elsewhere, or hide its result. op is the Store's method.
+// Interceptor stands between a log and a Store in tests. An Interceptor may delay do, omit do,
+// call do later from another goroutine, or hide do's result. op is the Store's method.
 type Interceptor func(ctx context.Context, op string, do func(context.Context) error) error
 
 // Intercept returns a Store whose calls pass through f.
@@ -67,7 +67,7 @@ type intercepted struct {
 	f Interceptor
 }
 
-// via calls do through f. If f hides the result, it is lost.
+// via calls do through f. If f hides the result, the result is lost.
 func via[T any](ctx context.Context, i *intercepted, op string, do func(context.Context) (T, error)) (T, error) {
 	done := make(chan T, 1) // do may run after f returned, or twice
 	err := i.f(ctx, op, func(ctx context.Context) error {

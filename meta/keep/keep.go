@@ -1,7 +1,7 @@
-// Package keep is the memory in which a client leaves what its successor needs after a kill:
-// the open files, the locks, and the uncommitted bytes. The memory is a memfd, so it lives as
-// long as any process has it open: the serving process, and the holder that keeps it for the
-// next one.
+// Package keep is the memory in which a client leaves the open files, the locks and the
+// uncommitted bytes for a successor after a kill. The memory is a memfd, so the memory lives as
+// long as any process has the memfd open: the serving process, and the holder, which keeps the
+// memfd for the next serving process.
 //
 // # Format, version 1
 //
@@ -9,22 +9,22 @@
 //
 //	0        magic "PSTKKEEP"
 //	8        version 4, flags 4 (bit 0: whole, see Whole)
-//	16       slots 8, arena bytes 8: the sizes of what follows
+//	16       slots 8, arena bytes 8: the sizes of slots and arena
 //	32       missed 8: records that found no room
-//	40       length of the head 4, CRC-32C of it 4
-//	48       slots that were ever used 8
-//	4096     head: JSON, what was agreed once and for all
+//	40       length of the head 4, CRC-32C of the head 4
+//	48       slots used so far 8
+//	4096     head: JSON, agreed once and for all
 //	1 MiB    slots of 64 bytes
-//	then     arena: the bytes that slots point to, from a multiple of 1 MiB on
+//	then     arena: the bytes of slots, from a multiple of 1 MiB on
 //
 //	slot     kind 4 (0: free), aux 4, seq 8, six numbers of 8 bytes
 //
 // A process killed during a change must leave no half-written slot: the kind is written last
-// and cleared first, each in one store. Bytes are in the arena before their slot is written.
+// and cleared first, each time in one store. Bytes are in the arena before the slot is written.
 //
-// A successor makes a memory of its own, of its own version, and gives it to the holder when
-// it is complete: until then the old memory can be taken over again. The successor writes to
-// the old memory only that the session ended in a volume (Void).
+// A successor makes a new memory, of the successor's version, and gives the complete memory to
+// the holder: until then the old memory can be taken over again. The successor changes the old
+// memory only to note that the session ended in a volume (Void).
 package keep
 
 import (
@@ -43,7 +43,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the version of the format that this package writes and reads.
+// Version is the version of the format, for writing and reading.
 const Version = 1
 
 const (
@@ -53,7 +53,7 @@ const (
 	maxHead   = slotsAt - headAt
 	slotSize  = 64
 	maxSlots  = 1 << 21
-	spanSize  = 1 << 20 // size of the largest buffer; smaller ones are cut from such spans
+	spanSize  = 1 << 20 // size of the largest buffer; smaller buffers are cut from such spans
 	minBuffer = 64
 	classes   = 15 // 64 bytes to 1 MiB
 	maxArena  = 1 << 37
@@ -66,7 +66,7 @@ type Kind uint32
 
 // Kinds of records, and their numbers.
 const (
-	Volume   Kind = 1 + iota // volume, number of ends of its session, number of ends of successors' sessions
+	Volume   Kind = 1 + iota // volume, number of ends of the volume's session, number of ends of successors' sessions
 	View                     // number of the view, volume, generation (0: none now), number of earlier views with the number
 	Open                     // node, handle, flags | backing id<<32, unique of the OPEN request
 	Lock                     // volume, inode, owner, start, end; aux: type | flock<<8; last: process
@@ -74,12 +74,11 @@ const (
 	Chunk                    // volume, term, counter of an allocated, unsealed chunk
 	Data                     // volume, inode, offset, length, place, mtime of uncommitted bytes; aux: number of earlier ends of the session in the volume
 	Page                     // node, uid | gid<<32, offset, length, place, unique | kill<<63 of a page written back
-	Append                   // volume, inode, unique, offset of the WRITE request that appends there
+	Append                   // volume, inode, unique, offset of an appending WRITE request
 	lastKind = Append
 )
 
-// Nowhere is the place of bytes without room in the arena: it is only known that they were
-// written.
+// Nowhere is the place of bytes without room in the arena: only the fact of the write is known.
 const Nowhere = 1<<64 - 1
 
 // Record is the contents of a slot.
@@ -148,8 +147,8 @@ func open(fd int, size int64) (*Memory, error) {
 }
 
 // Left opens a predecessor's memory; the caller keeps fd. Errors: Corrupt, Version (of another
-// program version, which must use it), IO (the memory was never complete, or has missed
-// records).
+// program version, which must read the memory), IO (the memory was never complete, or has
+// missed records).
 func Left(fd int) (*Memory, error) {
 	const op = "read what a predecessor left"
 	var st unix.Stat_t
@@ -206,10 +205,10 @@ func (m *Memory) check(size int64) error {
 
 var table = crc32.MakeTable(crc32.Castagnoli)
 
-// FD returns the descriptor to be held for a successor; the memory keeps it.
+// FD returns the descriptor to be held for a successor; the memory keeps the descriptor.
 func (m *Memory) FD() int { return m.fd }
 
-// Close releases the memory; its buffers must not be used any more.
+// Close releases the memory; the memory's buffers must not be used any more.
 func (m *Memory) Close() {
 	if m == nil {
 		return
@@ -244,8 +243,8 @@ func (m *Memory) at(s Slot) []byte {
 	return m.all[slotsAt+uint64(s-1)*slotSize:][:slotSize]
 }
 
-// Note writes a record, with the next Seq unless r.Seq is set. Zero: there was no room, and
-// from now on no successor can take over.
+// Note writes a record, with the next Seq unless r.Seq is set. Zero: no slot was free, and from
+// now on no successor can take over.
 func (m *Memory) Note(r Record) Slot {
 	if m == nil {
 		return 0
@@ -282,7 +281,7 @@ func (m *Memory) write(s Slot, r *Record) {
 	(*atomic.Uint32)(unsafe.Pointer(&b[0])).Store(uint32(r.Kind))
 }
 
-// SetN replaces one number of a record.
+// SetN replaces a number of a record.
 func (m *Memory) SetN(s Slot, i int, n uint64) {
 	if m == nil || s == 0 {
 		return
@@ -290,9 +289,9 @@ func (m *Memory) SetN(s Slot, i int, n uint64) {
 	(*atomic.Uint64)(unsafe.Pointer(&m.at(s)[16+8*i])).Store(n)
 }
 
-// Expired notes that the session ended in a volume: bytes written earlier must not be
-// restored. Void notes the end of a successor's session: no bytes of the volume in this memory
-// may be restored. Both are noted before a new session begins.
+// Expired notes that the session ended in a volume: bytes written before must not be restored.
+// Void notes the end of a successor's session: no bytes of the volume in this memory may be
+// restored. Both are noted before a new session begins.
 func (m *Memory) Expired(volume uint64) { m.count(volume, 1) }
 
 // Void: see Expired.
@@ -310,7 +309,7 @@ func (m *Memory) count(volume uint64, i int) {
 	}
 }
 
-// Get reads a record; ok is false for an erased one.
+// Get reads a record; ok is false for an erased record.
 func (m *Memory) Get(s Slot) (r Record, ok bool) {
 	b, e := m.at(s), binary.NativeEndian
 	r.Kind = Kind((*atomic.Uint32)(unsafe.Pointer(&b[0])).Load())
@@ -332,8 +331,8 @@ func (m *Memory) Erase(s Slot) {
 	m.mu.Unlock()
 }
 
-// EraseAll erases records, the oldest first, so that of two overlapping records the newer is
-// never gone before the older.
+// EraseAll erases records, the oldest first, so of two overlapping records the newer never goes
+// before the older.
 func (m *Memory) EraseAll(l []Slot) {
 	if m == nil || len(l) == 0 {
 		return
@@ -378,7 +377,7 @@ func (m *Memory) Records() ([]Record, error) {
 	return l, nil
 }
 
-// Bytes returns the bytes of a Data or Page record; nil if they found no room.
+// Bytes returns the bytes of a Data or Page record; nil if the arena had no room for the bytes.
 func (m *Memory) Bytes(r Record) []byte {
 	if r.N[4] == Nowhere {
 		return nil
@@ -396,7 +395,7 @@ func class(n int) int {
 }
 
 // Buffer returns an empty buffer in the arena with room for at least n bytes, at most 1 MiB;
-// nil if there is none.
+// nil if the arena is full.
 func (m *Memory) Buffer(n int) []byte {
 	c := class(min(n, spanSize))
 	size := minBuffer << c
@@ -417,7 +416,7 @@ func (m *Memory) Buffer(n int) []byte {
 	return m.arena[at : at : at+size]
 }
 
-// Place returns the place of a buffer, Nowhere if it is not in the arena.
+// Place returns the place of a buffer, Nowhere for a buffer outside the arena.
 func (m *Memory) Place(b []byte) uint64 {
 	if cap(b) == 0 || len(m.arena) == 0 {
 		return Nowhere
@@ -429,7 +428,7 @@ func (m *Memory) Place(b []byte) uint64 {
 	return uint64(p - base)
 }
 
-// Recycle takes a buffer back; false: it is not in the arena.
+// Recycle takes a buffer back; false: the buffer is not in the arena.
 func (m *Memory) Recycle(b []byte) bool {
 	if m == nil {
 		return false

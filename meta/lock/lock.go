@@ -1,13 +1,13 @@
 // Package lock is the state machine of one volume's advisory locks: fcntl(2) byte ranges and
-// flock(2), across all sessions, with the waiting requests. It is a pure machine in the
-// owner's memory. Locks are not journaled: after a change of owner every session claims its
-// own locks again, before any other operation runs.
+// flock(2), across all sessions, with the waiting requests. The machine is pure, in the owner's
+// memory. Locks are not journaled: after a change of owner every session claims all of its
+// locks again, before any other operation runs.
 //
 // The rules are Linux's. The two kinds of locks don't see each other. Waiting requests don't
-// delay others: a lock that fits is granted, whoever waits. Converting a flock from one type
-// to the other releases the old one first, so a refused conversion loses it (flock(2) says
-// so). Deadlocks are detected among the fcntl locks of the whole volume; flocks can deadlock,
-// as on Linux.
+// delay others: a lock that fits is granted, even while others wait. Converting a flock from
+// one type to the other releases the old lock first, so a refused conversion loses the old lock
+// (flock(2) says so). Deadlocks are detected among the fcntl locks of the whole volume; flocks
+// can deadlock, as on Linux.
 package lock
 
 import (
@@ -19,34 +19,34 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// MaxPerFile bounds the locks and the waiting requests of one inode.
+// MaxPerFile bounds the locks and the waiting requests of an inode.
 const MaxPerFile = 1 << 16
 
-// maxOffset is the last byte that a lock can cover.
+// maxOffset is the last byte of the longest possible lock.
 const maxOffset = 1<<63 - 1
 
-// Ticket identifies a waiting request; the caller chooses it. Zero means that the caller does
-// not wait.
+// Ticket identifies a waiting request; the caller chooses the ticket. Zero: the caller does not
+// wait.
 type Ticket uint64
 
-// Answer is the result of a request, including its effects on other requests.
+// Answer is the result of a request, including the effects on other requests.
 type Answer struct {
 	Granted  bool
-	Conflict meta.Lock // if not granted: one conflicting lock
-	Woken    []Ticket  // waiting requests that are granted now, in this order
+	Conflict meta.Lock // if not granted: a conflicting lock
+	Woken    []Ticket  // waiting requests granted now, in the order of granting
 }
 
-// Table holds the locks of one volume. It is not safe for concurrent use.
+// Table holds the locks of one volume. A Table is not safe for concurrent use.
 type Table struct {
 	files map[meta.Ino]*file
 	// waiting finds a request's inode.
 	waiting map[Ticket]meta.Ino
-	// sessions counts, for each session, its locks and requests by inode. INVARIANT: no count
-	// is zero.
+	// sessions counts the locks and requests of each session, by inode. INVARIANT: no count is
+	// zero.
 	sessions map[meta.SessionID]map[meta.Ino]int
 }
 
-// owner is a lock owner: its locks never conflict with each other.
+// owner is a lock owner: two locks of the same owner never conflict.
 type owner struct {
 	session meta.SessionID
 	id      uint64
@@ -60,11 +60,11 @@ type request struct {
 }
 
 type file struct {
-	// INVARIANT: sorted by Start; ranges of one owner neither overlap nor, if they are of one
-	// type, touch.
+	// INVARIANT: sorted by Start; two ranges of an owner don't overlap, and two of the same
+	// type don't touch.
 	ranges []meta.Lock
-	// INVARIANT: at most one entry for an owner; either all are LockRead, or there is one
-	// LockWrite.
+	// INVARIANT: an owner has at most one entry; all entries are LockRead, or a single
+	// LockWrite is the only entry.
 	flocks []meta.Lock
 	queue  []request // oldest first; each in conflict with a held lock
 }
@@ -148,7 +148,7 @@ func (t *Table) Get(l meta.Lock) (meta.Lock, bool) {
 	return meta.Lock{}, false
 }
 
-// Cancel removes a waiting request; false means that it does not wait: it was granted, or
+// Cancel removes a waiting request. False: no such request waits; the request was granted, or
 // never waited.
 func (t *Table) Cancel(w Ticket) bool {
 	ino, ok := t.waiting[w]
@@ -164,7 +164,8 @@ func (t *Table) Cancel(w Ticket) bool {
 	return true
 }
 
-// DropOwner releases all locks of one kind that an owner has on an inode, as close(2) does.
+// DropOwner releases all locks of an owner on an inode, of the kind flock says, as close(2)
+// does.
 func (t *Table) DropOwner(ino meta.Ino, s meta.SessionID, id uint64, flock bool) (woken []Ticket) {
 	// Unlocking is never in conflict and needs no room: no error is possible.
 	a, err := t.Set(meta.Lock{Ino: ino, Session: s, Owner: id, Type: meta.LockUnlock, End: maxOffset, Flock: flock}, 0)
@@ -216,8 +217,9 @@ func (t *Table) All() []meta.Lock {
 	return l
 }
 
-// Holdups returns the sessions with locks that conflict with waiting requests: for each
-// request the first, so others may follow when that session is gone.
+// Holdups returns the sessions with locks that conflict with waiting requests: for each request
+// the session of the first such lock. When the session is gone, other sessions may be in the
+// way.
 func (t *Table) Holdups() []meta.SessionID {
 	found := map[meta.SessionID]struct{}{}
 	for ticket, ino := range t.waiting {
@@ -233,7 +235,7 @@ func (t *Table) Holdups() []meta.SessionID {
 
 // ---- one file
 
-// conflict returns the first lock that conflicts with a request.
+// conflict returns the first lock in conflict with a request.
 func (f *file) conflict(l *meta.Lock) *meta.Lock {
 	if l.Type == meta.LockUnlock {
 		return nil
@@ -258,7 +260,7 @@ func (f *file) flockOf(l *meta.Lock) int {
 	return slices.IndexFunc(f.flocks, func(h meta.Lock) bool { return ownerOf(&h) == ownerOf(l) })
 }
 
-// strength reports whether setting l weakens a lock of its owner, so that other requests may
+// strength reports whether setting l weakens a lock of the owner of l, so other requests may
 // fit now.
 func (f *file) strength(l *meta.Lock) bool {
 	for i := range f.ranges {
@@ -317,7 +319,7 @@ func (t *Table) put(f *file, l meta.Lock) {
 	t.count(l.Session, l.Ino, len(out)-was)
 }
 
-// wake grants the waiting requests that fit now, oldest first.
+// wake grants the waiting requests without a conflict, oldest first.
 func (t *Table) wake(f *file) (woken []Ticket) {
 	for again := true; again; {
 		again = false
@@ -330,7 +332,7 @@ func (t *Table) wake(f *file) (woken []Ticket) {
 			delete(t.waiting, r.ticket)
 			t.count(r.Session, r.Ino, -1)
 			if r.Flock {
-				// Its owner may have got a flock by another request meanwhile.
+				// The owner may have got a flock by another request meanwhile.
 				if j := f.flockOf(&r.Lock); j >= 0 {
 					f.flocks = slices.Delete(f.flocks, j, j+1)
 					t.count(r.Session, r.Ino, -1)
@@ -338,14 +340,14 @@ func (t *Table) wake(f *file) (woken []Ticket) {
 			}
 			t.put(f, r.Lock)
 			woken = append(woken, r.ticket)
-			again = true // the grant may weaken a lock of its owner
+			again = true // the grant may weaken a lock of the owner
 			break
 		}
 	}
 	return woken
 }
 
-// deadlock reports whether making this request wait would close a circle.
+// deadlock reports whether a wait for l would close a circle of waiting owners.
 func (t *Table) deadlock(l *meta.Lock) bool {
 	start := ownerOf(l)
 	seen := map[owner]bool{}
@@ -376,8 +378,8 @@ func (t *Table) deadlock(l *meta.Lock) bool {
 	return reaches(l)
 }
 
-// waitsOf returns the range requests for which an owner waits. There may be several: the
-// threads of a process share one owner.
+// waitsOf returns the range requests for which an owner waits. Several can wait at once: the
+// threads of a process share an owner.
 func (t *Table) waitsOf(o owner) (l []meta.Lock) {
 	inos := make([]meta.Ino, 0, len(t.sessions[o.session]))
 	for ino := range t.sessions[o.session] {

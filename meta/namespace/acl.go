@@ -58,8 +58,8 @@ func parseACL(b []byte) (acl, error) {
 	return a, a.check()
 }
 
-// check applies the rules of Linux's posix_acl_valid: one entry each for owner, group and
-// others, in order, and a mask if there are named users or groups.
+// check applies the rules of Linux's posix_acl_valid: an entry each for owner, group and
+// others, in order, and a mask if users or groups are named.
 func (a acl) check() error {
 	bad := fail("acl", meta.Invalid, "entries missing or out of order")
 	next, needMask := uint16(aclUserObj), false
@@ -118,7 +118,8 @@ func (a acl) bytes() []byte {
 	return b
 }
 
-// group returns the entry behind a mode's group bits: the mask, if there is one.
+// group returns the entry behind a mode's group bits: the mask, if the ACL has a mask, else the
+// group's entry.
 func (a acl) group() *aclEntry {
 	var g *aclEntry
 	for i := range a {
@@ -160,7 +161,7 @@ func (a acl) chmod(mode uint32) {
 }
 
 // restrict limits each entry behind the mode's bits to the mode, and the mode to the ACL, as
-// POSIX.1e requires for a new file. It returns the new permission bits.
+// POSIX.1e requires for a new file. restrict returns the new permission bits.
 func (a acl) restrict(mode uint32) uint32 {
 	perm, _ := a.mode()
 	perm &= mode
@@ -235,8 +236,8 @@ func (t *tx) chmodACL(in *inode) error {
 	return t.putXattr(in, xattrAccessACL, a.bytes())
 }
 
-// inheritACL applies the directory's default ACL to a new inode. It returns false if there is
-// none, and then the umask decides.
+// inheritACL applies the directory's default ACL to a new inode. False: the directory has no
+// default ACL, and the umask decides.
 func (t *tx) inheritACL(dir, in *inode) (bool, error) {
 	a, err := t.readACL(dir, xattrDefaultACL)
 	if err != nil || a == nil {

@@ -81,7 +81,7 @@ func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
 }
 
 // setSize truncates a file or extends it with a hole. Truncating to the present size drops
-// preallocated space behind it, as on ext4.
+// preallocated space behind the end, as on ext4.
 func (t *tx) setSize(in *inode, size uint64) error {
 	switch {
 	case in.IsDir():

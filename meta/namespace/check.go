@@ -48,9 +48,9 @@ func (r *Report) OK() bool { return r.Count == 0 }
 // with inodes and link counts, positions with names, extents with Blocks and with the live
 // counts of chunks, orphans with holders, queues with states, counters with the counted
 // records. Check decodes every record with code of its own, written from the drawing in
-// records.go, so that a fault in the machine's decoding can't hide itself. It needs about 100
-// bytes of memory for an inode, 200 for a directory or chunk. The error is the store's; damage
-// is in the report.
+// records.go, so that a fault in the machine's decoding can't hide. Check needs about 100 bytes
+// of memory for an inode, 200 for a directory or chunk. The error is the store's; damage is in
+// the report.
 func Check(r Reader) (*Report, error) {
 	c := &checker{
 		r: r, rep: &Report{}, inodes: map[uint64]*checkedInode{}, dirs: map[uint64]*checkedDir{}, ends: map[uint64]openEnd{},
@@ -96,25 +96,25 @@ const checkPage = 1024
 
 // checkedInode is the walk's knowledge of one inode.
 type checkedInode struct {
-	there   bool // the walk saw its record
+	there   bool // the walk saw the inode's record
 	reap    bool
 	mode    uint32
 	nlink   uint32
 	flags   uint32
 	holders uint32
 	inline  uint32 // bytes in the record of a regular file
-	xattrs  uint32 // flags that its extended attributes require
+	xattrs  uint32 // flags required by the extended attributes
 	names   uint32 // entries that lead to the inode
 	blocks  uint64
 	extents uint64 // bytes
 }
 
-// checkedDir is the additional knowledge of a directory, or of an inode that entries name as
-// their directory.
+// checkedDir is the additional knowledge of a directory, or of an inode that entries name as a
+// directory.
 type checkedDir struct {
 	size, next, parent uint64 // of the record
 	in                 uint64 // directory of the entry that leads here
-	nameLen            uint64 // sum of the lengths of its entries' names
+	nameLen            uint64 // sum of the lengths of the entries' names
 	subdirs            uint64
 	lastCookie         uint64
 	entries, positions uint64
@@ -303,7 +303,7 @@ func (c *checker) inode(k, v []byte) {
 	c.rep.Bytes += rec.blocks
 }
 
-// wireEntry is a directory entry as decoded from either of its records.
+// wireEntry is a directory entry as decoded from the record by name or the record by position.
 type wireEntry struct {
 	ino, cookie, vol uint64
 	typ              byte

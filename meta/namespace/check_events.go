@@ -2,7 +2,7 @@ package namespace
 
 import "encoding/binary"
 
-// event checks one event, and that the numbers have no gap.
+// event checks one event, and the numbers of events for gaps.
 func (c *checker) event(k, v []byte) {
 	w := walker{b: v}
 	ver, kind, bits, typ := w.u8(), w.u8(), w.u8(), w.u8()

@@ -106,7 +106,8 @@ func (c *checker) hidden(gen uint32) bool {
 }
 
 // outside reports whether a version belongs to the state of the origin and not of the clone:
-// it is hidden, or below the version of the clone's base, or that version is a tombstone.
+// the version is hidden, or below the version of the clone's base, or the base's version is a
+// tombstone.
 func (c *checker) outside(k, base, v []byte, gen uint32) bool {
 	if c.vol == nil || len(c.vol.gaps) == 0 {
 		return false
@@ -122,7 +123,8 @@ func (c *checker) outside(k, base, v []byte, gen uint32) bool {
 	}
 	c.based = append(c.based[:0], base...)
 	if len(v) == 1 && v[0] == 0 {
-		// Servers of before noted that it was superseded, and left tombstones over it.
+		// Older programs noted that the version was superseded, and left tombstones over the
+		// version.
 		delete(c.snaps.buried, string(k))
 		if string(base) == string(c.seen) {
 			c.snaps.tomb = false
@@ -132,7 +134,7 @@ func (c *checker) outside(k, base, v []byte, gen uint32) bool {
 	return false
 }
 
-// foreign reports that a clone may refer to the chunk without counting it.
+// foreign reports that a clone may refer to the chunk without counting the reference.
 func (c *checker) foreign(id [16]byte) bool {
 	return c.vol != nil && c.vol.clone && uint64(binary.BigEndian.Uint32(id[:])) != c.vol.id
 }
@@ -165,8 +167,8 @@ func (c *checker) digest(k, v []byte) {
 	}
 }
 
-// index checks the index of a readable snapshot and counts its bytes in its chunks, which the
-// walk has read before.
+// index checks the index of a readable snapshot and counts the index's bytes in the index's
+// chunks, which the walk has read before.
 func (c *checker) index(k, v []byte) {
 	w := walker{b: v}
 	ver, form := w.u8(), w.u8()

@@ -12,7 +12,7 @@ import (
 //
 // Check counts the bytes that only snapshots hold in another way than tally.go, which follows
 // places through all generations. Check goes version by version, and compares a version with
-// the versions that the next snapshot sees and this one does not.
+// the versions seen by the next snapshot, and not by the snapshot that sees the version.
 
 // seenExtent is a version of an extent, and the first and last counted snapshots that see it,
 // as indexes of c.tally.gens; len(gens) stands for the live tree.

@@ -92,8 +92,8 @@ func (t *tx) dropChunk(op *meta.DropChunk) error {
 	return nil
 }
 
-// setReplicas changes the servers of a sealed chunk. Its length and checksum stay; its fence
-// may rise.
+// setReplicas changes the servers of a sealed chunk. The chunk's length and checksum stay; the
+// fence may rise.
 func (t *tx) setReplicas(op *meta.SetReplicas, res *meta.Result) error {
 	const name = "set replicas"
 	if (len(op.Servers) == 0) != op.Lost || len(op.Servers) > maxReplicas || slices.Contains(op.Servers, 0) {

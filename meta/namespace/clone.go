@@ -13,33 +13,33 @@ import (
 
 //
 // Clones. The store of a clone begins as a copy of its origin's store, made at any time after
-// the snapshot was taken; CloneEffects turns the copy into the clone without touching anything
-// that grows with the tree:
+// the snapshot was taken; CloneEffects turns the copy into the clone with a cost independent of
+// the size of the tree:
 //
 //	generations   1 ...... g | g+1 ............ g+cloneGens | g+cloneGens+1 ...
 //	              snapshot g | a gap: later changes of the  | the clone's own
 //	              and older  | origin, which are absent     | changes
 //
-// Snapshot g is the clone's base: a snapshot record that users don't see. It makes the
-// versions below immutable for the rest of this package. Versions of a key below the version
-// that the base sees are absent, too.
+// Snapshot g is the clone's base: a snapshot record hidden from users. The base makes the
+// versions below immutable for the rest of this package. Versions of a key below the base's
+// version are absent, too.
 //
 // Extents of the base lie in chunks of the origin, or of the volumes from which the origin was
-// cloned. Such chunks are foreign: their ids name another volume. The volume that allocated a
-// chunk counts, seals, repairs and deletes the chunk for ever (rule 9), so a clone keeps no
-// records of foreign chunks and counts nothing in them. The origin keeps the snapshot, and
-// with it every byte, as long as it has the clone's note (prefix f).
+// cloned. Such chunks are foreign: the ids name another volume. The allocating volume counts,
+// seals, repairs and deletes the chunk for ever (rule 9), so a clone keeps no records of
+// foreign chunks and counts nothing in foreign chunks. The origin keeps the snapshot, with
+// every byte, as long as it has the clone's note (prefix f).
 
 const (
-	// cloneGens is the number of generations of the origin that a clone skips. The origin
-	// takes at most this many snapshots after a cloned snapshot.
+	// cloneGens is the number of generations of the origin that a clone skips. The origin takes
+	// at most cloneGens snapshots after a cloned snapshot.
 	cloneGens = 1 << 24
 	// sweepBatch is the default number of versions examined by one SweepClone.
 	sweepBatch = 1000
 	// baseName is the name of a clone's base in its record.
 	baseName = "origin"
 	// maxUnnamed bounds the unlinked files that were open when the snapshot was taken. A clone
-	// removes them, and the effects are one journal entry.
+	// removes such files, and the effects of the removal are one journal entry.
 	maxUnnamed = 4000
 )
 
@@ -52,8 +52,8 @@ type base struct {
 type gap struct{ lo, hi uint32 }
 
 // swept reports that the sweep has begun: the last gap is one generation shorter than at the
-// beginning of the clone. No other state can have this gap, because no origin reaches that
-// generation.
+// beginning of the clone. No other state can have such a gap, because no origin reaches the
+// gap's last generation.
 func (b *base) swept() bool {
 	last := b.gaps[len(b.gaps)-1]
 	return last.hi-last.lo < cloneGens
@@ -76,7 +76,7 @@ func (b *base) below(gen uint32) bool {
 	return b != nil && len(b.gaps) > 0 && gen <= b.gaps[len(b.gaps)-1].lo
 }
 
-// absent reports that a version says that the key did not exist when the clone began. Such a
+// absent reports whether, by a version, the key did not exist when the clone began. Such a
 // version counts as no version, and older versions do not count either.
 func (b *base) absent(gen uint32, val []byte) bool { return isTombstone(val) && b.below(gen) }
 
@@ -99,7 +99,8 @@ func (t *tx) clonesOf(gen uint32) (all []meta.VolumeID, oldest uint32, err error
 	return all, oldest, err
 }
 
-// roomForClones refuses a snapshot whose generation a clone would take for its own.
+// roomForClones refuses a snapshot whose generation a clone would take for a generation of the
+// clone.
 func (t *tx) roomForClones() error {
 	_, oldest, err := t.clonesOf(0)
 	if err == nil && oldest != 0 && t.vol.gen-oldest >= cloneGens-1 {
@@ -175,12 +176,12 @@ func IsClone(r Reader) (bool, error) {
 	return t.vol.base != nil, err
 }
 
-// CloneEffects returns the effects that turn a copy of a volume's state into a clone of one of
-// its snapshots, under another id: the first entry of the clone's journal. They mean the same
-// for a copy of any later state of the origin, so the copy can be made again from a later
-// state. Their number is that of the unlinked inodes that the snapshot still had; finding
-// these costs the number of changes since the snapshot. Errors: NoSuchSnapshot,
-// ResourceExceeded.
+// CloneEffects returns the effects that turn a copy of a volume's state into a clone of a
+// snapshot of the volume, under another id: the first entry of the clone's journal. The effects
+// mean the same for a copy of any later state of the origin, so the copy can be made again from
+// a later state. The number of effects grows with the unlinked inodes that the snapshot still
+// had; the cost of finding the inodes, with the changes since the snapshot. Errors:
+// NoSuchSnapshot, ResourceExceeded.
 func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy, now meta.Time) ([]Effect, error) {
 	t := &tx{view: view{r: r}, c: Context{Now: now, Volume: id}}
 	sn, unnamed, err := t.beginClone(at)
@@ -225,8 +226,8 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 	return t.effects, nil
 }
 
-// MayClone checks whether CloneEffects can make a clone of a snapshot, now or later: its
-// refusals depend on the snapshot alone. The costs and errors are those of CloneEffects.
+// MayClone checks whether CloneEffects can make a clone of a snapshot, now or later: the
+// refusals depend on the snapshot alone. Costs and errors are as for CloneEffects.
 func MayClone(r Reader, at meta.Generation) error {
 	t := &tx{view: view{r: r}}
 	_, _, err := t.beginClone(at)
@@ -247,8 +248,8 @@ func (t *tx) beginClone(at meta.Generation) (sn snapshot, unnamed []meta.Ino, er
 }
 
 // unnamed lists the inodes of a snapshot that users don't see, or don't see completely:
-// unlinked files that were open, and files with a tail that waits to be reaped. Such an inode
-// is still in the live queues, or has changed since.
+// unlinked open files, and files with a tail not reaped yet. Such an inode is still in the live
+// queues, or has changed since.
 func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
 	seen := map[meta.Ino]bool{}
 	var inner error
@@ -352,7 +353,8 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 		from = []byte{prefixXattr + 1}
 	} else if !b.swept() {
 		// A server whose copy of the state was made from another state of the origin has more
-		// versions to remove than the owner finds here: the changed gap tells it (see Unseen).
+		// versions to remove than the owner finds here: the changed gap makes the server look
+		// (see Unseen).
 		t.vol.base = &base{gaps: slices.Clone(b.gaps)}
 		t.vol.base.gaps[len(b.gaps)-1].hi--
 	}
@@ -392,9 +394,10 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 	return nil
 }
 
-// sweepNotes looks at limit notes of buried versions, and tells how many those were and
-// where to go on. Those of tombstones that the clone began with go: programs of before
-// made them, and a copy of the state that was made again need not have what they name.
+// sweepNotes examines at most limit notes of buried versions, and returns the number of
+// examined notes and the key at which to continue. sweepNotes removes notes about versions that
+// the clone began with if the version is a tombstone or absent: older programs wrote such
+// notes, and a new copy of the state may lack the named version.
 func (t *tx) sweepNotes(lo []byte, limit int) (next []byte, n int, err error) {
 	var keys [][]byte
 	err = t.r.Scan(lo, []byte{prefixBuried + 1}, func(k, _ []byte) bool {
@@ -494,11 +497,11 @@ func (b *base) sees(l []version) (left, unseen []version) {
 
 // Unseen is for servers that replay a journal. Before the caller applies the effects of an
 // entry to r, it must remove for good the keys that Unseen passes to remove, some at a time.
-// These are none, unless the entry begins to sweep a clone. Then they are the versions in this
-// copy of the clone's state that belong to the origin and that the clone can't see. A copy
-// that was made from another state of the origin has other such versions than the owner's
-// copy, but the steps of the sweep name only the owner's: the others would become visible as
-// soon as the gaps are gone. Errors: IO, Corrupt, and those of remove.
+// Unseen passes no keys, unless the entry begins to sweep a clone. Then the keys name versions
+// of the origin, in the server's copy of the clone's state, hidden from the clone. A copy made
+// from another state of the origin has other hidden versions than the owner's copy, but the
+// steps of the sweep name only the owner's: the other versions would become visible as soon as
+// the gaps are gone. Errors: IO, Corrupt, and the errors of remove.
 func Unseen(r Reader, effects []Effect, remove func(keys [][]byte) error) error {
 	i := slices.IndexFunc(effects, func(e Effect) bool { return e.Kind == Put && len(e.Key) == 1 && e.Key[0] == prefixVolume })
 	if i < 0 {
@@ -517,7 +520,7 @@ func Unseen(r Reader, effects []Effect, remove func(keys [][]byte) error) error 
 		return err
 	}
 	if t.base.swept() && len(next.base.gaps) > 0 {
-		return nil // looked at when it began; at the end again, for a program of before may have been here
+		return nil // examined when the sweep began; again at the end, because an older program may have run meanwhile
 	}
 	for _, p := range sweepPrefixes {
 		for from := []byte{p}; from != nil; {
@@ -622,8 +625,8 @@ type ForeignExtent struct {
 	meta.Extent
 }
 
-// ForeignExtents visits the extents of a clone that lie in chunks of other volumes, of every
-// generation that the clone or one of its snapshots sees, until fn returns false.
+// ForeignExtents visits a clone's extents in chunks of other volumes, of every generation seen
+// by the clone or a snapshot of the clone, until fn returns false.
 func ForeignExtents(r Reader, fn func(e ForeignExtent) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil || t.vol.base == nil {

@@ -375,8 +375,8 @@ func (t *tx) openExtent(in *inode) (e extent, err error) {
 	return e, err
 }
 
-// closeEnd closes the open-ended extent: at its journaled length or, with sealed, at the end
-// of the chunk. The file ends there.
+// closeEnd closes the open-ended extent: at the journaled length or, with sealed, at the end of
+// the chunk. The file ends there.
 func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
 	old, err := t.openExtent(in)
 	if err != nil {
@@ -390,24 +390,24 @@ func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
 			e.Len = min(length-e.ChunkOff, meta.MaxFileSize-e.Off)
 		}
 		if in.Flags&meta.FlagUnsynced == 0 {
-			// Bytes that were journaled as synced and are missing in the chunk are lost. The
-			// file keeps its length, and reads of the lost bytes fail (rule 5): a shorter file
-			// would hide the loss.
+			// Bytes journaled as synced and missing in the chunk are lost. The file keeps the
+			// same length, and reads of the lost bytes fail (rule 5): a shorter file would hide
+			// the loss.
 			e.Len = max(e.Len, old.Len)
 		}
 		in.Size = e.Off + e.Len
 	}
 	in.dirty = true
-	// The bytes may continue the previous extent, so they go through edit.
+	// The bytes may continue the previous extent, so edit puts the bytes into the file.
 	if e.Len == 0 {
 		return t.edit(in, []span{{old.Off, old.End()}}, nil)
 	}
 	return t.edit(in, []span{{old.Off, max(old.End(), e.End())}}, []meta.Extent{e})
 }
 
-// dropInline removes inline bytes that extents replace. Extents entirely behind the inline
-// bytes leave them. Extents over a part of them are refused: the rest would be lost, because
-// the machine can't copy it into a chunk.
+// dropInline removes inline bytes replaced by extents. Extents entirely behind the inline bytes
+// leave the inline bytes in place. Extents over a part of the inline bytes are refused: the
+// rest would be lost, because the machine can't copy the rest into a chunk.
 func dropInline(in *inode, news []meta.Extent) error {
 	n := uint64(len(in.data))
 	if news[0].Off >= n {

@@ -12,14 +12,14 @@ import (
 )
 
 // Diff lists the changes from one snapshot to a later one, or to the live volume (to is zero),
-// sorted by path. Its time and memory are proportional to the number of changes. Errors:
+// sorted by path. Time and memory are proportional to the number of changes. Errors:
 // NoSuchSnapshot, Invalid (from is not the earlier snapshot).
 func Diff(r Reader, from, to meta.Generation) ([]meta.Change, error) {
 	return compare(r, from, to, false)
 }
 
-// DiffExact is Diff for exact copies: it also lists inodes of which only the time of
-// modification differs and, for a new name, the former path of its inode (Change.From).
+// DiffExact is Diff for exact copies: DiffExact also lists inodes of which only the time of
+// modification differs and, for a new name, the former path of the inode (Change.From).
 func DiffExact(r Reader, from, to meta.Generation) ([]meta.Change, error) {
 	return compare(r, from, to, true)
 }
@@ -68,7 +68,7 @@ type whom struct {
 	typ uint32
 }
 
-// side is the volume at one of the two moments.
+// side is the volume at either of the two moments.
 type side struct {
 	tx
 	paths map[meta.Ino]string // paths of directories that were needed so far
@@ -189,8 +189,8 @@ func (d *differ) tellNames() error {
 	return nil
 }
 
-// pathsBefore returns, for each inode with new names, a path at the earlier moment, if there
-// was any.
+// pathsBefore returns, for each inode with new names, a path at the earlier moment, if the
+// inode had a name then.
 func (d *differ) pathsBefore() (map[meta.Ino]string, error) {
 	s := &d.sides[0]
 	paths, lost := map[meta.Ino]string{}, map[meta.Ino]int{}
@@ -205,7 +205,7 @@ func (d *differ) pathsBefore() (map[meta.Ino]string, error) {
 			return nil, err
 		}
 		if in.Nlink == 0 || in.IsDir() {
-			continue // a directory that kept its name has no other
+			continue // a directory has no name besides the kept name
 		}
 		name, err := s.nameIn(in, in.home)
 		if err != nil {

@@ -25,7 +25,7 @@ func checkName(op, name string) error {
 func isDots(name string) bool { return name == "." || name == ".." }
 
 // parentDir reads a directory to change its entries. For a removed directory the error is
-// NotFound, as on ext4 for a process whose working directory is gone.
+// NotFound, as on ext4 for a process in a removed working directory.
 func (t *tx) parentDir(op string, ino meta.Ino) (*inode, error) {
 	in, err := t.inode(ino)
 	if meta.KindOf(err) == meta.Stale || err == nil && in.Nlink == 0 {
@@ -279,9 +279,9 @@ func (t *tx) addName(dir *inode, name string, in *inode, cookie uint64) error {
 	return err
 }
 
-// makeInode gives a new inode its number, owner, mode and ACLs.
+// makeInode gives a new inode a number, an owner, a mode and ACLs.
 func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, now meta.Time) (*inode, error) {
-	under := uint32(0) // a number that was never used
+	under := uint32(0) // a number never used before
 	if ino == 0 {
 		ino = meta.Ino(t.vol.nextIno)
 	} else if _, gen, used, err := t.get(appendInodeBase(t.scratch[:0], ino)); err != nil {
@@ -455,7 +455,7 @@ func (t *tx) unlink(op *meta.Unlink, res *meta.Result) error {
 }
 
 // loseName removes one link of an inode, and both links of a directory. Without links, the
-// inode becomes an orphan of its holders or, without holders, is removed.
+// inode becomes an orphan of the holders or, without holders, is removed.
 func (t *tx) loseName(in *inode, holders []meta.SessionID) error {
 	touch(in)
 	in.Ctime = t.c.Now
@@ -576,8 +576,8 @@ func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
 		if err := t.dropEntry(from, op.Name, e); err != nil {
 			return err
 		}
-		// A replaced name keeps its position, so that readers of the directory always see one
-		// of the two.
+		// A replaced name keeps the position, so readers of the directory always see the old or
+		// the new entry.
 		if err := t.addName(to, op.NewName, in, e2.cookie); err != nil {
 			return err
 		}

@@ -9,16 +9,16 @@ import (
 
 //
 // Events. A volume with events keeps the last ones under prefix y, numbered without gaps. Each
-// event is an effect of the operation that it describes, so the journal has both or neither,
-// and every follower has the event. The counters of events are in the volume's record, which
-// nearly every operation writes anyway.
+// event is an effect of the described operation, so the journal has both or neither, and every
+// follower has the event. The counters of events are in the volume's record, which nearly every
+// operation writes anyway.
 //
 // The event about a file's contents comes when the writer closes the file. Only the client
 // knows of the close: a commit leaves a note (prefix z) and asks the client for a message
 // (Closed). A session that ends has closed everything.
 
 const (
-	// Beyond the bound, up to 1/trimPart of the kept events may exist, so that trimming is an
+	// Beyond the bound, up to 1/trimPart of the kept events may exist, so trimming is an
 	// occasional deletion of a range.
 	trimPart = 8
 	// maxClosed bounds the inodes of one Closed.
@@ -36,10 +36,10 @@ const (
 type eventLog struct {
 	keep  uint64 // 0: none are made
 	first uint64 // INVARIANT: exactly the events [first, next) exist
-	next  uint64 // 0: there never was an event
+	next  uint64 // 0: no event was ever added
 }
 
-// event adds an event with the next number. It sets Seq and Time.
+// event adds an event with the next number. event sets Seq and Time.
 func (t *tx) event(e *meta.Event) {
 	l := &t.vol.events
 	if l.keep == 0 {
@@ -67,7 +67,7 @@ func (t *tx) trimEvents(first uint64) {
 	}
 }
 
-// cutEvents drops all events and skips n numbers, so that consumers notice the gap.
+// cutEvents drops all events and skips n numbers, so consumers notice the gap.
 func (t *tx) cutEvents(n uint64) {
 	l := &t.vol.events
 	if l.next == 0 {
@@ -102,9 +102,9 @@ func (t *tx) setEvents(op *meta.SetEvents) error {
 // ---- advisory quotas
 
 //
-// The last reported state of the advisory quotas has a record of its own. If an owner dies
-// between writing a crossing into the volume's row and reporting it, the successor reports it,
-// and nothing is reported twice.
+// The last reported state of the advisory quotas has a separate record. If an owner dies
+// between writing a crossing into the volume's row and reporting the crossing, the successor
+// reports the crossing, and nothing is reported twice.
 
 var overKey = []byte{prefixOver}
 
@@ -175,8 +175,8 @@ func decodeOver(b []byte) (bits byte, err error) {
 	return bits, d.end("crossed quotas")
 }
 
-// fileEvent adds an event about an inode, under one of its names. It adds none for an inode
-// without names.
+// fileEvent adds an event about an inode, under a name of the inode. Without names, fileEvent
+// adds no event.
 func (t *tx) fileEvent(kind meta.EventKind, in *inode) error {
 	if t.vol.events.keep == 0 || in.Nlink == 0 {
 		return nil
@@ -212,7 +212,7 @@ func (t *tx) changing(in *inode, res *meta.Result) error {
 	return err
 }
 
-// changed ends the note of changing, if it exists.
+// changed ends the note of changing, if the note exists.
 func (t *tx) changed(session meta.SessionID, ino meta.Ino, tell bool) error {
 	if t.vol.events.keep == 0 {
 		return nil
@@ -244,7 +244,7 @@ func (t *tx) closed(op *meta.Closed) error {
 	seen := make(map[meta.Ino]bool, len(op.Inos))
 	for _, ino := range op.Inos {
 		if seen[ino] {
-			continue // the store does not show the effects of this step yet
+			continue // the store does not show the step's effects yet
 		}
 		seen[ino] = true
 		if err := t.changed(t.c.Session, ino, true); err != nil {
@@ -288,7 +288,7 @@ func EventLog(r Reader) (meta.EventLog, error) {
 	return meta.EventLog{Keep: l.keep, First: l.first, Last: max(l.next, 1) - 1}, err
 }
 
-// Events reads at most limit events with numbers above after. It does not check for gaps.
+// Events reads at most limit events with numbers above after. Events does not check for gaps.
 func Events(r Reader, after uint64, limit int) (all []meta.Event, err error) {
 	if after+1 == 0 {
 		return nil, nil
@@ -318,8 +318,8 @@ func Events(r Reader, after uint64, limit int) (all []meta.Event, err error) {
 
 func appendEvent(b []byte, e *meta.Event) []byte {
 	if e.Kind == meta.EventQuota {
-		// In place of other fields, so that programs without this kind can decode the event;
-		// they skip it.
+		// In place of other fields, so programs without the kind can decode the event, and skip
+		// the event.
 		e = &meta.Event{Kind: e.Kind, Time: e.Time, Name: e.Name, Ino: meta.Ino(e.Used), Replaced: meta.Ino(e.Limit), Last: e.Over}
 	}
 	var bits byte
@@ -353,7 +353,7 @@ func appendEvent(b []byte, e *meta.Event) []byte {
 	return b
 }
 
-// decodeEvent decodes an event; its number is part of the key. Unknown kinds are not an error.
+// decodeEvent decodes an event; the number is part of the key. Unknown kinds are not an error.
 func decodeEvent(b []byte) (e meta.Event, err error) {
 	d := decoder{b: b}
 	if err := d.version(eventV1, "event"); err != nil {

@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// reapBatch bounds the extents that one operation removes when a file is removed or
-	// truncated; the rest waits in the reap queue.
+	// reapBatch bounds the extents that an operation removes for a removed or truncated file;
+	// the rest waits in the reap queue.
 	reapBatch = 1000
-	// maxEdit bounds the extents that one operation reads and writes otherwise. At some 60
-	// bytes each, their effects stay well below the bound of a journal entry.
+	// maxEdit bounds the extents that an operation reads and writes otherwise. At some 60 bytes
+	// an extent, the effects stay well below the bound of a journal entry.
 	maxEdit = 8192
 )
 
 // span is a range of file offsets, lo <= x < hi.
 type span struct{ lo, hi uint64 }
 
-// foundEnds are the versions of keys that a scan of an inode's extents has seen. They stay
+// foundEnds are the versions of keys seen by a scan of an inode's extents. The versions stay
 // right until the end of the operation, because the store does not change.
 type foundEnds struct {
 	ino    meta.Ino
@@ -46,7 +46,7 @@ func (f *foundEnds) add(end uint64, gen uint32) {
 }
 
 // under returns the generation of the newest version of an extent's key (0: no version), and
-// whether it is known.
+// whether the generation is known.
 func (f *foundEnds) under(ino meta.Ino, end uint64) (gen uint32, known bool) {
 	if ino != f.ino || end <= f.lo || end > f.hi {
 		return 0, false
@@ -103,19 +103,18 @@ func (t *tx) scanLive(in *inode, off uint64, fn func(e extent) bool) error {
 	})
 }
 
-// edit removes everything in the ranges cuts of a file and puts news there. cuts are sorted
-// and don't overlap; each extent of news, also sorted, lies within one cut. Adjacent extents
-// that continue each other in the same chunk become one. edit updates chunk counts and the
-// inode's Blocks.
+// edit removes everything in the ranges cuts of a file and puts the extents news into the
+// ranges. cuts are sorted and don't overlap; each extent of news, also sorted, lies within one
+// cut. Adjacent extents that continue each other in the same chunk become a single extent. edit
+// updates chunk counts and the inode's Blocks.
 //
-// edit reads the store once for each group of cuts that an extent connects, so that the cost
-// of many small writes to a large file depends on the extents they touch, not on those
-// between.
+// edit reads the store once for each group of cuts that an extent connects, so the cost of many
+// small writes to a large file depends on the touched extents, not on extents between.
 func (t *tx) edit(in *inode, cuts []span, news []meta.Extent) error {
 	total := 0
 	for len(cuts) > 0 {
 		lo, hi := cuts[0].lo, cuts[0].hi // of the cuts in this group
-		reach := hi                      // of the cuts and the extents that they touch
+		reach := hi                      // of the cuts and the touched extents
 		n := 1
 		join := func() {
 			for n < len(cuts) && cuts[n].lo <= reach {
@@ -210,7 +209,7 @@ func sub(e meta.Extent, lo, hi uint64) meta.Extent {
 	return e
 }
 
-// merge joins extents that continue each other. It reuses l.
+// merge joins extents that continue each other. merge reuses l.
 func merge(l []meta.Extent) []meta.Extent {
 	out := l[:0]
 	for _, e := range l {
@@ -306,8 +305,8 @@ func (t *tx) putExtent(in *inode, e meta.Extent) error {
 	return nil
 }
 
-// uncount subtracts an extent's bytes from the inode and its chunk. An extent that a snapshot
-// sees stays in the store, so its chunk keeps the count.
+// uncount subtracts an extent's bytes from the inode and the chunk. An extent seen by a
+// snapshot stays in the store, so the chunk keeps the count.
 func (t *tx) uncount(in *inode, e extent) error {
 	in.Blocks -= e.Len
 	if e.OpenEnded {
@@ -337,7 +336,7 @@ func (t *tx) uncount(in *inode, e extent) error {
 }
 
 // cutTail removes extents beyond a file offset, as many as the operation's budget allows, and
-// returns whether none is left. It shortens an extent that crosses the offset.
+// returns whether none is left. cutTail shortens an extent across the offset.
 func (t *tx) cutTail(in *inode, from uint64) (all bool, err error) {
 	var old []extent
 	all = true
@@ -356,8 +355,8 @@ func (t *tx) cutTail(in *inode, from uint64) (all bool, err error) {
 	return all, t.replace(in, old, appendOutside(nil, old[0].Extent, []span{{from, math.MaxUint64}}))
 }
 
-// truncateTo drops the file's bytes beyond an offset. It leaves extents beyond the step's
-// budget to Reap.
+// truncateTo drops the file's bytes beyond an offset. Extents beyond the step's budget are left
+// to Reap.
 func (t *tx) truncateTo(in *inode, size uint64) error {
 	all, err := t.cutTail(in, size)
 	if err != nil {
@@ -387,7 +386,7 @@ func (t *tx) queueReap(in *inode, from uint64) {
 	t.putMarker(s)
 }
 
-// remove removes an inode without names and holders: at once if its extents fit the step's
+// remove removes an inode without names and holders: at once if the extents fit the step's
 // budget, else through the reap queue.
 func (t *tx) remove(in *inode) error {
 	in.dirty = true
@@ -403,7 +402,7 @@ func (t *tx) remove(in *inode) error {
 		in.reapFrom = 0
 		return nil
 	}
-	// If all bytes lie in the record, as in most small files, there are no extents to scan.
+	// If all bytes lie in the record, as in most small files, no extents need a scan.
 	all := in.Flags&meta.FlagInline != 0 && in.Flags&meta.FlagOpenEnded == 0 && in.Blocks == uint64(len(in.data))
 	if in.IsRegular() && in.Blocks > 0 && !all {
 		if err := t.truncateTo(in, 0); err != nil || in.reap {

@@ -12,34 +12,34 @@ import (
 )
 
 //
-// The bytes that snapshots hold, counted exactly. A byte of a file is identified by the inode,
-// its offset, and its place: the position in a chunk. Preallocated space has the same place
-// everywhere; bytes in an inode's record have equal places if they are equal. All generations
-// of the live tree and of snapshots that map an identical byte hold one byte. If the live tree
-// is not among them, only snapshots hold it.
+// The bytes that snapshots hold, counted exactly. A byte of a file is identified by inode,
+// offset and place: the position in a chunk. Preallocated space has the same place everywhere;
+// equal bytes in an inode's record have equal places. All generations of the live tree and of
+// snapshots that map an identical byte hold a single byte. Without the live tree among the
+// holders, only snapshots hold the byte.
 //
-// So a byte of two snapshots counts once. A byte that was mapped, cut off and mapped again is
-// the same byte, whatever happened to the bounds of extents meanwhile. A byte of a chunk that
-// two files map, or one file twice, is two bytes, as in Blocks. Truncating and unlinking moves
-// bytes from the live tree to the snapshots and never increases the sum of both; overwriting a
-// byte that a snapshot has increases it by the byte; deleting snapshots never increases it.
+// So a byte of two snapshots counts once. A byte mapped, cut off and mapped again is the same
+// byte, even if the bounds of extents changed meanwhile. A byte of a chunk mapped by two files,
+// or twice by the same file, is two bytes, as in Blocks. Truncating and unlinking moves bytes
+// from the live tree to the snapshots and never increases the sum of both; overwriting a byte
+// of a snapshot increases the sum by the byte; deleting snapshots never increases the sum.
 //
-// The base of a clone is not a snapshot of the clone: bytes that only the base has belong to
-// the origin.
+// The base of a clone is not a snapshot of the clone: bytes of the base alone belong to the
+// origin.
 
 // Held is the number of bytes that snapshots hold besides the live tree.
 type Held struct {
 	Live  uint64 // bytes of the live tree, as in Usage
 	Alone uint64 // bytes that only snapshots hold
-	Going uint64 // of these, bytes that only snapshots under deletion hold
-	Freed uint64 // of these, bytes that deleting all the snapshots in question would free
+	Going uint64 // of Alone, bytes that only snapshots under deletion hold
+	Freed uint64 // of Alone, bytes freed by deleting all the snapshots in question
 	Each  []HeldBy
 }
 
 // HeldBy is the part of one snapshot.
 type HeldBy struct {
 	meta.Snapshot
-	Alone uint64 // bytes that nothing else holds: deleting the snapshot frees them
+	Alone uint64 // bytes without another holder: deleting the snapshot frees the bytes
 }
 
 // piece is a range of a file whose bytes follow each other in one place or, with data, are in
@@ -73,10 +73,10 @@ type holding struct {
 	doubts  []doubt
 }
 
-// ReadHeld counts the bytes that snapshots hold, and the bytes that deleting all snapshots in
-// drop would free. It reads the versions superseded since the oldest snapshot, and all extents
-// of files changed since. Memory: about 90 bytes for each extent of one file, twice as much
-// while they are collected, and 8 bytes for each changed file. Errors: NoSuchSnapshot.
+// ReadHeld counts the bytes that snapshots hold, and the bytes freed by deleting all snapshots
+// in drop. ReadHeld reads the versions superseded since the oldest snapshot, and all extents of
+// files changed since. Memory: about 90 bytes for each extent of a file, twice as much while
+// the extents are collected, and 8 bytes for each changed file. Errors: NoSuchSnapshot.
 func ReadHeld(r Reader, drop []meta.Generation) (*Held, error) {
 	h := &holding{t: tx{view: view{r: r}}}
 	if err := h.t.begin(); err != nil {
@@ -190,7 +190,7 @@ func (h *holding) read(ino meta.Ino) error {
 	return nil
 }
 
-// eachLine visits the extents that were read, one line of places at a time.
+// eachLine visits the extents read so far, a line of places at a time.
 func (h *holding) eachLine(fn func(l []piece)) {
 	slices.SortFunc(h.pieces, func(a, b piece) int {
 		return cmp.Or(a.chunk.Compare(b.chunk), cmp.Compare(a.shift, b.shift), cmp.Compare(a.lo, b.lo))
@@ -205,8 +205,8 @@ func (h *holding) eachLine(fn func(l []piece)) {
 	}
 }
 
-// versions visits all versions of the keys with a prefix, newest first, with the generation
-// that superseded each (0: none). Tombstones are not visited, but they supersede.
+// versions visits all versions of the keys with a prefix, newest first, with the superseding
+// generation (0: none). Tombstones are not visited, but do supersede.
 func (h *holding) versions(prefix []byte, fn func(base, val []byte, gen, newer uint32) error) error {
 	var last []byte
 	var newer uint32
@@ -238,9 +238,9 @@ func (h *holding) versions(prefix []byte, fn func(base, val []byte, gen, newer u
 }
 
 // found handles a version. A version that no readable snapshot sees belongs to snapshots under
-// deletion, unless only a clone's base has it. The list with which the version is buried
-// decides. Generations can't: some versions of a snapshot under deletion are gone, and it
-// would seem to see the versions below them.
+// deletion, unless only a clone's base has the version. The list with which the version is
+// buried decides. Generations can't: some versions of a snapshot under deletion are gone, and
+// the snapshot would seem to see the versions below the removed versions.
 func (h *holding) found(p piece, base []byte, gen, newer uint32) {
 	p.first, _ = slices.BinarySearch(h.gens, gen)
 	if p.last = len(h.gens); newer != 0 {
@@ -262,7 +262,7 @@ func (h *holding) add(p piece) {
 	h.pieces = append(h.pieces, p)
 }
 
-// line counts the bytes of a line of places; its pieces are sorted.
+// line counts the bytes of a line of places with sorted pieces.
 func (h *holding) line(l []piece) {
 	sweep(l, func(in []piece, n uint64) {
 		s := h.nobody()
@@ -273,10 +273,10 @@ func (h *holding) line(l []piece) {
 	})
 }
 
-// sweep visits the ranges of a line of places, with the pieces that cover each range and its
+// sweep visits the ranges of a line of places, with the pieces over each range and the range's
 // length.
 func sweep(l []piece, fn func(in []piece, n uint64)) {
-	var in []piece // pieces that cover at: at most one for each holder
+	var in []piece // pieces over at, at most one for each holder
 	for at := uint64(0); len(l) > 0 || len(in) > 0; {
 		if len(in) == 0 {
 			at = l[0].lo
@@ -335,7 +335,7 @@ func (h *holding) inline() {
 // sharers are the holders of a byte.
 type sharers struct {
 	first, last int
-	asked       bool // all of them are in question
+	asked       bool // all the snapshots are in question
 }
 
 func (h *holding) nobody() sharers { return sharers{math.MaxInt, -1, true} }

@@ -8,8 +8,8 @@ import (
 )
 
 //
-// Records of the places of snapshots' indexes. The chunks of an index are counted like those
-// of files, so they are repaired, moved and deleted like them.
+// Records of the places of snapshots' indexes. The chunks of an index are counted like chunks
+// of files, and so are repaired, moved and deleted like chunks of files.
 
 func (t *tx) setIndex(op *meta.SetIndex, res *meta.Result) error {
 	const name = "set index"
@@ -72,7 +72,7 @@ func (t *tx) index(snap uint32) (x meta.SnapshotIndex, ok bool, err error) {
 	return x, err == nil, err
 }
 
-// dropIndex removes the record of a snapshot's index, and with it the index's chunks.
+// dropIndex removes the record of a snapshot's index, together with the index's chunks.
 func (t *tx) dropIndex(snap uint32) error {
 	x, ok, err := t.index(snap)
 	if err != nil || !ok {
@@ -105,8 +105,8 @@ func Indexes(r Reader) (map[meta.Generation]meta.SnapshotIndex, error) {
 	return all, err
 }
 
-// InodesAt visits the attributes of the inodes with a name in a snapshot, from one on, in the
-// order of their numbers, until fn returns false. fn must not read the store. Errors:
+// InodesAt visits the attributes of the inodes with a name in a snapshot, from inode number
+// from on, in ascending order, until fn returns false. fn must not read the store. Errors:
 // NoSuchSnapshot.
 func InodesAt(r Reader, at meta.Generation, from meta.Ino, fn func(a *meta.Attr) bool) error {
 	t := tx{view: view{r: r}}

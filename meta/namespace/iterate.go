@@ -15,15 +15,15 @@ func Usage(r Reader) (bytes, inodes uint64, err error) {
 	return t.vol.bytes, t.vol.inodes, err
 }
 
-// Counted is Usage plus the bytes that only snapshots hold, if the policy counts them in the
-// quota and they are counted.
+// Counted is Usage plus the bytes that only snapshots hold, if the policy counts such bytes in
+// the quota and the count is done.
 func Counted(r Reader) (bytes, inodes uint64, err error) {
 	t := tx{view: view{r: r}}
 	err = t.begin()
 	return t.vol.holds(), t.vol.inodes, err
 }
 
-// NextIno is the number that the next new inode gets.
+// NextIno is the number of the next new inode.
 func NextIno(r Reader) (meta.Ino, error) {
 	t := tx{view: view{r: r}}
 	err := t.begin()
@@ -31,7 +31,7 @@ func NextIno(r Reader) (meta.Ino, error) {
 }
 
 // UsageAfter returns the value of Counted after the effects of an operation, or changed false
-// if the effects don't change it.
+// if the effects don't change the value.
 func UsageAfter(effects []Effect) (bytes, inodes uint64, changed bool) {
 	for i := len(effects) - 1; i >= 0; i-- {
 		e := &effects[i]
@@ -72,12 +72,12 @@ func eachKey(r Reader, prefix []byte, length int, fn func(k, v []byte) (bool, er
 	return err
 }
 
-// Chunks visits all chunks in the order of their ids until fn returns false.
+// Chunks visits all chunks in the order of ids until fn returns false.
 func Chunks(r Reader, fn func(c meta.ChunkRecord) bool) error {
 	return ChunksFrom(r, meta.ChunkID{}, fn)
 }
 
-// ChunksFrom is Chunks from an id on, so that a long walk can be done in steps.
+// ChunksFrom is Chunks from an id on, so a long walk can be done in steps.
 func ChunksFrom(r Reader, from meta.ChunkID, fn func(c meta.ChunkRecord) bool) error {
 	lo := appendChunkKey(nil, prefixChunk, from)
 	var inner error
@@ -180,7 +180,7 @@ func Sessions(r Reader, fn func(s meta.SessionStart, ended bool) bool) error {
 	})
 }
 
-// Orphans visits the unlinked inodes that a session holds.
+// Orphans visits the unlinked inodes held by a session.
 func Orphans(r Reader, s meta.SessionID, fn func(ino meta.Ino) bool) error {
 	return eachKey(r, binary.BigEndian.AppendUint64([]byte{prefixOrphan}, uint64(s)), 17, func(k, _ []byte) (bool, error) {
 		return fn(meta.Ino(binary.BigEndian.Uint64(k[9:]))), nil
@@ -204,9 +204,9 @@ func Replies(r Reader, s meta.SessionID, fn func(key, val []byte) bool) error {
 	return eachKey(r, prefix, 37, func(k, v []byte) (bool, error) { return fn(k, v), nil })
 }
 
-// SkipInodes returns the effects that skip n inode numbers: the numbers that may have been
-// given out after the state from which a restored volume continues. As many numbers of events
-// are skipped, so that consumers notice the gap.
+// SkipInodes returns the effects that skip n inode numbers: the numbers that were perhaps given
+// out after the state from which a restored volume continues. As many numbers of events are
+// skipped, so consumers notice the gap.
 func SkipInodes(r Reader, n uint64) ([]Effect, error) {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {

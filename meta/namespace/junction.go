@@ -9,9 +9,9 @@ import (
 )
 
 //
-// Junctions in snapshots. The place of a volume in the tree is also recorded in its row, which
-// has no snapshots. So a clone, or a volume that is rolled back, must not contain a junction
-// that the row does not confirm. Before making either, the owner looks for such junctions:
+// Junctions in snapshots. The place of a volume in the tree is also recorded in the volume's
+// row, which has no snapshots. So a clone, or a rolled back volume, must not contain a junction
+// without confirmation by the row. Before making either, the owner looks for such junctions:
 // among the present junctions of the volume, and among the changes since the snapshot.
 
 // JunctionChange is a name that leads to a volume in a snapshot or in the live tree, but not
@@ -22,8 +22,8 @@ type JunctionChange struct {
 	Was, Now meta.VolumeID // zero: none
 }
 
-// JunctionsSince examines at most limit names that changed since a snapshot, from the key from
-// on (nil: the first), and returns those that lead or led to volumes. next is the key at which
+// JunctionsSince examines at most limit names changed since a snapshot, from the key from on
+// (nil: the first), and returns the names that lead or led to volumes. next is the key at which
 // to continue; nil: the end. Errors: NoSuchSnapshot.
 func JunctionsSince(r Reader, at meta.Generation, from []byte, limit int) (all []JunctionChange, next []byte, err error) {
 	t, then, err := sides(r, at)

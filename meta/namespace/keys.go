@@ -6,12 +6,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Keys. All numbers are big-endian so that the store's order is useful. A key
-// that a snapshot must preserve ends with gen: the complement (^) of the
-// generation it was written in, 4 bytes, so that the newest version not after
-// generation G is the first key at or after base+^G. Names end with a zero
-// byte, which no name contains, so that no other name's keys lie among the
-// versions of one.
+// Keys. All numbers are big-endian, to make the store's order useful. A key with versions for
+// snapshots ends with gen: the complement (^) of the generation of the write, 4 bytes, so the
+// newest version not after generation G is the first key at or after base+^G. Names end with a
+// zero byte, which no name contains, so no other name's keys lie among the versions of a name.
 //
 //	v                                     the volume: counters, policy       1 byte
 //	i ino:8 gen:4                         inode                             13 bytes
@@ -40,14 +38,13 @@ import (
 //	a                                     advisory quotas that are crossed   1 byte
 //	l                                     reserved: locks
 //
-// snap in a key of prefix b is the youngest snapshot that sees the version
-// whose key follows (buried there when it was superseded). g and h are written
-// once there was a snapshot; they let two snapshots be compared in time
-// proportional to what changed.
+// snap in a key of prefix b is the youngest snapshot that sees the version whose key follows
+// (buried there when it was superseded). g and h are written from the first snapshot on; with g
+// and h, two snapshots are compared in time proportional to the number of changes.
 //
-// An extent's key holds the offset after its last byte, not its first: the
-// extents at or after a file offset are then one ascending scan, the one that
-// begins before the offset included, and the store needs no backward seek.
+// An extent's key holds the offset after the extent's last byte, not the first offset: the
+// extents at or after a file offset are then a single ascending scan, including the extent
+// across the offset, and the store needs no backward seek.
 const (
 	prefixVolume  = 'v'
 	prefixInode   = 'i'
@@ -190,8 +187,8 @@ func appendNameGenKey(b []byte, gen uint32, parent meta.Ino, name string) []byte
 	return append(binary.BigEndian.AppendUint64(b, uint64(parent)), name...)
 }
 
-// after returns the smallest key after all keys that begin with b. It always exists, because
-// no prefix byte of this package is 0xff.
+// after returns the smallest key after all keys that begin with b. Such a key always exists,
+// because no prefix byte of this package is 0xff.
 func after(b []byte) []byte {
 	n := append([]byte(nil), b...)
 	for i := len(n) - 1; i >= 0; i-- {

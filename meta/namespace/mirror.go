@@ -7,8 +7,8 @@ import (
 )
 
 //
-// The target of a mirror has a record with the snapshot that readers see. The record belongs
-// to no generation.
+// The target of a mirror has a record with the readers' snapshot. The record belongs to no
+// generation.
 
 var mirrorKey = []byte{prefixMirror}
 
@@ -42,8 +42,8 @@ func (t *tx) notShown(sn *snapshot) error {
 	return err
 }
 
-// Mirror returns the generation of the snapshot that a mirror's readers see; zero for a volume
-// that is not the target of a mirror.
+// Mirror returns the generation of the snapshot that a mirror's readers see; zero for any
+// volume but a mirror's target.
 func Mirror(r Reader) (meta.Generation, error) {
 	b, have, err := r.Get(mirrorKey)
 	if err != nil || !have {

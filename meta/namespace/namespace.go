@@ -1,8 +1,8 @@
 // Package namespace implements the rules of the tree: the effect of every operation of package
-// meta on a volume's inodes, names, extents, attributes, chunks and sessions. It is a pure
-// state machine over an ordered key-value store: no clock, no chance, no goroutine, no I/O of
-// its own. The owner of a volume calls Execute, journals the returned effects and applies
-// them. Followers of the journal apply the same bytes without running any of this code.
+// meta on a volume's inodes, names, extents, attributes, chunks and sessions. The package is a
+// pure state machine over an ordered key-value store, without clock, chance, goroutines or I/O.
+// The owner of a volume calls Execute, journals the returned effects and applies them.
+// Followers of the journal apply the same bytes without running the state machine.
 //
 // keys.go draws the keys, records.go the records.
 package namespace
@@ -62,9 +62,9 @@ type Context struct {
 	At meta.Generation
 }
 
-// Execute runs one mutation. It returns the result and the effects to journal, or an error
-// (*meta.Error) and no effects. Execute modifies nothing. It does not reuse the bytes of the
-// effects, and nobody may modify them.
+// Execute runs one mutation, and returns the result and the effects to journal, or an error
+// (*meta.Error) and no effects. Execute modifies nothing. Execute does not reuse the bytes of
+// the effects, and nobody may modify the bytes.
 //
 // Besides the errors named at each operation in package meta:
 //
@@ -199,12 +199,12 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 }
 
 // OpInodeQuota is the Op of an error about too many inodes. Promises of bytes don't matter for
-// it.
+// the number of inodes.
 const OpInodeQuota = "inode quota"
 
 // checkQuota refuses operations by which the volume grows beyond its policy. An operation that
-// shrinks the volume, or leaves its size unchanged, succeeds even over the quota, and so does
-// growth that was promised before the quota was lowered.
+// shrinks the volume, or leaves the size unchanged, succeeds even over the quota. So does
+// growth promised before the quota was lowered.
 func (t *tx) checkQuota() error {
 	p := &t.vol.policy
 	if p.QuotaInodes != 0 && t.vol.inodes > t.was.inodes && t.vol.inodes > p.QuotaInodes {
@@ -266,8 +266,8 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 	return res, nil
 }
 
-// Format returns the effects of making an empty volume: its counters and policy, and a root
-// directory. They are the volume's first journal entry.
+// Format returns the effects of making an empty volume: the counters, the policy and a root
+// directory. The effects are the volume's first journal entry.
 func Format(v meta.VolumeID, now meta.Time, rootMode, uid, gid uint32, p meta.Policy) []Effect {
 	t := &tx{}
 	t.vol = volume{id: v, gen: firstGen, nextIno: uint64(meta.RootIno) + 1, inodes: 1, policy: p}

@@ -14,8 +14,8 @@ import (
 )
 
 //
-// Pins protect snapshots from deletion while a holder needs them. They belong to no
-// generation: rolling back does not change them.
+// Pins protect snapshots from deletion while a holder needs them. Pins belong to no generation:
+// rolling back does not change pins.
 
 // eachPin calls fn with the pins of one snapshot, or with snap zero of all, in
 // order of snapshots and holders.

@@ -127,7 +127,7 @@ const (
 const (
 	snapshotLive    = 1
 	snapshotGone    = 2 // deleted for users; waits to be dissolved
-	snapshotLeaving = 3 // at most one: part of its list has moved to the previous snapshot
+	snapshotLeaving = 3 // at most one: part of the list has moved to the previous snapshot
 	snapshotRolling = 4 // in the record only: snapshot.rolling
 	snapshotBase    = 5 // of a clone: the oldest, which users don't see
 )
@@ -174,7 +174,7 @@ type inode struct {
 	dirty bool
 	gone  bool
 	wasB  uint64 // Blocks when loaded
-	// wasInline is the inline data at that time; it may alias the store.
+	// wasInline is the inline data of the same time; the bytes may alias the store.
 	wasInline []byte
 }
 

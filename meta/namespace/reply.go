@@ -8,9 +8,9 @@ import (
 )
 
 // Reply records make a repeated operation exactly-once: a record is journaled with the
-// operation's effects and has the values of the first answer (numbers, times, attributes). It
-// does not have the attributes of parents; a client that replays an operation reads them
-// again.
+// operation's effects and has the values of the first answer (numbers, times, attributes). The
+// record does not have the attributes of parents; a client that replays an operation reads the
+// parents again.
 //
 //	reply  01 bits:1 off:n  [ino:n len:n inodeRecord]  [the same again]  chunks:n (chunk:16 len:n chunkRecord)*
 //	       bits&1 Attr, bits&2 Attr2, bits&4 Existed, bits&8 EOF
@@ -24,7 +24,7 @@ const (
 )
 
 // PutReply returns the effect that records an operation's result under the journal entry with
-// its effects.
+// the operation's effects.
 func PutReply(s meta.SessionID, seq meta.Seq, op meta.OpID, res *meta.Result) Effect {
 	var bits byte
 	if res.Attr.Ino != 0 {

@@ -10,10 +10,10 @@ import (
 )
 
 //
-// Rolling a volume back makes the live generation equal to a snapshot: the machine goes
-// through the notes of changes since then (prefixes g and h) and writes every noted entry and
-// inode again in its old state. Inode numbers, cookies and change counters keep increasing, so
-// that nobody mistakes old for new (rule 17).
+// Rolling a volume back makes the live generation equal to a snapshot: the machine goes through
+// the notes of later changes (prefixes g and h) and writes every noted entry and inode again in
+// the old state. Inode numbers, cookies and change counters keep increasing, so nobody mistakes
+// old for new (rule 17).
 
 const (
 	// rollBatch is the default number of notes that one Rollback works off.
@@ -23,7 +23,7 @@ const (
 )
 
 // rollback does one step, and notes in the snapshot's record that more steps follow. The notes
-// of its own changes come up once more at the end; then nothing differs.
+// of the rollback's changes come up once more at the end; then nothing differs.
 func (t *tx) rollback(op *meta.Rollback, res *meta.Result) error {
 	sn, err := t.snapshotAt(uint32(op.To))
 	if err != nil {

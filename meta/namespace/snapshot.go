@@ -13,10 +13,10 @@ import (
 
 //
 // Snapshots. Taking a snapshot records the live generation and begins the next: later changes
-// are written beside the versions that the snapshot sees (tx.drop, tx.renew). A superseded
-// version is buried with the youngest snapshot that sees it. So when a snapshot is deleted,
-// its own list has the versions that only this snapshot saw; the rest of the list moves to the
-// previous snapshot.
+// are written beside the snapshot's versions (tx.drop, tx.renew). A superseded version is
+// buried with the youngest snapshot that sees the version. So when a snapshot is deleted, the
+// snapshot's list has the versions that no other snapshot saw; the rest of the list moves to
+// the previous snapshot.
 
 // dropBatch is the default number of buried versions examined by one DropSnapshot.
 const dropBatch = 1000
@@ -61,8 +61,8 @@ func (t *tx) snapshotAt(gen uint32) (snapshot, error) {
 	return s, err
 }
 
-// asOf returns a tx on the same state as of a snapshot. It has its own inodes, none of which
-// is an inode of the live generation.
+// asOf returns a tx on the same state as of a snapshot. The returned tx has separate inodes,
+// none of which is an inode of the live generation.
 func (t *tx) asOf(g meta.Generation) (*tx, error) {
 	s, err := t.snapshotAt(uint32(g))
 	if err != nil {
@@ -127,8 +127,8 @@ func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 	return nil
 }
 
-// dropSnapshot does one step of the deletion. INVARIANT: until its list is empty and its
-// record is gone, the snapshot counts when versions are superseded.
+// dropSnapshot does one step of the deletion. INVARIANT: until the list is empty and the record
+// is gone, the snapshot counts when versions are superseded.
 func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	all, err := t.snapshots()
 	if err != nil {
@@ -252,8 +252,8 @@ func (t *tx) forgetChanges(upTo uint32, limit int) (n int, err error) {
 }
 
 // unbury handles one entry of the list of a snapshot under deletion. If the previous snapshot
-// sees the version, it moves to that snapshot's list; else it is removed, together with a
-// tombstone above it that then covers nothing.
+// sees the version, the version moves to the previous snapshot's list; else unbury removes the
+// version, together with a tombstone above that then covers nothing.
 func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 	key := entry[5:]
 	if len(key) < 1+8+genLen {
@@ -308,8 +308,8 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 	return t.dropTombs(base, newer, all)
 }
 
-// dropTombs removes the tombstones at the end of a list of a key's versions, newest first,
-// when no version lies below them any more.
+// dropTombs removes the tombstones at the end of a list of a key's versions, newest first, when
+// no version lies below any more.
 func (t *tx) dropTombs(base []byte, newer []version, all []snapshot) error {
 	for i := len(newer) - 1; i >= 0 && newer[i].tomb; i-- {
 		s := t.mark()
@@ -318,14 +318,14 @@ func (t *tx) dropTombs(base []byte, newer []version, all []snapshot) error {
 		if i == 0 {
 			break // the newest version: not buried
 		}
-		// The tombstone is buried with the youngest snapshot before the version above it.
+		// The tombstone is buried with the youngest snapshot before the next version above.
 		j, _ := slices.BinarySearchFunc(all, newer[i-1].gen, func(s snapshot, g uint32) int { return cmp.Compare(s.gen, g) })
 		if j == 0 || all[j-1].gen < newer[i].gen {
 			return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("no snapshot sees %x of generation %d", base, newer[i].gen))
 		}
 		with := []uint32{all[j-1].gen}
 		if j > 1 && all[j-1].state == snapshotLeaving && newer[i].gen <= all[j-2].gen {
-			with = append(with, all[j-2].gen) // it may have moved to this list
+			with = append(with, all[j-2].gen) // the tombstone may have moved to the list
 		}
 		for _, snap := range with {
 			s = t.mark()
@@ -360,7 +360,7 @@ type version struct {
 	tomb bool
 }
 
-// uncountBuried subtracts the bytes of an extent that nothing sees any more from its chunk.
+// uncountBuried subtracts the bytes of an extent without holders from the chunk's count.
 func (t *tx) uncountBuried(base, val []byte) error {
 	e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
 	if err != nil || e.Chunk.IsZero() || t.foreign(e.Chunk) {

@@ -8,11 +8,11 @@ import (
 )
 
 // Squash restricts a caller whose root user is mapped to nobody. The caller must not create or
-// change what gives a process on another machine another user's rights: device nodes, file
-// capabilities and other attributes that only root sets, and set-id bits of users other than
-// the caller. Nor may the caller give files away. The machine does not know which user of the
-// caller makes a request, so the request may come from any of them. The zero value restricts
-// nothing.
+// change anything that gives a process on another machine another user's rights: device nodes,
+// file capabilities and other attributes that only root sets, and set-id bits of users other
+// than the caller. Nor may the caller give files away. The machine does not know which user of
+// the caller makes a request, so the request may come from any such user. The zero value
+// restricts nothing.
 type Squash struct {
 	On bool
 	// One: the caller is exactly the user UID and the group GID; else any user but root.

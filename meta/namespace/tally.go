@@ -13,23 +13,22 @@ import (
 
 //
 // The tally: the bytes that only snapshots hold, counted with each change, for volumes whose
-// quota includes them. The sum is, over all snapshots, the number of bytes that a snapshot
-// maps and the next one does not map at the same offset of the same file in the same place
-// (next after the youngest is the live tree). A byte in an inode's record has its value for a
-// place. So a byte counts once for each run of consecutive snapshots that have it, and does
-// not count in the run that includes the live tree. ReadHeld differs in one case: a byte that
-// was absent in a snapshot between (after a rollback, or a copy from an older snapshot to its
-// old place) is one byte for ReadHeld, and two runs here, until the snapshots between are
-// gone.
+// quota includes them. The sum is, over all snapshots, the number of bytes that a snapshot maps
+// and the next one does not map at the same offset of the same file in the same place (next
+// after the youngest is the live tree). For a byte in an inode's record, the value is the
+// place. So a byte counts once for each run of consecutive snapshots with the byte, and does
+// not count in the run that includes the live tree. ReadHeld differs in one case: a byte absent
+// from a snapshot between (after a rollback, or a copy from an older snapshot to the old place)
+// is one byte for ReadHeld, and two runs here, until the snapshots between are gone.
 //
 // A change of the live tree changes only the last part of the sum, which a few records
 // determine: the youngest snapshot maps the live extents that are as old as the snapshot, and
-// the versions that are buried with it, found by their keys. Taking a snapshot changes
-// nothing. Deleting a snapshot replaces the parts of two pairs of snapshots by the part of
-// one: the sum never grows, and the tally finds the decrease by counting a state at rest again
-// (Recounted); the changes since then are in both. That state is in the journal, so a crash
-// never takes back room that was given. Until the result is recorded (CountSnapshots), the sum
-// is too large.
+// the versions buried with the youngest snapshot, found by key. Taking a snapshot changes
+// nothing. Deleting a snapshot replaces the parts of two pairs of snapshots by the part of one
+// pair: the sum never grows, and the tally finds the decrease by counting a state at rest again
+// (Recounted); the later changes are in both. The counted state is in the journal, so a crash
+// never takes back room given before. Until the result is recorded (CountSnapshots), the sum is
+// too large.
 //
 // Two kinds of snapshots do not count: a snapshot that is being worked off, some of whose
 // versions are gone, and the base of a clone, which belongs to the clone's origin.
@@ -44,11 +43,11 @@ type tally struct {
 
 const (
 	tallyOff     = iota
-	tallyBegun   // a count is under way; alone is the change since it began
+	tallyBegun   // a count is under way; alone is the change since the count began
 	tallyExact   // alone is the sum
 	tallyStale   // alone is too large: count again
 	tallyMoved   // alone may also be too small, even negative: count again
-	tallyUnknown // the first mode that this program does not know
+	tallyUnknown // the first mode unknown to the program
 )
 
 // inForce reports whether the bytes of snapshots count in the quota.
@@ -109,7 +108,7 @@ func (t *tx) tallyLeaves(all []snapshot, at int) {
 	}
 }
 
-// tallyMoves records that extents of several generations are moved one by one.
+// tallyMoves records that extents of several generations move one by one.
 func (t *tx) tallyMoves() {
 	if y := &t.vol.tally; y.mode != tallyOff && y.ref != 0 {
 		y.epoch++
@@ -165,8 +164,9 @@ func (t *tx) tallyExtents(ino meta.Ino, old []extent, fresh []meta.Extent) error
 	return nil
 }
 
-// tallyLists returns the snapshots with which versions are buried that the youngest counted
-// snapshot sees: this snapshot, and the one that is being worked off, if it is younger.
+// tallyLists returns the snapshots whose lists have buried versions seen by the youngest
+// counted snapshot: the youngest counted snapshot, and the snapshot being worked off, if
+// younger.
 func (t *tx) tallyLists() []uint32 {
 	if t.vol.lastSnap != t.vol.tally.ref {
 		return []uint32{t.vol.tally.ref, t.vol.lastSnap}
@@ -329,9 +329,9 @@ func (y *tally) told() Tally {
 }
 
 // Recounted counts the bytes that only snapshots hold, and returns the operation that reports
-// the result to a later state of the volume, or nil if there is nothing to report. It reads
-// the versions superseded since the oldest snapshot, and all extents of files changed since,
-// each once. It needs as much memory as ReadHeld.
+// the result to a later state of the volume, or nil if nothing is to be reported. Recounted
+// reads the versions superseded since the oldest snapshot, and all extents of files changed
+// since, each once. Recounted needs as much memory as ReadHeld.
 func Recounted(r Reader) (*meta.CountSnapshots, error) {
 	h := &holding{t: tx{view: view{r: r}}}
 	if err := h.t.begin(); err != nil {
@@ -447,8 +447,8 @@ func (h *holding) runs() (uint64, error) {
 	return sum, nil
 }
 
-// ended returns the number of runs of snapshots, without the live tree, that hold pieces of
-// one place.
+// ended returns the number of runs of snapshots, without the live tree, with pieces of one
+// place.
 func (h *holding) ended(in []piece) (n uint64) {
 	l := slices.DeleteFunc(slices.Clone(in), func(p piece) bool { return p.first > p.last })
 	slices.SortFunc(l, func(a, b piece) int { return cmp.Compare(a.first, b.first) })

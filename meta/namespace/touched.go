@@ -4,10 +4,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Touched lists the inodes that an operation would change, or whose entries it would change:
-// before it runs, other sessions must give up their leases on these inodes. Touched looks up
-// the names in the operation; a missing name, or an operation that must fail, adds nothing.
-// The list is short and without duplicates.
+// Touched lists the inodes that an operation would change, and the directories whose entries
+// the operation would change: before the operation runs, other sessions must give up leases on
+// the listed inodes. Touched looks up the names in the operation; a missing name, or an
+// operation that must fail, adds nothing. The list is short and without duplicates.
 func Touched(r Reader, op meta.Op) ([]meta.Ino, error) {
 	t := &tx{view: view{r: r}}
 	var l inoList
@@ -62,10 +62,10 @@ func Touched(r Reader, op meta.Op) ([]meta.Ino, error) {
 	return l, nil
 }
 
-// Needs lists the inodes that an operation reads without changing them. An exclusive lease,
-// which lets another session change such an inode in memory, must be lowered to shared before
-// the operation runs. For ReadDir with Plus, Needs lists only the directory; the owner checks
-// the inodes of its answer against exclusive leases, and omits the attributes of those.
+// Needs lists the inodes that an operation only reads. An exclusive lease, which lets another
+// session change such an inode in memory, must be lowered to shared before the operation runs.
+// For ReadDir with Plus, Needs lists only the directory; the owner checks the inodes of the
+// answer against exclusive leases, and omits the attributes of inodes under such leases.
 func Needs(r Reader, op meta.Op) ([]meta.Ino, error) {
 	t := &tx{view: view{r: r}}
 	var l inoList

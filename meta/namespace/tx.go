@@ -18,8 +18,8 @@ type view struct {
 }
 
 // get finds the newest version of base at or before the view's generation. gen is the
-// generation of the version, also of a tombstone; zero: there is no version, or it is a
-// tombstone in the state with which a clone began.
+// generation of the version, also of a tombstone; zero: no version, or a tombstone in the state
+// with which a clone began.
 func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 	k := putGen(base, v.gen)
 	if v.gen == firstGen {
@@ -30,9 +30,10 @@ func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 		return val, gen, ok && !isTombstone(val), err
 	}
 	if base[0] == prefixInode {
-		// A directory that is being filled, or a file that is being written, has a version of
-		// this generation: a point read finds it at a fraction of the cost of a scan. Names
-		// that are read mostly have older versions, and names that are made have none.
+		// While a directory is being filled, or a file is being written, the inode has a
+		// version of the current generation: a point read finds the version at a fraction of
+		// the cost of a scan. Names being read mostly have older versions, and names being made
+		// have no versions.
 		if val, ok, err = v.r.Get(k); ok || err != nil {
 			return val, v.gen, ok && !isTombstone(val), err
 		}
@@ -95,7 +96,7 @@ func (v *view) scanAll(lo, hi []byte, fn func(base, val []byte, gen uint32) (mor
 	return err
 }
 
-// tx is one operation in progress: the records it read, its changes, and its effects so far.
+// tx is one operation in progress: the records read, the changes, and the effects so far.
 // Inodes and chunks are changed in memory and written by finish; all other changes become
 // effects at once.
 type tx struct {
@@ -108,7 +109,7 @@ type tx struct {
 	chunkI map[meta.ChunkID]int // used with many chunks only
 	names  [2]foundName         // looked up last: an operation asks for two at most
 	ends   foundEnds            // of the last scan of extents
-	budget int                  // extents that this step may still remove
+	budget int                  // extents that the step may still remove
 
 	buf     []byte // the effects' bytes
 	effects []Effect
@@ -189,8 +190,8 @@ func (t *tx) putMarker(s int) {
 	t.effects = append(t.effects, Effect{Put, t.cut(s), marker})
 }
 
-// drop removes a versioned key whose base begins at s in the arena. It leaves a tombstone if a
-// snapshot sees the version below, and otherwise no version.
+// drop removes a versioned key whose base begins at s in the arena. drop leaves a tombstone if
+// a snapshot sees the version below, and otherwise no version.
 func (t *tx) drop(s int) error {
 	if t.gen == firstGen {
 		t.buf = putGen(t.buf, t.gen)
@@ -249,13 +250,13 @@ type history struct {
 	kept     bool   // a snapshot sees the newest of the rest,
 	keptGen  uint32 // its generation,
 	keptTomb bool   // as absent,
-	// and so a clone began. There is no note about such a tombstone: another copy of the
-	// clone's state need not have it.
+	// and so a clone began. No note is written about such a tombstone: another copy of the
+	// clone's state may lack the tombstone.
 	keptBelow bool
 }
 
-// history reads the relevant versions of a key. INVARIANT: among the versions of a key, at
-// most one, the newest, is not seen by any snapshot: other such versions went with their
+// history reads the relevant versions of a key. INVARIANT: among the versions of a key, at most
+// one, the newest, is not seen by any snapshot: other such versions went with the deleted
 // snapshots.
 func (t *tx) history(base []byte) (h history, err error) {
 	err = t.r.Scan(putGen(bytes.Clone(base), t.gen), after(base), func(k, v []byte) bool {
@@ -291,9 +292,9 @@ func (t *tx) newest(gen uint32) (h history) {
 	return h
 }
 
-// supersede does what the first change of a key in a generation owes to snapshots: if the
-// youngest snapshot sees the previous version, supersede buries the version with the snapshot;
-// if no snapshot sees it, supersede removes it.
+// supersede keeps a key's previous version for snapshots at the first change of the key in a
+// generation: if the youngest snapshot sees the previous version, supersede buries the version
+// with the snapshot; if no snapshot sees the version, supersede removes the version.
 func (t *tx) supersede(base []byte, h *history) {
 	if h.now {
 		return
@@ -326,8 +327,8 @@ func (t *tx) renew(s int) (int, error) {
 }
 
 // renewFrom is renew for a caller that has read the key: gen is the generation of the newest
-// version, also of a tombstone; zero: no version. It saves reading the key again, which is
-// most of the cost of a change in a volume with snapshots.
+// version, also of a tombstone; zero: no version. renewFrom saves the second read of the key,
+// which is most of the cost of a change in a volume with snapshots.
 func (t *tx) renewFrom(s int, gen uint32) int {
 	h := t.newest(gen)
 	return t.renewOver(s, &h)
@@ -471,7 +472,7 @@ func (t *tx) flushInode(in *inode) error {
 	return nil
 }
 
-// release writes the changed inodes and forgets all, so that a list of thousands needs little
+// release writes the changed inodes and forgets all inodes, so a list of thousands needs little
 // memory. The caller must not use the inodes afterwards.
 func (t *tx) release() error {
 	for _, in := range t.inodes {
@@ -506,8 +507,8 @@ func (t *tx) findEntry(parent meta.Ino, name string) (dentry, bool, error) {
 	return e, err == nil, err
 }
 
-// found returns findEntry's knowledge of a name, or nil. It stays right until the end of the
-// operation, because the store does not change.
+// found returns findEntry's knowledge of a name, or nil. The knowledge stays right until the
+// end of the operation, because the store does not change.
 func (t *tx) found(dir meta.Ino, name string) *foundName {
 	if t.gen != t.vol.gen {
 		return nil
@@ -524,8 +525,8 @@ func (t *tx) found(dir meta.Ino, name string) *foundName {
 // new cookie.
 //
 // INVARIANT: the newest versions of the two records of an entry, by name and by position, have
-// the same generation, because both are written here and dropped together. So the version of
-// one record tells the version of the other.
+// the same generation, because setEntry writes both records, and both are dropped together. So
+// the version of one record tells the version of the other record.
 func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err error) {
 	fresh := e.cookie == 0
 	if fresh {

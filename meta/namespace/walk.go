@@ -16,8 +16,8 @@ func Extents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 	return LiveExtents(r, func(ino meta.Ino, e meta.Extent, _ bool) bool { return fn(ino, e) })
 }
 
-// LiveExtents is Extents for compaction. kept reports whether a snapshot sees this version of
-// the extent; if such an extent were moved, its bytes would lie in both places.
+// LiveExtents is Extents for compaction. kept reports whether a snapshot sees the version of
+// the extent; if such an extent were moved, the bytes would lie in both places.
 func LiveExtents(r Reader, fn func(ino meta.Ino, e meta.Extent, kept bool) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -35,9 +35,9 @@ func LiveExtents(r Reader, fn func(ino meta.Ino, e meta.Extent, kept bool) bool)
 	})
 }
 
-// FileExtents visits the live extents of one file that overlap [off, end), in order, without
-// extents that wait to be reaped after a truncation. kept is as in LiveExtents. Errors: Stale
-// (no such inode).
+// FileExtents visits the live extents of a file that overlap [off, end), in order, without
+// extents waiting to be reaped after a truncation. kept is as in LiveExtents. Errors: Stale (no
+// such inode).
 func FileExtents(r Reader, ino meta.Ino, off, end uint64, fn func(e meta.Extent, kept bool) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -52,7 +52,8 @@ func FileExtents(r Reader, ino meta.Ino, off, end uint64, fn func(e meta.Extent,
 	})
 }
 
-// AllExtents is Extents for every generation: it also visits extents that only snapshots see.
+// AllExtents is Extents for every generation: AllExtents also visits extents seen only by
+// snapshots.
 func AllExtents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -111,10 +112,9 @@ func NewPaths(r Reader) *Paths {
 	return &Paths{tx{view: view{r: r}}, map[meta.Ino]string{}, map[meta.Ino]bool{}}
 }
 
-// Of returns the path of a directory from the volume's root, which is "". It costs two reads
-// for each uncached directory above. Errors: Stale (the directory is gone), NotDir,
-// NameTooLong (a path of meta.MaxPath bytes or more: directories can be nested deeper than a
-// path reaches).
+// Of returns the path of a directory from the volume's root, which is "". Of costs two reads
+// for each uncached directory above. Errors: Stale (the directory is gone), NotDir, NameTooLong
+// (a path of meta.MaxPath bytes or more: directories can be nested deeper than a path reaches).
 func (p *Paths) Of(dir meta.Ino) (string, error) {
 	if p.t.vol.gen == 0 {
 		if err := p.t.begin(); err != nil {
@@ -137,7 +137,7 @@ func (p *Paths) Of(dir meta.Ino) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if name == "" { // its record is older than those that say where it has its name
+		if name == "" { // the record is older than the records that have the name's position
 			above, err := PathOf(p.t.r, at)
 			if err != nil {
 				return "", err
@@ -159,7 +159,7 @@ func (p *Paths) Of(dir meta.Ino) (string, error) {
 	if path = strings.Join(down, "/"); len(path) >= meta.MaxPath {
 		return "", p.tooLong(dir)
 	}
-	// The paths of the directories above are prefixes of this path, and share its memory.
+	// The paths of the directories above are prefixes of the path, and share the path's memory.
 	for i, end := 0, len(path); i < len(chain); i++ {
 		p.dirs[chain[i]] = path[:end]
 		end -= len(names[i]) + 1
@@ -172,7 +172,8 @@ func (p *Paths) tooLong(dir meta.Ino) error {
 	return fail("path", meta.NameTooLong, fmt.Sprintf("inode %d", dir))
 }
 
-// step reads a directory and its name in its parent; "" if its record has no position.
+// step reads a directory and the directory's name in the parent; "" if the record has no
+// position.
 func (p *Paths) step(dir meta.Ino) (*inode, string, error) {
 	p.t.inodes = p.t.inodes[:0]
 	in, err := p.t.inode(dir)
@@ -206,7 +207,7 @@ func (v *view) nameIn(in *inode, dir meta.Ino) (string, error) {
 }
 
 // PathOf returns the path of a directory: the names from the volume's root down, none for the
-// root itself. It reads the entries of each parent until it finds the child. Errors: Stale,
+// root itself. PathOf reads the entries of each parent until the child is found. Errors: Stale,
 // NotDir.
 func PathOf(r Reader, dir meta.Ino) ([]string, error) {
 	t := tx{view: view{r: r}}
@@ -249,8 +250,8 @@ func PathOf(r Reader, dir meta.Ino) ([]string, error) {
 }
 
 // NamesOf returns a path, from the volume's root and without a leading slash, of each of the
-// inodes with a name in the live generation, unless the path of its directory is too long
-// (Paths). It reads all directories.
+// inodes with a name in the live generation, unless the path of the inode's directory is too
+// long (Paths). NamesOf reads all directories.
 func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino]string, error) {
 	type at struct {
 		dir  meta.Ino

@@ -42,7 +42,7 @@ func checkXattrName(in *inode, name string, change bool) error {
 	return fail("xattr", meta.NotSupported, name)
 }
 
-// xattr reads one attribute's value; it may alias the store.
+// xattr reads an attribute's value; the value may alias the store.
 func (t *tx) xattr(in *inode, name string) (val []byte, ok bool, err error) {
 	if in.Flags&meta.FlagHasXattrs == 0 {
 		return nil, false, nil
@@ -75,7 +75,7 @@ func (t *tx) getXattr(op *meta.GetXattr, res *meta.Result) error {
 	return nil
 }
 
-// eachXattr visits an inode's attributes in the order of their names.
+// eachXattr visits an inode's attributes in the order of names.
 func (t *tx) eachXattr(in *inode, fn func(name string, val []byte) bool) error {
 	if in.Flags&meta.FlagHasXattrs == 0 {
 		return nil
@@ -247,8 +247,8 @@ func (t *tx) dropXattr(in *inode, name string) error {
 	return err
 }
 
-// dropXattrs removes all attributes of an inode that is being removed, and returns their
-// number.
+// dropXattrs removes all attributes of an inode that is being removed, and returns the number
+// of removed attributes.
 func (t *tx) dropXattrs(in *inode) (int, error) {
 	var names []string
 	err := t.eachXattr(in, func(name string, _ []byte) bool {

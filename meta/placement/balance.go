@@ -6,15 +6,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Balance evens out the fill of the servers on which a policy's data may lie. It records the
-// moves that it proposes, so that one walk over all chunks proposes as many moves as are
-// useful and no more. For one goroutine.
+// Balance evens out the fill of the servers on which a policy's data may lie. Balance records
+// the proposed moves, so one walk over all chunks proposes as many moves as are useful and no
+// more. For one goroutine.
 //
-// The fill of a server is the used space of its disks, minus Leaving, plus Coming. Where the
-// reports are uncertain, the server counts as full as possible when it would get a chunk, and
-// as empty as possible when it would give one. A move shows on the target's disk at once, but
-// on the source's only when the old replica is deleted, a grace time later. Without this
-// accounting, moves would go on for the grace time, and later chunks would move back.
+// The fill of a server is the used space of the disks, minus Leaving, plus Coming. Where the
+// reports are uncertain, the server counts as full as possible as a target of moves, and as
+// empty as possible as a source. A move shows on the target's disk at once, but on the source's
+// only when the old replica is deleted, a grace time later. Without the records, moves would go
+// on for the grace time, and later chunks would move back.
 type Balance struct {
 	m         *Map
 	p         *meta.Policy
@@ -25,9 +25,9 @@ type Balance struct {
 	lowest    float64 // lower bound of all fills, after all recorded moves
 }
 
-// Balance considers the servers where the policy wants data, and their disks of its class.
-// threshold is the difference of two fills, from 0 to 1, up to which nothing moves; zero or
-// less: nothing ever moves.
+// Balance considers the servers where the policy wants data, and the servers' disks of the
+// policy's class. threshold is the difference of two fills, from 0 to 1, up to which nothing
+// moves; zero or less: nothing ever moves.
 func (m *Map) Balance(p *meta.Policy, threshold float64) *Balance {
 	b := &Balance{m: m, p: p, threshold: threshold, lowest: 1, total: make([]float64, len(m.servers)),
 		low: make([]float64, len(m.servers)), high: make([]float64, len(m.servers))}
@@ -61,9 +61,9 @@ func (b *Balance) Fill(id meta.ServerID) float64 {
 	return 0
 }
 
-// Move proposes to move one replica of a chunk of length bytes, about which Plan has nothing
-// to do, from the fullest of its servers to a server whose fill is lower by more than the
-// threshold, and stays at most as high as the source's.
+// Move proposes to move one replica of a chunk of length bytes, about which Plan has nothing to
+// do, from the fullest server of the chunk to a server whose fill is lower by more than the
+// threshold, and stays at most as high as the source's fill.
 func (b *Balance) Move(r Rand, servers []meta.ServerID, length uint64) (Step, bool) {
 	if b.threshold <= 0 {
 		return Step{}, false
@@ -84,8 +84,8 @@ func (b *Balance) Move(r Rand, servers []meta.ServerID, length uint64) (Step, bo
 		return Step{}, false
 	}
 	after := (b.low[from] - n) / b.total[from]
-	// First try targets that stay below the mean: a server that gave chunks until it reached
-	// the mean must not get any back.
+	// First try targets below the mean: a server that gave chunks until the server's fill
+	// reached the mean must not get chunks back.
 	within := func(most float64) *pool {
 		return m.poolOf(b.p, func(i int) bool {
 			return b.total[i] > 0 && b.high[i]/b.total[i] < below && (b.high[i]+n)/b.total[i] <= most &&

@@ -7,38 +7,37 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// JoinRule says which parts of a file are copied together. A fragment is a run of extents that
-// follow each other in one chunk as they do in the file, with or without holes between.
-// Fragments of at least Small bytes stay where they are: reading them costs little more than
-// necessary, and copying them much. A sequence of at least Least smaller fragments is joined.
+// JoinRule says which parts of a file are copied together. A fragment is a run of extents with
+// the same order in one chunk and in the file, with or without holes between. Fragments of at
+// least Small bytes stay in place: reading such fragments costs little more than necessary, and
+// copying much. A sequence of at least Least smaller fragments is joined.
 //
 // So fewer than Small bytes are copied for each removed fragment, plus at most Small bytes for
-// each Least fragments: however a file is overwritten, the fragments that this makes bound the
+// each Least fragments: however a file is overwritten, the number of new fragments bounds the
 // copying.
 type JoinRule struct {
 	Least int    // at least 2; less: nothing is ever joined
 	Small uint64 // bytes
 }
 
-// Piece is an extent in the form that joining needs.
+// Piece is an extent, in the form for joining.
 type Piece struct {
 	meta.Extent
-	// Fixed: the piece must stay where it is. A snapshot or another file refers to its bytes,
-	// too, so that a copy would double them; or its chunk is open, belongs to another volume,
+	// Fixed: the piece must stay where it is. A snapshot or another file refers to the bytes,
+	// too, so a copy would double the bytes; or the chunk is open, belongs to another volume,
 	// or is out of reach.
 	Fixed bool
 }
 
-// Stretch is a part of a file that should be joined.
+// Stretch is a part of a file to be joined.
 type Stretch struct {
 	Pieces    []Piece
 	Fragments int
 	Bytes     uint64
 }
 
-// Stretches returns the parts of a file that should be joined. pieces are the file's extents,
-// in order; the result shares their memory. Preallocated space without a chunk counts as a
-// hole.
+// Stretches returns the parts of a file to be joined. pieces are the file's extents, in order;
+// the result shares the memory of pieces. Preallocated space without a chunk counts as a hole.
 func (r JoinRule) Stretches(pieces []Piece) (out []Stretch) {
 	if r.Least < 2 {
 		return nil
@@ -105,15 +104,15 @@ type Part struct {
 	Pieces []Piece
 }
 
-// Batch is the contents of one new chunk, in order.
+// Batch is the contents of a new chunk, in order.
 type Batch struct {
 	Parts []Part
 	Bytes uint64
 }
 
-// Batches packs files, in their order, into chunks of at most target bytes (a larger single
-// piece gets a chunk of its own). A file of at least alone bytes shares no chunk with other
-// files, so that its deletion frees the chunk; smaller files are packed together.
+// Batches packs files, in the given order, into chunks of at most target bytes (a single larger
+// piece gets a whole chunk). A file of at least alone bytes shares no chunk with other files,
+// so deleting the file frees the chunk; smaller files are packed together.
 func Batches(files []Fragmented, target, alone uint64) (out []Batch) {
 	pack := -1 // index in out of the batch being packed
 	for i := range files {
@@ -153,7 +152,7 @@ type Uses struct {
 
 type usedChunk struct {
 	ranges []meta.CopyRun // by Off, each once
-	seen   []uint32       // extents that overlap the piece
+	seen   []uint32       // extents overlapping the piece
 	most   uint64         // the longest
 }
 

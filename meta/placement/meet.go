@@ -20,10 +20,11 @@ func domainsOf(s meta.Spread) string {
 	return "hosts"
 }
 
-// Meetable refuses a policy that the servers of the map could not meet if all of them were
-// there and empty: none is where its data may lie, or they stand in fewer failure domains
-// than it wants replicas. How many replicas a chunk has at least does not matter: that is
-// for when servers are missing. Errors: ResourceExceeded, which says what there is.
+// Meetable refuses a policy if the servers of the map could not meet the policy even when all
+// servers are connected and empty: no server is where the policy's data may lie, or the servers
+// stand in fewer failure domains than the policy wants replicas. The policy's least number of
+// replicas does not matter: the least number is for times when servers are missing. Errors:
+// ResourceExceeded, with the servers and domains that exist.
 func (m *Map) Meetable(p *meta.Policy) error {
 	const op = "meet policy"
 	below, ofClass := false, false
@@ -64,10 +65,11 @@ func (m *Map) Meetable(p *meta.Policy) error {
 	return meta.E(op, meta.ResourceExceeded, "", errors.New(why))
 }
 
-// Meets reports whether a chunk with replicas on some servers meets the policy's conditions
-// for a new chunk: each server is where the policy wants data, and they are at least its least
-// number, in as many failure domains. A server missing in the map is assumed to be in the
-// right place. A server that also has disks of other classes may have its replica on those.
+// Meets reports whether a chunk with replicas on some servers meets the policy's conditions for
+// a new chunk: each server is where the policy wants data, and the servers are at least the
+// policy's least number, in as many failure domains. A server missing in the map is assumed to
+// be in the right place. A server with disks of other classes, too, may have the replica on
+// such a disk.
 func (m *Map) Meets(p *meta.Policy, on []meta.ServerID) bool {
 	mixed := slices.ContainsFunc(on, func(id meta.ServerID) bool {
 		i, ok := m.index(id)

@@ -6,8 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Most returns the number of replicas that a new chunk would have now, on none of the servers
-// in avoid; 0 if Choose would refuse it.
+// Most returns the number of replicas of a new chunk if Choose picked servers now, none of the
+// servers in avoid; 0 if Choose would refuse it.
 func (m *Map) Most(p *meta.Policy, avoid []meta.ServerID) int {
 	l := m.pool(p, avoid)
 	domains := func(level meta.Spread) int {
@@ -24,7 +24,7 @@ func (m *Map) Most(p *meta.Policy, avoid []meta.ServerID) int {
 	return min(domains(meta.SpreadHost), int(max(p.Replicas, 1)))
 }
 
-// With returns the map with one server in another state.
+// With returns the map with a server in another state.
 func (m *Map) With(id meta.ServerID, state State) *Map {
 	all := slices.Clone(m.servers)
 	for i := range all {
@@ -35,13 +35,13 @@ func (m *Map) With(id meta.ServerID, state State) *Map {
 	return NewMap(all)
 }
 
-// Standing counts the replicas of an open chunk by their state.
+// Standing counts the replicas of an open chunk by state.
 type Standing struct {
 	Live int // good, and can be reached
 	Away int // out of reach for now, and counted on
 }
 
-// Counted returns the number of replicas that exist.
+// Counted returns the number of existing replicas.
 func (s Standing) Counted() int { return s.Live + s.Away }
 
 // Standing counts a chunk's replicas as Plan does.
@@ -60,7 +60,7 @@ func (m *Map) Standing(replicas []Replica) (s Standing) {
 }
 
 // ShortReason returns the reason for repairing a chunk with counted replicas of want wanted
-// ones; None if they suffice.
+// replicas; None if counted replicas suffice.
 func ShortReason(counted, want int) Reason {
 	switch {
 	case counted == 0:
@@ -74,9 +74,9 @@ func ShortReason(counted, want int) Reason {
 }
 
 // Fuller reports whether the appending to an open chunk should end, because a new chunk would
-// have more replicas, or more of them in failure domains of their own: the chunk was begun
-// while servers were missing, or under another policy, and a server for a missing replica is
-// available now. avoid has the servers that the writer can't reach.
+// have more replicas, or replicas in more failure domains: the chunk was begun while servers
+// were missing, or under another policy, and a server for a missing replica is available now.
+// avoid has the servers out of the writer's reach.
 func (m *Map) Fuller(p *meta.Policy, on, avoid []meta.ServerID) bool {
 	want := int(max(p.Replicas, 1))
 	apart := m.apart(p.Spread, on)
@@ -95,8 +95,8 @@ func (m *Map) Fuller(p *meta.Policy, on, avoid []meta.ServerID) bool {
 	return most > len(on) || most == len(on) && min(m.apart(p.Spread, pool), want) > apart
 }
 
-// apart counts the failure domains of servers at a level. A server missing in the map has a
-// domain of its own.
+// apart counts the failure domains of servers at a level. A server missing in the map counts as
+// a separate domain.
 func (m *Map) apart(level meta.Spread, servers []meta.ServerID) (n int) {
 	seen := map[int32]bool{}
 	for _, id := range servers {

@@ -1,11 +1,11 @@
 // Package placement chooses servers: for the replicas of a new chunk, and for repairs of a
-// chunk whose replicas are not where its volume's policy wants them. The package is pure: it
-// sees the cluster as a Map, chance is an argument, and the same input gives the same choice.
+// chunk whose replicas are not where its volume's policy wants them. The package is pure: the
+// cluster is a Map, chance is an argument, and the same input gives the same choice.
 //
-// A server has a place in the topology, a path like /dc1/rack3/node7. Failure domains are its
-// prefixes: the node is the whole path, the rack is the path without its last part, the data
-// centre is the first part. Servers without a place are nodes of their own in one unknown rack
-// and centre, so that a spread over racks never rests on unknown racks.
+// A server has a place in the topology, a path like /dc1/rack3/node7. Failure domains are the
+// prefixes of the path: the node is the whole path, the rack is the path without the last part,
+// the data centre is the first part. Every server without a place is a separate node in a
+// single unknown rack and centre, so a spread over racks never rests on unknown racks.
 package placement
 
 import (
@@ -21,7 +21,7 @@ import (
 // Rand gives chance: a number in [0, n).
 type Rand interface{ Uint64N(n uint64) uint64 }
 
-// Server is a chunk server as placement sees it.
+// Server is a chunk server, in the form for placement.
 type Server struct {
 	ID       meta.ServerID
 	Topology string
@@ -29,14 +29,14 @@ type Server struct {
 	Disks    []Disk
 	State    State
 	Load     uint32 // copies to the server under way, and the like: less is better
-	// Leaving counts bytes of replicas that no record names any more: they count as used in
-	// Disks, and will be freed. Coming counts bytes that were copied here and are missing in
-	// Disks. Gone and Got count bytes deleted and copied just now, which Disks may or may not
-	// include. Only Balance uses these fields.
+	// Leaving counts bytes of replicas without a record: the bytes count as used in Disks, and
+	// will be freed. Coming counts bytes that were copied here and are missing in Disks. Gone
+	// and Got count bytes deleted and copied just now, which Disks may or may not include. Only
+	// Balance uses these fields.
 	Leaving, Coming, Gone, Got uint64
 }
 
-// Disk is the space of one class on a server.
+// Disk is the space of a class on a server.
 type Disk struct {
 	Class       string
 	Total, Free uint64 // bytes
@@ -48,16 +48,16 @@ type State uint8
 const (
 	// Live: reachable, may get chunks.
 	Live State = iota
-	// Away: out of reach, but not for long yet. Its replicas count; it gets none and is no
-	// source.
+	// Away: out of reach, but not for long yet. The server's replicas count; the server gets
+	// none and is no source.
 	Away
 	// Draining: serves and is a source, and should be emptied.
 	Draining
-	// Gone: out of reach for so long that its replicas must be made again.
+	// Gone: out of reach for so long that the server's replicas must be made again.
 	Gone
 )
 
-// Map is the cluster in the form that placement needs; it is immutable.
+// Map is the cluster, in the form for placement; a Map is immutable.
 type Map struct {
 	servers []Server // by id
 	// domain[level][i] numbers the failure domain of servers[i].
@@ -125,8 +125,8 @@ func (s *Server) room(class string) (total, free uint64) {
 	return total, free
 }
 
-// Reserve returns the free space below which a disk gets no new chunks: a fiftieth of the
-// disk, at most 1 GiB, so that promises to writers can be kept.
+// Reserve returns the free space below which a disk gets no new chunks: a fiftieth of the disk,
+// at most 1 GiB, so promises to writers can be kept.
 func Reserve(total uint64) uint64 { return min(total/50, 1<<30) }
 
 // fitsOn reports whether one disk of a class has room for n bytes, and space beyond the
@@ -177,7 +177,7 @@ func (m *Map) fits(i int, p *meta.Policy) bool {
 	return total > 0
 }
 
-// Outside reports whether one of the servers is not where the policy wants data.
+// Outside reports whether any of the servers is not where the policy wants data.
 func (m *Map) Outside(p *meta.Policy, on []meta.ServerID) bool {
 	return slices.ContainsFunc(on, func(id meta.ServerID) bool {
 		i, ok := m.index(id)
@@ -185,8 +185,8 @@ func (m *Map) Outside(p *meta.Policy, on []meta.ServerID) bool {
 	})
 }
 
-// Elsewhere reports whether the appending to an open chunk should end and continue elsewhere:
-// one of its servers is not where the policy wants data, and a server with room is. The spread
+// Elsewhere reports whether the appending to an open chunk should end and continue elsewhere: a
+// server of the chunk is not where the policy wants data, and a server with room is. The spread
 // and the number of replicas matter only when the chunk is sealed.
 func (m *Map) Elsewhere(p *meta.Policy, on []meta.ServerID) bool {
 	if !m.Outside(p, on) {
@@ -206,15 +206,14 @@ type Writer struct {
 	Topology string
 }
 
-// pool has the servers that may get a replica, with the sums of their weights.
+// pool has the servers that may get a replica, with the sums of the weights.
 type pool struct {
 	m    *Map
 	idx  []int
 	sums []uint64 // sums[k]: of the weights of idx[0..k]
 }
 
-// weight returns the weight of a server in a draw, in MiB, so that the sum over any cluster
-// fits.
+// weight returns the weight of a server in a draw, in MiB, so the sum over any cluster fits.
 func weight(free uint64) uint64 { return max(free>>20, 1) }
 
 func (m *Map) pool(p *meta.Policy, avoid []meta.ServerID) *pool {
@@ -243,8 +242,8 @@ func (m *Map) poolOf(p *meta.Policy, may func(i int) bool) *pool {
 	return l
 }
 
-// draw draws two servers, weighted by free space, among those whose domain at the level is not
-// taken, and returns the better one; -1 if there is none.
+// draw draws two servers, weighted by free space, among the servers in domains of the level
+// that are not taken, and returns the better server; -1: no such server.
 func (l *pool) draw(r Rand, level meta.Spread, taken []int32, class string) int {
 	if len(l.idx) == 0 {
 		return -1
@@ -284,7 +283,7 @@ func (l *pool) draw(r Rand, level meta.Spread, taken []int32, class string) int 
 	return a
 }
 
-// better prefers the server with less work for its space.
+// better prefers the server with less work for the server's space.
 func (m *Map) better(a, b int, class string) bool {
 	x, y := &m.servers[a], &m.servers[b]
 	xt, xf := x.room(class)
@@ -292,9 +291,9 @@ func (m *Map) better(a, b int, class string) bool {
 	return float64(xf)/float64(max(xt, 1))/float64(1+x.Load) > float64(yf)/float64(max(yt, 1))/float64(1+y.Load)
 }
 
-// AtBest returns the map with all servers in use connected and empty: a policy that it can't
-// meet waits for new servers, not for old ones. Servers that are gone or draining are left
-// out.
+// AtBest returns the map with all servers in use connected and empty: a policy beyond the
+// returned map waits for new servers, not for old servers. Servers that are gone or draining
+// are left out.
 func (m *Map) AtBest() *Map {
 	var all []Server
 	for _, s := range m.servers {
@@ -310,13 +309,13 @@ func (m *Map) AtBest() *Map {
 	return NewMap(all)
 }
 
-// Choose picks n servers for replicas, beside those in have, on which replicas
-// stand that are to stay, and never one of avoid. The first one, when have is
-// empty and the policy says so, is the writer's own. Where there are fewer failure
-// domains than that, but with those of have at least p.Least, they come all the same, and beside
-// them what narrower spreads allow. Errors: NoSpace (what
-// would fit is full, or there are too few failure domains), Unavailable (what
-// would fit is out of reach: later it may do).
+// Choose picks n servers for new replicas. have are the servers of replicas that stay; Choose
+// picks servers besides have, and never a server in avoid. When have is empty and the policy
+// says so, the first picked server is the writer's. With fewer failure domains than n, Choose
+// still returns the servers found in separate domains if they and have are at least p.Least()
+// servers, and adds the servers that narrower spreads allow. Errors: NoSpace (the fitting
+// servers are full, or the failure domains are too few), Unavailable (the fitting servers are
+// out of reach: a later attempt may succeed).
 func (m *Map) Choose(r Rand, p *meta.Policy, n int, w Writer, have, avoid []meta.ServerID) ([]meta.ServerID, error) {
 	got := m.choose(r, p, p.Spread, n, w, have, avoid)
 	if len(got) == n {
@@ -370,7 +369,7 @@ func (m *Map) taken(level meta.Spread, servers []meta.ServerID) (taken []int32) 
 }
 
 // local returns the server on the writer's machine with the most room, or else a server at the
-// writer's place in the topology; -1 if there is none.
+// writer's place in the topology, or else -1.
 func (l *pool) local(w Writer) int {
 	best, host := -1, false
 	for _, i := range l.idx {
@@ -444,7 +443,7 @@ func distance(a, b *Server) int {
 	return 2 + int(meta.SpreadDC)
 }
 
-// Nearest sorts servers by their distance from to, and equally distant ones by load.
+// Nearest sorts servers by their distance from to, and servers at an equal distance by load.
 func (m *Map) Nearest(to meta.ServerID, among []meta.ServerID) []meta.ServerID {
 	t, ok := m.Server(to)
 	if !ok {

@@ -6,20 +6,21 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// ReplicaState is the known state of one replica.
+// ReplicaState is the known state of a replica.
 type ReplicaState uint8
 
 const (
-	// Good: on its server, sealed as journaled, as far as known.
+	// Good: on the server, sealed as journaled, as far as known.
 	Good ReplicaState = iota
-	// Bad: corrupt, too short, sealed otherwise, or absent. Its server can copy it again.
+	// Bad: corrupt, too short, sealed otherwise, or absent. The server can copy the replica
+	// again.
 	Bad
-	// Unfit: good, but on a disk where it may not stay: of another class, or failing. It moves
-	// to another disk of its server with room, or else to another server.
+	// Unfit: good, but on a disk of another class, or a failing disk. The replica moves to
+	// another disk of the same server with room, or else to another server.
 	Unfit
 )
 
-// Replica is one replica in a chunk's record.
+// Replica is a replica in a chunk's record.
 type Replica struct {
 	Server meta.ServerID
 	State  ReplicaState
@@ -34,7 +35,7 @@ const (
 	Imbalance             // to even out how full servers are
 	Extra                 // more replicas than the policy wants
 	Evacuate              // a replica on a draining server, or on a failing disk
-	Misplaced             // a replica is not where the policy wants it
+	Misplaced             // a replica is on a server where the policy does not want data
 	BadReplica            // a replica has wrong or missing bytes
 	UnderReplicate        // fewer replicas than the policy wants
 	Endangered            // one replica is left
@@ -45,8 +46,8 @@ var reasons = [...]string{"none", "imbalance", "extra", "evacuate", "misplaced",
 
 func (r Reason) String() string { return reasons[r] }
 
-// Step says what to do about a chunk: copy it from any of From to each of Add, then make Keep
-// and Add its replicas, then, later, delete it on Remove.
+// Step is the work for a chunk: copy the chunk from any of From to each of Add, then make Keep
+// and Add the chunk's replicas, then, later, delete the chunk's copies on Remove.
 type Step struct {
 	Reason Reason
 	Want   int // replicas, by the policy
@@ -54,7 +55,7 @@ type Step struct {
 	Away   int // replicas out of reach at present, which still count
 	Add    []meta.ServerID
 	From   []meta.ServerID
-	Keep   []meta.ServerID // of the record, in its order
+	Keep   []meta.ServerID // of the record, in the same order
 	Remove []meta.ServerID
 	// Blocked: the policy is not met, and nothing can be done at present.
 	Blocked bool
@@ -63,17 +64,17 @@ type Step struct {
 // Urgency orders steps: the greater, the sooner.
 func (s *Step) Urgency() int { return int(s.Reason)<<8 - min(s.Live, 255) }
 
-// Work reports whether there is anything to do.
+// Work reports whether anything is left to do.
 func (s *Step) Work() bool { return len(s.Add) > 0 || len(s.Remove) > 0 }
 
 // Plan examines one sealed chunk. The returned step is safe to take, and to stop at any point.
-// Repeated steps lead to a chunk that meets the policy, or comes as close as the servers
-// allow, and then to empty steps. replicas are in the order of the chunk's record.
+// Repeated steps lead to a chunk that meets the policy, or is as near to the policy as the
+// servers allow, and then to empty steps. replicas are in the order of the chunk's record.
 func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 	want := int(max(p.Replicas, 1))
 	const (
 		gone  = iota // is not, or must be made again
-		bad          // like a missing one, but its server can copy it again
+		bad          // like a missing replica, but the server can copy the replica again
 		unfit        // a source that must move
 		away         // counts, can't be asked
 		good
@@ -109,8 +110,8 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		}
 	}
 	st.Live = len(st.From)
-	// The replicas that may stay: good ones before those that are away, each in a failure
-	// domain of its own.
+	// The replicas that may stay, at most one in a failure domain: good replicas before
+	// replicas on servers that are away.
 	var taken []int32
 	stay := make([]bool, len(replicas))
 	fit, extra := 0, false
@@ -172,9 +173,9 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		}
 		return st
 	}
-	// A bad replica is copied again in its place, if it may be there, and a replica on a disk
-	// that should be emptied moves to another disk of the same server: then nothing else
-	// moves.
+	// A bad replica is copied again on the same server, if the policy allows the server, and a
+	// replica on a disk to be emptied moves to another disk of the same server: then nothing
+	// else moves.
 	refill := make([]bool, len(replicas))
 	for j, x := range replicas {
 		if kind[j] != bad && (kind[j] != unfit || x.State != Unfit) || fit == want {
@@ -222,8 +223,8 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		st.Blocked = !st.Work()
 		return st
 	}
-	// The policy can't be met now. Make at least as many copies as it wants, in domains as far
-	// apart as possible, and remove no copy.
+	// The policy can't be met now. Make at least as many copies as the policy wants, in domains
+	// as far apart as possible, and remove no copy.
 	total := counted + len(st.Add)
 	held := slices.Clone(st.Add)
 	for j, x := range replicas {

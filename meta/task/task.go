@@ -1,10 +1,10 @@
-// Package task runs background work in rounds: it decides when a round is due, what wakes it,
-// how long it waits after a failure, and reports its progress.
+// Package task runs background work in rounds. A Task decides when a round is due, which
+// wake-ups begin a round, and how long to wait after a failure, and reports the progress.
 //
-// The work of a task is a function, Options.Round, that does a bounded amount and says when
-// there is more to do. The task waits for a wake-up, an interval or the time that the last
-// round named, whichever comes first, and ends with the context of Run. The goroutine that
-// calls Run waits for the end.
+// The work of a task is a function, Options.Round, that does a bounded amount of work and
+// returns when the next round is due. The task waits for a wake-up, an interval or the time
+// named by the last round, whichever comes first, and ends with the context of Run. The
+// goroutine that calls Run waits for the end.
 package task
 
 import (
@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// Idle, as the result of a round, says that nothing is left to do: the next round is due at
-// the next interval, or after a wake-up.
+// Idle, as the result of a round, means: nothing is left to do; the next round is due at the
+// next interval, or after a wake-up.
 const Idle time.Duration = -1
 
 // Options describe a task's work and its times.
 type Options struct {
-	// Name says what the work is, in a few words.
+	// Name describes the work, in a few words.
 	Name string
 	// Round does the work once. again is how long from now another round is due though
 	// nothing wakes the task: 0 is at once, Idle never.
@@ -37,8 +37,8 @@ type Options struct {
 	// Gather is the delay of a round after a wake-up, in which further wake-ups can arrive.
 	Gather time.Duration
 
-	// Retry, if not 0, is the delay of the next round after a failed one, whatever the round
-	// returned. It doubles up to RetryMost while rounds fail.
+	// Retry, if not 0, is the delay of the next round after a failed one, in place of the delay
+	// that the round returned. The delay doubles up to RetryMost while rounds fail.
 	Retry, RetryMost time.Duration
 	// Failed is the message of the warning about a failed round. Log may be nil if Failed is
 	// empty.
@@ -59,7 +59,7 @@ type Task struct {
 type Status struct {
 	Name   string
 	Rounds uint64    // rounds begun
-	Failed uint64    // of these, failed rounds
+	Failed uint64    // failed rounds among the rounds
 	Busy   bool      // a round is under way,
 	Since  time.Time // the start of the running round, else the end of the last one
 	Due    time.Time // when the next round begins though nothing wakes the task; zero: not
@@ -82,7 +82,7 @@ func (t *Task) Wake() {
 	}
 }
 
-// Woken takes a pending wake-up, for a long round that starts again by itself then.
+// Woken takes a pending wake-up, for a long round, which then starts over by itself.
 func (t *Task) Woken() bool {
 	select {
 	case <-t.wake:
@@ -165,7 +165,7 @@ func (t *Task) wait(ctx context.Context, c *clock) bool {
 	return ctx.Err() == nil
 }
 
-// round does one round and logs a failure.
+// round does a round and logs a failure.
 func (t *Task) round(ctx context.Context) (time.Duration, error) {
 	t.mu.Lock()
 	t.status.Rounds++

@@ -63,16 +63,6 @@ var owed = map[string]int{
 	"meta/server: arrows back, %":            30,
 	".: arrows back, %":                      29,
 	"csi/node: arrows back, %":               25,
-	"meta/lock: pronouns, %":                 8,
-	"meta/placement: pronouns, %":            8,
-	"meta/cluster/embedded: pronouns, %":     7,
-	"meta/journal/etcd: pronouns, %":         7,
-	"meta/journal: pronouns, %":              7,
-	"chunkserver/store: pronouns, %":         6,
-	"meta/digest/known: pronouns, %":         6,
-	"meta/keep: pronouns, %":                 6,
-	"meta/namespace: pronouns, %":            6,
-	"meta/task: pronouns, %":                 6,
 }
 
 // excess lists the values that are beyond the bounds. A key names the package or type and what

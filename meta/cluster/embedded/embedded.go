@@ -1,8 +1,8 @@
-// Package embedded runs etcd inside the process, for a single machine: its folder, its
-// sockets, its settings, and the lock on the data directory.
+// Package embedded runs etcd inside the process, for a single machine. The package owns etcd's
+// folder, sockets and settings, and the lock on the data directory.
 //
-// The folder has member/ (etcd's own) and, while etcd runs, the Unix sockets c (clients) and p
-// (peers; etcd requires it, nobody uses it), mode 0600.
+// The folder has member/ (etcd's own) and, while etcd runs, two Unix sockets of mode 0600: c
+// for clients and p for peers. Nobody uses p, but etcd requires a peer socket.
 package embedded
 
 import (
@@ -30,16 +30,16 @@ const maxSocketPath = 108
 // Defaults of Config.
 const (
 	// DefaultQuota is the largest quota that etcd's authors recommend. Owners keep their
-	// journals far below: entries that filled the quota by themselves would leave no room for
-	// the checkpoint by which they can be trimmed.
+	// journals far smaller: if entries alone filled the quota, no checkpoint could be recorded,
+	// and without a checkpoint no entry can be trimmed.
 	DefaultQuota = 8 << 30
-	// snapshotEvery and catchUp bound the raft entries that etcd keeps in
-	// memory: at 700 KiB an entry, its default of 5,000 would be gigabytes.
+	// snapshotEvery and catchUp bound the raft entries that etcd keeps in memory: with entries
+	// of 700 KiB, etcd's default of 5,000 would be gigabytes.
 	snapshotEvery = 200
 	catchUp       = 50
-	// A single member elects itself after one election timeout, so it starts in 30 to 80 ms.
-	// Ticks cost 0.7 % of a processor (at 10 ms twice as much); a longer timeout has no
-	// advantage.
+	// A single member elects itself after one election timeout, and so starts in 30 to 80 ms.
+	// Ticks of 25 ms cost 0.7 % of a processor, ticks of 10 ms twice as much. A longer timeout
+	// has no advantage.
 	tickMs     = 25
 	electionMs = 125
 	// maxRequest leaves room for an entry's key and comparisons, and for a
@@ -53,11 +53,11 @@ type Config struct {
 	Dir    string       // etcd's folder; created if missing
 	Quota  int64        // size of the database from which on etcd refuses writes, in bytes; zero means DefaultQuota
 	Logger *slog.Logger // warnings and errors; nil discards
-	// UnsafeNoFsync gives up durability. For controls that must fail without it.
+	// UnsafeNoFsync gives up durability, for positive controls.
 	UnsafeNoFsync bool
 	// StartTimeout bounds the start after the opening of files; zero means 30 s.
 	StartTimeout time.Duration
-	// OpenTimeout bounds the opening of files, which reads all of them; zero means 10 min.
+	// OpenTimeout bounds the opening of files, which reads all files; zero means 10 min.
 	OpenTimeout time.Duration
 }
 
@@ -67,7 +67,7 @@ type Server struct {
 	dir      string
 	client   *clientv3.Client
 	endpoint string
-	stop     context.CancelFunc // of the goroutine in wg; nil without one
+	stop     context.CancelFunc // stops the goroutine in wg; nil: none runs
 	wg       sync.WaitGroup
 }
 
@@ -116,10 +116,10 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	c.Name = "penstock"
 	c.Dir = dir
 	client := url.URL{Scheme: "unix", Path: socket}
-	// For peers etcd uses only the host, and with an empty host it would listen on an abstract
-	// socket that any user can reach.
+	// For peers etcd uses only the host. With an empty host etcd would listen on an abstract
+	// socket, which every user can reach.
 	peer := url.URL{Scheme: "unix", Host: filepath.Join(dir, "p")}
-	// Advertised addresses must have the form host:port; nobody dials those of a single
+	// Advertised addresses must have the form host:port; nobody dials the addresses of a single
 	// member.
 	nobody := url.URL{Scheme: "http", Host: "127.0.0.1:1"}
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{nobody}
@@ -180,10 +180,10 @@ func (s *Server) Client() *clientv3.Client { return s.client }
 // clientv3.Config.Endpoints.
 func (s *Server) Endpoint() string { return s.endpoint }
 
-// Err returns a channel that receives when the server has stopped by itself.
+// Err returns a channel that receives when the server has stopped without Close.
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
-// DBSize returns the size of etcd's database file and the used part of it, in bytes.
+// DBSize returns the size of etcd's database file, and the used bytes in the file.
 func (s *Server) DBSize(ctx context.Context) (size, used int64, err error) {
 	r, err := s.client.Status(ctx, s.endpoint)
 	if err != nil {

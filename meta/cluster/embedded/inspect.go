@@ -15,26 +15,25 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
-// Some damage to etcd's files is not detected by etcd, or detected in one of its goroutines,
-// where a panic ends the process without a message of ours. So the files are inspected before
-// etcd opens them:
+// etcd does not detect some damage to its files, and detects other damage in a goroutine of its
+// own, where a panic ends the process without a message of Penstock. So the files are inspected
+// before etcd opens them:
 //
 //	member/snap/db      a bbolt file: every page in use is read once
-//	member/wal/*.wal    the journal. If it is missing beside a non-empty database, etcd starts a new
-//	                    journal at its first entry, and skips all entries up to the number that the
-//	                    database has reached: writes vanish
+//	member/wal/*.wal    the journal. If the journal is missing beside a non-empty database, etcd starts
+//	                    a new journal at its first entry, and skips all entries up to the number that
+//	                    the database has reached: writes vanish
 //
-// etcd reads the whole database, too, when it opens it, so the inspection only reads the file
-// into memory earlier.
+// etcd also reads the whole database when opening the file, so the inspection only reads the
+// file into memory earlier.
 
 // damaged makes the error for an unusable file.
 func damaged(path string, cause error) error {
 	return meta.E("open etcd's file", meta.Corrupt, path, cause)
 }
 
-// inspect returns why etcd must not open the files of its folder, or nil. It waits for the
-// lock of the database as long as another process holds it.
+// inspect returns why etcd must not open the files of its folder, or nil. While another process
+// holds the lock of the database, inspect waits.
 func inspect(dir string) error {
 	member := filepath.Join(dir, "member")
 	for _, d := range []string{member, filepath.Join(member, "snap"), filepath.Join(member, "wal")} {
@@ -48,7 +47,7 @@ func inspect(dir string) error {
 	i, err := os.Lstat(db)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || err == nil && i.Size() == 0:
-		return nil // etcd makes the database again from its journal, or refuses
+		return nil // etcd makes the database again from the journal, or refuses
 	case err == nil && !i.Mode().IsRegular():
 		return damaged(db, errors.New("it is no regular file"))
 	case err == nil:
@@ -75,14 +74,15 @@ func inspect(dir string) error {
 	return nil
 }
 
-// readDatabase reads a whole database. used: it differs from the database of a first start.
+// readDatabase reads a whole database. used: the database differs from the database of a first
+// start.
 func readDatabase(path string) (used bool, err error) {
 	var file *os.File
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // an unreadable page causes a fault
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("a page of it can't be read or is damaged: %v", r)
-			file.Close() // and the lock on it
+			file.Close() // and the lock on the file
 		}
 	}()
 	db, err := bolt.Open(path, 0, &bolt.Options{ReadOnly: true, PreLoadFreelist: true, OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {

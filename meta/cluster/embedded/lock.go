@@ -13,12 +13,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Lock is the right of one process to use a data directory. The kernel releases it when the
-// process ends, however it ends.
+// Lock is the right of one process to use a data directory. The kernel releases the lock at the
+// end of the process, even after SIGKILL.
 type Lock struct{ f *os.File }
 
-// LockDir locks dir (created if missing, mode 0700) for this process, by flock on dir/LOCK,
-// which contains the process id for people. Errors: DirectoryInUse (naming the holder), IO,
+// LockDir locks dir (created if missing, mode 0700) for this process, by flock on dir/LOCK. The
+// file contains the process id for people. Errors: DirectoryInUse (naming the holder), IO,
 // AccessDenied.
 func LockDir(dir string) (*Lock, error) {
 	const op = "lock data directory"
@@ -52,7 +52,7 @@ func LockDir(dir string) (*Lock, error) {
 	return &Lock{f}, nil
 }
 
-// Close releases the directory. The file stays: after its removal, two processes could hold
+// Close releases the directory. The file LOCK stays: after a removal, two processes could hold
 // locks on two files of the same name.
 func (l *Lock) Close() error { return l.f.Close() }
 

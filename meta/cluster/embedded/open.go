@@ -11,19 +11,18 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-//
-// etcd opens and closes its files without a bound on time: it waits for ever for a lock on its
+// etcd opens and closes files without a bound on time: etcd waits for ever for a lock on the
 // database, and for a disk that does not answer. The waits in this file have an end, and the
-// log says what they wait for.
+// log says what each wait is for.
 
 const (
 	// openWord is the interval of log messages about files that are not open yet.
 	openWord = 10 * time.Second
-	// closeWait bounds the closing. Everything that etcd acknowledged is on the disk before.
+	// closeWait bounds the closing. The writes that etcd acknowledged are on the disk earlier.
 	closeWait = 30 * time.Second
 )
 
-// openEtcd makes etcd open its files, and waits until it has, or the caller's wait ends.
+// openEtcd makes etcd open its files, and waits until the files are open or ctx ends.
 func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *endings) (*embed.Etcd, error) {
 	const op = "start embedded etcd"
 	type opened struct {

@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// etcd ends the process when its database can't grow. So blocks are reserved beyond the file's
-// end, without changing its size: they take the journal's entries until the owners of volumes
-// notice that the disk is full. The log (wal) reserves its next segment itself.
+// etcd ends the process when the database can't grow. So Penstock reserves blocks beyond the
+// end of the database file, without changing the file's size. On a full disk the reserved
+// blocks take the journal's entries until the owners of volumes notice the full disk. The log
+// (wal) reserves the next segment by etcd's own means.
 const (
 	reserveAhead = 64 << 20 // bytes beyond the file's end
 	reserveAgain = 32 << 20 // with fewer reserved bytes, reserve again
@@ -41,7 +42,7 @@ func (r *reserver) run(ctx context.Context) {
 	}
 }
 
-// reserve returns false if the file system does not support it.
+// reserve returns false if the file system can't reserve blocks.
 func (r *reserver) reserve() bool {
 	var st unix.Stat_t
 	if err := unix.Stat(r.path, &st); err != nil {

@@ -38,11 +38,12 @@ func NoSpace(ctx context.Context, cli *clientv3.Client) (bool, error) {
 }
 
 // RecoverSpace frees the space of old revisions and clears the NOSPACE alarm. The journals'
-// entries stay: afterwards their owners must checkpoint and trim. etcd counts the size of the
-// file, not the used part, so the file must shrink, too, at one endpoint after the other; each
-// does not answer for about a second per gigabyte. Under the alarm no checkpoint can be
-// recorded, so this comes first. Errors: Unavailable. If the used part alone exceeds the
-// quota, the alarm returns with the next write: then etcd must be started with a larger quota.
+// entries stay: afterwards the owners must checkpoint and trim. Under the alarm no checkpoint
+// can be recorded, so RecoverSpace comes first. etcd counts the size of the file, not the used
+// part, so RecoverSpace also shrinks the file, at one endpoint after the other; an endpoint
+// does not answer for about a second per gigabyte. Errors: Unavailable. If the used part alone
+// exceeds the quota, the alarm returns with the next write: then etcd must be started with a
+// larger quota.
 func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string) error {
 	const op = "recover etcd's space"
 	r, err := cli.Get(ctx, "/", clientv3.WithCountOnly())
@@ -73,8 +74,9 @@ func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string
 	return nil
 }
 
-// Reliever frees space in an etcd of several members that several processes share: only under
-// the alarm, and not continuously, because a member does not answer while it is defragmented.
+// Reliever frees space in an etcd of several members that several processes share. A member
+// does not answer during defragmentation, so a Reliever works only under the alarm, not
+// continuously.
 type Reliever struct {
 	cli       *clientv3.Client
 	endpoints []string
@@ -91,7 +93,7 @@ func NewReliever(cli *clientv3.Client, endpoints []string) *Reliever {
 	return &Reliever{cli: cli, endpoints: endpoints}
 }
 
-// Relieve frees space if etcd refuses writes for lack of it, unless the last attempt was a
+// Relieve frees space if etcd refuses writes for lack of space, unless the last attempt was a
 // moment ago. Errors: Unavailable.
 func (r *Reliever) Relieve(ctx context.Context) error {
 	full, err := NoSpace(ctx, r.cli)
@@ -109,8 +111,8 @@ func (r *Reliever) Relieve(ctx context.Context) error {
 	return RecoverSpace(ctx, r.cli, r.endpoints...)
 }
 
-// defragment shrinks the file of one server. It always dials a socket: with the client within
-// a process, etcd 3.6.16 panics (its maintenance service lacks a part there).
+// defragment shrinks the file of one server. The call always dials a socket: with the client
+// within a process, etcd 3.6.16 panics, because that client's maintenance service lacks a part.
 func defragment(ctx context.Context, cli *clientv3.Client, endpoint string) error {
 	if strings.HasPrefix(endpoint, "unix:") {
 		own, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})

@@ -58,15 +58,15 @@ func (b *bridge) Write(e zapcore.Entry, f []zapcore.Field) error {
 
 func (b *bridge) Sync() error { return nil }
 
-// endings decides what follows a log message by which etcd ends. While etcd opens its files,
-// such a message becomes an error of the start, in whichever goroutine it is written. Later it
-// ends the process, as etcd intends.
+// endings decides what follows a fatal or panicking log message. While etcd opens its files,
+// such a message becomes an error of the start, in every goroutine. Later such a message ends
+// the process, as etcd intends.
 type endings struct {
 	opening atomic.Bool
 	cause   chan string // of the first such message during the opening; buffers one
 }
 
-// zap calls fatal after a fatal message, panics after a message that panics.
+// zap calls fatal after a fatal message, panics after a panicking message.
 type (
 	fatal  struct{ *endings }
 	panics struct{ *endings }

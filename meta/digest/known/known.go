@@ -1,23 +1,24 @@
-// Package known remembers on disk the digests of blocks, by the places of their bytes. Bytes
-// of chunks never change, so a block that was read for one snapshot need not be read for the
-// next. The package is a cache: lost or damaged records are computed again.
+// Package known remembers on disk the digests of blocks, by the places of their bytes. Bytes of
+// chunks never change, so a block that was read for a snapshot need not be read for the next
+// snapshot. The package is a cache: a digest computes lost or damaged records again.
 //
 //	DIR/blocks     the blocks of the last finished digest
 //	DIR/next       the blocks of the digest under way, so far
-//	DIR/apart-N    blocks of a digest that are not to be believed before it ends
+//	DIR/apart-N    blocks of a digest; untrusted until the digest ends (Apart)
 //
 //	file     = "PDB1" | slots, as a power of two 1 | zeros 59 | record * (slots + 63)
 //	record   = places 32 | block 32 | CRC32C of both 4, big-endian; or zeros
 //
-// Places are SHA-256 sums and so evenly distributed: their first bits number a slot, and the
-// record is in this slot or in one of the 63 after it. When all of them are taken, the records
-// move to a file with twice the slots, which is then about half full. Only the kernel caches
-// the files in memory. They grow as long as the disk has plenty of space.
+// The first bits of the places number a slot, and the record is in this slot or in the next 63
+// slots. Places are SHA-256 sums, so records are evenly distributed. When all 64 slots are
+// taken, the records move to a file with twice the slots, which is then about half full. Only
+// the kernel caches the files in memory. The files grow as long as the disk has plenty of
+// space.
 //
-// Files are sparse, and not synced. A record with a wrong checksum counts as absent, and a
-// file with another length than its head says is begun anew. After an interruption, a digest
-// continues with both files; a finished digest replaces blocks by next, so that blocks of no
-// snapshot are forgotten.
+// Files are sparse, and not synced. A record with a wrong checksum counts as absent. A file
+// whose head states another length begins anew. After an interruption, a digest continues with
+// both files. A finished digest replaces blocks by next, which drops the blocks of deleted
+// snapshots.
 package known
 
 import (
@@ -44,7 +45,8 @@ const (
 	// takes 18 GB and holds some 130 million blocks.
 	minBits = 8
 	maxBits = 28
-	// spare bounds a file with twice the slots: it may take 1/spare of the disk's free space.
+	// spare bounds a file with twice the slots: the file may take 1/spare of the disk's free
+	// space.
 	spare = 4
 	// piece is how many slots are copied at once when a file grows.
 	piece = 4096
@@ -54,7 +56,7 @@ const (
 	window     = 64 // slots in which a record may be
 	sumSize    = len(digest.Sum{})
 	recordSize = 2*sumSize + 4
-	newEnd     = ".new" // suffix of the name of a larger file that is being filled
+	newEnd     = ".new" // suffix of the name of a larger file under construction
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -73,15 +75,15 @@ type Blocks struct {
 
 var _ digest.Known = (*Blocks)(nil)
 
-// Open opens or creates the files in a directory, which it creates, too. When ctx ends, a file
-// that is being enlarged stays as it was. Errors: IO.
+// Open opens or creates the files in a directory, and creates a missing directory. When ctx
+// ends, a file whose enlargement is under way stays as before. Errors: IO.
 func Open(ctx context.Context, dir string) (*Blocks, error) {
 	b := &Blocks{ctx: ctx, dir: dir}
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
 		b.old, err = open(filepath.Join(dir, "blocks"), minBits)
 	}
-	if err == nil { // as large as blocks, since most of its records will be the same
+	if err == nil { // as large as blocks, since most records will be the same
 		b.next, err = open(filepath.Join(dir, "next"), b.old.bits)
 	}
 	if err != nil {
@@ -107,7 +109,7 @@ func (b *Blocks) Before(places digest.Sum) bool {
 	return ok
 }
 
-// Put records a block. It records no blocks after a failed write, and not all on a full disk.
+// Put records a block. After a failed write Put records nothing, and on a full disk not all.
 func (b *Blocks) Put(places, block digest.Sum) { b.put(b.next, places, block) }
 
 func (b *Blocks) put(t *table, places, block digest.Sum) {
@@ -126,7 +128,8 @@ func unproved(places digest.Sum) digest.Sum {
 	return sha256.Sum256(append([]byte{6}, places[:]...))
 }
 
-// PutUnproved records a block for GetUnproved only, whatever digest finishes meanwhile.
+// PutUnproved records a block for GetUnproved only, also when another digest finishes
+// meanwhile.
 func (b *Blocks) PutUnproved(places, block digest.Sum) { b.Put(unproved(places), block) }
 
 // GetUnproved returns a block that PutUnproved recorded.
@@ -134,15 +137,15 @@ func (b *Blocks) GetUnproved(places digest.Sum) (block digest.Sum, ok bool) {
 	return b.Get(unproved(places))
 }
 
-// Apart has the blocks of one digest until it is known to be right: the end of another digest
-// with the same Blocks does not make them known.
+// Apart has the blocks of one digest until the digest is known to be right: the end of another
+// digest with the same Blocks does not make the blocks known.
 type Apart struct {
 	b *Blocks
 	t *table
 }
 
-// Apart begins an Apart. The caller must close it before b, and before an Apart that was begun
-// earlier. Errors: IO.
+// Apart begins an Apart. The caller must close the new Apart before b and before older Aparts.
+// Errors: IO.
 func (b *Blocks) Apart() (*Apart, error) {
 	name := filepath.Join(b.dir, fmt.Sprintf("apart-%d", b.aparts))
 	err := os.Remove(name) // left by a killed process
@@ -159,8 +162,8 @@ func (b *Blocks) Apart() (*Apart, error) {
 // Put remembers a block for Keep, as far as Blocks.Put would.
 func (a *Apart) Put(places, block digest.Sum) { a.b.put(a.t, places, block) }
 
-// Keep copies all blocks into the Blocks. Errors: IO, and those of the Blocks' context; after
-// an error, some of the blocks are copied.
+// Keep copies all blocks into the Blocks. Errors: IO, and the errors of the Blocks' context;
+// after an error, some of the blocks are copied.
 func (a *Apart) Keep() error {
 	buf := make([]byte, piece*recordSize)
 	for lo, all := int64(0), a.t.slots(); lo < all; lo += piece {
@@ -189,8 +192,8 @@ func (a *Apart) Close() error {
 	return nil
 }
 
-// Finish reduces the known blocks to those that this digest used, and closes. Errors: IO;
-// after an error, no other blocks are known than before, and perhaps fewer.
+// Finish reduces the known blocks to the blocks that this digest used, and closes. Errors: IO;
+// after an error, the known blocks are the same as before, or fewer.
 func (b *Blocks) Finish() error {
 	err := b.Close()
 	if err == nil {
@@ -214,7 +217,7 @@ func (b *Blocks) Close() error {
 	return errors.Join(errs...)
 }
 
-// table is one of the two files.
+// table is an open file of records.
 type table struct {
 	name string
 	f    *os.File
@@ -307,7 +310,7 @@ func right(r []byte) bool {
 	return crc32.Checksum(r[:2*sumSize], castagnoli) == binary.BigEndian.Uint32(r[2*sumSize:])
 }
 
-// put returns false if there is no slot for the record.
+// put returns false if no slot is free for the record.
 func (t *table) put(places, block digest.Sum) bool {
 	if t.err != nil {
 		return true
@@ -326,8 +329,8 @@ func (t *table) put(places, block digest.Sum) bool {
 	return true
 }
 
-// slotFor returns the index, among some slots, for a record: that of the present record, else
-// the first empty one; negative: all are taken.
+// slotFor returns the index, among some slots, for a record: the slot of the present record,
+// else the first empty slot; negative: all are taken.
 func slotFor(slots, places []byte) int {
 	var empty digest.Sum
 	for i := 0; i < len(slots); i += recordSize {
@@ -344,8 +347,8 @@ func (t *table) mayGrow() bool {
 	return !t.full
 }
 
-// grow moves the records to a file with twice the slots. If that fails, or ctx ends, the table
-// stays as it is, and mayGrow returns false from then on.
+// grow moves the records to a file with twice the slots. After a failure, or when ctx ends, the
+// table stays as before, and mayGrow returns false from then on.
 func (t *table) grow(ctx context.Context) {
 	t.full = true
 	f, err := os.OpenFile(t.name+newEnd, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -370,9 +373,9 @@ func (t *table) grow(ctx context.Context) {
 	t.f, t.bits, t.full = f, to.bits, false
 }
 
-// copyTo copies all records into a table with twice the slots, a piece at a time: a record in
-// slot i, whose own number is at least i-63, has a number between twice that and 2i+1 there.
-// Errors: ctx's.
+// copyTo copies all records into a table with twice the slots, a piece at a time. A record in
+// slot i numbers a slot between i-63 and i, and in the larger table a slot between 2(i-63) and
+// 2i+1. Errors: ctx's.
 func (t *table) copyTo(ctx context.Context, to *table) error {
 	buf := make([]byte, piece*recordSize)
 	out := make([]byte, (2*piece+3*window)*recordSize)

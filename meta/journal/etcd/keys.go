@@ -1,19 +1,19 @@
-// Package etcd owns the etcd form of the journal and the ownership of volumes.
-// With package cluster it is the only user of etcd.
+// Package etcd owns the etcd form of the journal and the ownership of volumes. Only this
+// package and package cluster use etcd.
 //
 // Keys of a volume, under /penstock/<cluster>/volumes/<volume, 8 hex digits>/:
 //
-//	owner                  leased: who owns the volume now (JSON, Owner). Its create revision
-//	                       is the fence: every write of the owner compares it
-//	term                   the last Owner record, kept: the term counter, and whether that
-//	                       owner released the volume in an orderly way
+//	owner                  leased: the present owner of the volume (JSON, Owner). The key's
+//	                       create revision is the fence: every write of the owner compares it
+//	term                   the last Owner record, kept: the term counter, and whether the
+//	                       last owner released the volume in an orderly way
 //	journal/<seq, 16 hex>  an entry, as package journal draws it
 //	checkpoint             the checkpoint record, as package journal draws it
 //	pins/<lease, 16 hex>   leased: a reader's pin, 8 bytes big-endian: the entry number
 //
-// An idle volume keeps term, checkpoint and its last journal entry. An owner
-// that lets a volume go idle appends an empty entry before its last trim, so
-// that the entry that stays is 64 bytes.
+// An idle volume keeps term, checkpoint and the last journal entry. Before the last trim of a
+// volume that goes idle, the owner appends an empty entry, so that the remaining entry has 64
+// bytes.
 package etcd
 
 import (

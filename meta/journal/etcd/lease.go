@@ -24,17 +24,17 @@ const (
 // LeaseConfig configures a process's lease.
 type LeaseConfig struct {
 	TTL    time.Duration // of the lease, whole seconds, at least 1 s; zero means DefaultTTL
-	Margin time.Duration // Lost comes this long before the lease can end; zero means DefaultMargin
+	Margin time.Duration // the time from Lost to the earliest end of the lease; zero means DefaultMargin
 	Logger *slog.Logger
 	// KeepAlive replaces the renewal for tests; nil renews at etcd.
 	KeepAlive func(ctx context.Context, id clientv3.LeaseID) (ttl time.Duration, err error)
 }
 
-// Lease is a process's single lease: all its ownerships of volumes, pins and registrations
-// depend on it. It renews itself until Close, or until Lost.
+// Lease is the single lease of a process: all ownerships of volumes, pins and registrations of
+// the process depend on the lease. A goroutine renews the lease until Close, or until Lost.
 //
-// The lifetime of the lease is counted from the sending of a renewal, never from its answer,
-// on a clock that continues while the machine is suspended (CLOCK_BOOTTIME).
+// The lifetime of the lease is counted from the sending of a renewal, never from the answer, on
+// a clock that continues while the machine is suspended (CLOCK_BOOTTIME).
 type Lease struct {
 	cli *clientv3.Client
 	cfg LeaseConfig
@@ -84,12 +84,12 @@ func NewLease(ctx context.Context, cli *clientv3.Client, cfg LeaseConfig) (*Leas
 // ID is the lease's id at etcd.
 func (l *Lease) ID() clientv3.LeaseID { return l.id }
 
-// Lost is closed when the process must no longer rely on the lease: it could not be renewed in
-// time, etcd forgot it, or Close was called.
+// Lost is closed when the process must no longer rely on the lease: no renewal succeeded in
+// time, etcd forgot the lease, or Close was called.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
 // Left returns how long the lease surely lasts, minus the margin; zero when lost. An owner
-// checks it before it sends an answer.
+// calls Left before each answer.
 func (l *Lease) Left() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +106,7 @@ func (l *Lease) Err() error {
 	return l.why
 }
 
-// Close revokes the lease: etcd deletes all keys that depend on it at once.
+// Close revokes the lease: etcd deletes all keys of the lease at once.
 func (l *Lease) Close(ctx context.Context) error {
 	l.end(meta.E("keep lease", meta.Canceled, "", errors.New("closed")))
 	l.cancel()
@@ -115,7 +115,7 @@ func (l *Lease) Close(ctx context.Context) error {
 }
 
 func (l *Lease) revoke(ctx context.Context) error {
-	// After its lifetime there is nothing to revoke.
+	// After its lifetime the lease needs no revocation.
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.TTL)
 	defer cancel()
 	_, err := l.cli.Revoke(ctx, l.id)
@@ -144,7 +144,8 @@ func (l *Lease) keep(ctx context.Context) {
 		case <-time.After(pause):
 		}
 		if l.Err() != nil {
-			// The lease was given up: a renewal would keep its keys from other processes.
+			// The lease was given up: a renewal would keep the lease's keys from other
+			// processes.
 			l.revoke(ctx)
 			return
 		}
@@ -170,7 +171,7 @@ func (l *Lease) keep(ctx context.Context) {
 	}
 }
 
-// watch ends the lease when its time is over. It checks often, not once at the deadline,
+// watch ends the lease when the lifetime is over. watch checks often, not once at the deadline,
 // because Go's timers stand still while the machine is suspended.
 func (l *Lease) watch(ctx context.Context) {
 	every := time.NewTicker(min(l.cfg.Margin/2, 100*time.Millisecond))

@@ -22,14 +22,14 @@ type Owner struct {
 	Server  string          `json:"server"` // the meta server's name
 	Addr    string          `json:"addr"`   // address for clients
 	Process process.Process `json:"process"`
-	// Released: the owner released the volume in an orderly way. Everything it answered is in
-	// the journal, and no session holds anything of the volume.
+	// Released: the owner released the volume in an orderly way. All answers of the owner are
+	// in the journal, and no session holds anything of the volume.
 	Released bool `json:"released,omitempty"`
 }
 
 const ownerVersion = 1
 
-// decodeOwner decodes a record. It checks the version first: a newer version may have changed
+// decodeOwner decodes a record. The version is checked first: a newer version may have changed
 // everything else.
 func decodeOwner(key string, b []byte) (Owner, error) {
 	var head struct {
@@ -54,8 +54,8 @@ type OwnersConfig struct {
 	Server  string
 	Addr    string
 	Process process.Process
-	// Dead reports whether the holder of a volume surely does not run any more, so that nobody
-	// needs to wait for the end of its lease. Nil: Process.Dead.
+	// Dead reports whether the process of a volume's holder has surely ended, so that nobody
+	// needs to wait for the end of the holder's lease. Nil: Process.Dead.
 	Dead func(Owner) bool
 	// UnsafeNoFence lets a deposed owner append (positive control).
 	UnsafeNoFence bool
@@ -86,9 +86,9 @@ func (o *Owners) Lease() *Lease { return o.lease }
 type Ownership struct {
 	Volume meta.VolumeID
 	Term   meta.Term
-	// Previous is the previous owner of the volume; Version is 0 if there was none. Unless it
-	// released the volume, or surely does not run any more, its answers and its sessions'
-	// leases may be valid for their time (rule 2).
+	// Previous is the previous owner of the volume; Version is 0 without a previous owner.
+	// Unless the previous owner released the volume, or has surely ended, the owner's answers
+	// and the leases of the owner's sessions may still be valid (rule 2).
 	Previous Owner
 	// PreviousDead: the holder surely runs no more, as Dead told.
 	PreviousDead bool
@@ -105,8 +105,8 @@ type Ownership struct {
 	lost     chan struct{}
 }
 
-// Acquire takes a volume now. Errors: NotOwner (another server holds it: the subject is its
-// address), Fenced (the process's lease is lost), Unavailable, NoSpace.
+// Acquire takes a volume now. Errors: NotOwner (another server holds the volume: the subject is
+// the server's address), Fenced (the process's lease is lost), Unavailable, NoSpace.
 func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
 	subject := fmt.Sprintf("volume %d", v)
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
@@ -151,8 +151,8 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 		} else if own.Previous.Version > 0 && o.cfg.Dead(own.Previous) {
 			own.PreviousDead = true
 		}
-		// The key of a dead holder is deleted in a transaction of its own: the fence is the
-		// key's create revision, which only a new key has.
+		// A separate transaction deletes the key of a dead holder: the fence is the key's
+		// create revision, which only a new key has.
 		if ownerRev != 0 {
 			_, err := o.cli.Txn(ctx).
 				If(clientv3.Compare(clientv3.ModRevision(k.owner()), "=", ownerRev)).
@@ -188,14 +188,14 @@ func (o *Owners) take(ctx context.Context, own *Ownership, term clientv3.Cmp) (b
 		If(clientv3.Compare(clientv3.CreateRevision(k.owner()), "=", 0), term).
 		Then(clientv3.OpPut(k.owner(), b, clientv3.WithLease(o.lease.ID())),
 			clientv3.OpPut(k.term(), b),
-			// From here on no other server can append: this is the log's end.
+			// From now on no other server can append: the last entry is the log's end.
 			clientv3.OpGet(k.entry(0), clientv3.WithRange(k.afterEntries()), clientv3.WithLimit(1),
 				clientv3.WithSort(clientv3.SortByKey, clientv3.SortDescend))).
 		Commit()
 	cancel()
 	if err != nil {
-		// If the transaction was committed after all, the key is this process's own, at an
-		// unused term; the next Acquire must not wait for it.
+		// If the transaction was committed after all, the key belongs to the present process,
+		// at an unused term; the next Acquire must not wait for the key.
 		return false, errors.Join(wrap("own", fmt.Sprintf("volume %d", own.Volume), err), o.abandon(own))
 	}
 	if !t.Succeeded {
@@ -221,9 +221,9 @@ func marshal(rec Owner) []byte {
 	return b
 }
 
-// Expect notes the present owner of a volume, which is about to release it: the next Acquire
-// then needs one transaction and no read. If the expectation is wrong, Acquire works as
-// without it. Errors: those of Last.
+// Expect notes the present owner of a volume, which is about to release the volume: the next
+// Acquire then needs one transaction and no read. After a wrong expectation Acquire works as
+// without Expect. Errors: the errors of Last.
 func (o *Owners) Expect(ctx context.Context, v meta.VolumeID) error {
 	last, held, err := o.Last(ctx, v)
 	if err == nil && held {
@@ -257,8 +257,8 @@ func (o *Owners) abandon(own *Ownership) error {
 // acquireTimeout bounds the taking of a volume; the caller tries again.
 const acquireTimeout = 2 * time.Second
 
-// Await acquires the volume as soon as its holder releases it. Errors: those of Acquire except
-// NotOwner, and ctx's.
+// Await acquires the volume as soon as the holder releases the volume. Errors: the errors of
+// Acquire except NotOwner, and ctx's.
 func (o *Owners) Await(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
 	hint := watchHint(ctx, o.cli, k.owner(), "")
@@ -284,8 +284,8 @@ func (o *Owners) Await(ctx context.Context, v meta.VolumeID) (*Ownership, error)
 // Server returns the name of the server that takes volumes.
 func (o *Owners) Server() string { return o.cfg.Server }
 
-// Last returns the present owner of a volume (held), or the last one; Version is 0 if there
-// was none. Errors: Unavailable, Corrupt, Version.
+// Last returns the present owner of a volume (held), or the last owner; Version is 0 if the
+// volume never had an owner. Errors: Unavailable, Corrupt, Version.
 func (o *Owners) Last(ctx context.Context, v meta.VolumeID) (last Owner, held bool, err error) {
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
 	subject := fmt.Sprintf("volume %d", v)
@@ -302,8 +302,8 @@ func (o *Owners) Last(ctx context.Context, v meta.VolumeID) (last Owner, held bo
 	return Owner{}, false, nil
 }
 
-// Head returns the last entry of the journal at the time when the volume was taken; false:
-// there was none, or it was unreadable.
+// Head returns the last entry of the journal at the time of the acquisition; false: the journal
+// was empty, or the entry unreadable.
 func (w *Ownership) Head() (journal.Position, bool) { return w.head, w.headOK }
 
 // watch ends the ownership with the lease.
@@ -327,22 +327,22 @@ func (w *Ownership) end() (first bool) {
 }
 
 // Lost is closed when the volume must no longer be owned: the lease was lost, or Release was
-// called. If another server took the volume under a valid lease, Append reports it (Fenced).
+// called. If another server took the volume under a valid lease, Append returns Fenced.
 func (w *Ownership) Lost() <-chan struct{} { return w.lost }
 
-// Release hands the volume over: the next owner need not wait. The caller has journaled
-// everything it answered. Errors: Fenced (the ownership was lost before), Unavailable (the end
-// of the lease releases the volume).
+// Release hands the volume over: the next owner need not wait. The caller has journaled all of
+// its answers. Errors: Fenced (the ownership was lost before), Unavailable (the end of the
+// lease releases the volume).
 func (w *Ownership) Release(ctx context.Context) error {
 	rec := w.record
 	rec.Released = true
 	return w.giveBack(ctx, rec)
 }
 
-// Yield returns a volume whose owner never answered for it because it could not open the
-// volume. The record of the previous owner, whether it released the volume and whether its
-// process runs, stays as it was; Release would tell the next owner not to wait for the
-// predecessor's leases. Errors: as Release.
+// Yield returns a volume that the owner could not open, and so never answered for. The record
+// of the previous owner stays as before, with the facts whether the previous owner released the
+// volume and whether the owner's process runs. Release would tell the next owner not to wait
+// for the predecessor's leases. Errors: as Release.
 func (w *Ownership) Yield(ctx context.Context) error {
 	rec := w.Previous
 	if rec.Version == 0 { // no owner ever answered for the volume

@@ -13,7 +13,7 @@ import (
 // Restored is the beginning of a restored volume's journal.
 type Restored struct {
 	Volume meta.VolumeID
-	// Term is above every term that was seen anywhere. The next owner's term is one higher.
+	// Term is above every term that was seen anywhere. The next owner's term is Term+1.
 	Term meta.Term
 	// Checkpoint and the journal's entry at its position, as stored. Without a checkpoint the
 	// journal is empty, and so is the volume.
@@ -23,11 +23,11 @@ type Restored struct {
 	Tail []journal.Entry
 }
 
-// Restore writes the journal of a volume into an etcd without any of its keys.
+// Restore writes the journal of a volume into an etcd that has no key of the volume.
 func Restore(ctx context.Context, cli *clientv3.Client, clusterPrefix string, r Restored) error {
 	const op = "restore journal"
 	k := keys{VolumePrefix(clusterPrefix, r.Volume)}
-	// No process answers for the volume: a surviving one has lost its lease with etcd.
+	// No process answers for the volume: a surviving process has lost its lease with etcd.
 	b, err := json.Marshal(Owner{Version: ownerVersion, Term: r.Term, Server: "restore", Released: true})
 	if err != nil {
 		panic("etcd: an owner record is plain data: " + err.Error())

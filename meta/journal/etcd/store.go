@@ -14,7 +14,8 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// callTimeout bounds one call of etcd; the log repeats it as long as its caller waits.
+// callTimeout bounds one call of etcd; the log repeats the call as long as the log's caller
+// waits.
 const callTimeout = 5 * time.Second
 
 // deleteBatch bounds the entries deleted by one transaction: each leaves a tombstone, and etcd
@@ -31,8 +32,8 @@ func (w *Ownership) Store() journal.Store {
 	return &store{cli: w.owners.cli, keys: w.keys, owner: w.revision, unfenced: w.owners.cfg.UnsafeNoFence, lease: w.owners.lease, volume: w.Volume}
 }
 
-// ReadLog returns the journal of a volume for a reader. The reader's pins depend on lease (nil
-// if it never pins).
+// ReadLog returns the journal of a volume for a reader. The reader's pins depend on lease; a
+// reader without pins passes nil.
 func ReadLog(cli *clientv3.Client, clusterPrefix string, v meta.VolumeID, lease *Lease) *journal.Journal {
 	return journal.New(v, ReadStore(cli, clusterPrefix, v, lease), nil)
 }
@@ -42,8 +43,8 @@ func ReadStore(cli *clientv3.Client, clusterPrefix string, v meta.VolumeID, leas
 	return &store{cli: cli, keys: keys{VolumePrefix(clusterPrefix, v)}, owner: -1, lease: lease, volume: v}
 }
 
-// store keeps a log in etcd. owner is the create revision of the owner key; unfenced: it is
-// not compared (OwnersConfig.UnsafeNoFence).
+// store keeps a log in etcd. owner is the create revision of the owner key; unfenced: writes do
+// not compare owner (OwnersConfig.UnsafeNoFence).
 type store struct {
 	cli      *clientv3.Client
 	keys     keys
@@ -162,7 +163,7 @@ func (s *store) PutCheckpoint(ctx context.Context, rev int64, value []byte) (boo
 }
 
 // DeleteBefore deletes in batches and makes etcd forget the old revisions. The database then
-// reuses their space; its file need not shrink.
+// reuses the space; the database file need not shrink.
 func (s *store) DeleteBefore(ctx context.Context, before meta.Seq) error {
 	var revision int64
 	for {
@@ -236,10 +237,10 @@ func (s *store) Hint(ctx context.Context) <-chan struct{} {
 	return watchHint(ctx, s.cli, s.keys.entry(0), s.keys.afterEntries())
 }
 
-// watchHint returns a channel that receives when a key in [key, end) may have changed; an
-// empty end means the key alone. The channel is closed when ctx ends. etcd ends a watch whose
-// revision was compacted; then watchHint begins another watch and sends a hint, because it may
-// have missed a change.
+// watchHint returns a channel that receives when a key in [key, end) may have changed; an empty
+// end means the key alone. The channel is closed when ctx ends. etcd ends a watch whose
+// revision was compacted; then watchHint begins another watch and sends a hint, because the
+// ended watch may have missed a change.
 func watchHint(ctx context.Context, cli *clientv3.Client, key, end string) <-chan struct{} {
 	opts := []clientv3.OpOption{clientv3.WithKeysOnly()}
 	if end != "" {
