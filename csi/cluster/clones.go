@@ -25,13 +25,18 @@ func (c *Cluster) Clone(ctx context.Context, of meta.VolumeID, snapshot, name st
 }
 
 // Origin returns the name of the snapshot from which clone was made; "" if the cluster took
-// the snapshot for the clone alone. Errors: NotFound (clone is no clone of volume of).
+// the snapshot for the clone alone. of 0 stands for any volume. Errors: NotFound (clone is no
+// clone of volume of).
 func (c *Cluster) Origin(ctx context.Context, of, clone meta.VolumeID) (snapshot string, err error) {
 	api, err := c.administration()
 	if err != nil {
 		return "", err
 	}
-	answer, err := api.Clones.ListClones(ctx, &admin.ListClonesRequest{Volume: admin.Numbered(of)})
+	q := &admin.ListClonesRequest{}
+	if of != 0 {
+		q.Volume = admin.Numbered(of)
+	}
+	answer, err := api.Clones.ListClones(ctx, q)
 	if err != nil {
 		return "", err
 	}
