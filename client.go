@@ -340,6 +340,9 @@ func (c *Client) Close(ctx context.Context) error {
 		v.retireAll(ctx)
 	}
 	c.cancel()
+	for _, v := range c.openVolumes() {
+		v.leaderships.endAll()
+	}
 	errs = append(errs, c.sess.Close(ctx))
 	c.wg.Wait()
 	errs = append(errs, c.chunks.Close())

@@ -401,6 +401,22 @@ func (w *world) runLocked(s *fakeSession, id meta.OpID, op meta.Op, want meta.Le
 		}
 	}
 	var grants []meta.Grant
+	switch m := op.(type) {
+	case *meta.Open:
+		if want == meta.LeaseExclusive {
+			if err := w.ledLocked(s, m.Ino); err != nil {
+				return nil, nil, err
+			}
+		}
+	case *meta.Write:
+		if err := w.ledLocked(s, m.Ino); err != nil {
+			return nil, nil, err
+		}
+	case *meta.Lead:
+		if err := w.ledLocked(s, m.Ino); err != nil {
+			return nil, nil, meta.E("lead", meta.Busy, "", err)
+		}
+	}
 	if !op.Code().Mutates() {
 		for {
 			waited := false
@@ -473,6 +489,10 @@ func (w *world) runLocked(s *fakeSession, id meta.OpID, op meta.Op, want meta.Le
 		w.checkWrite(wr)
 	}
 	switch m := op.(type) {
+	case *meta.Lead:
+		if err := w.sealEndLocked(m.Ino); err != nil {
+			return nil, nil, err
+		}
 	case *meta.Unlink:
 		n := *m
 		n.Holders = []meta.SessionID{s.id}
@@ -858,7 +878,10 @@ func (w *world) endLocked(s *fakeSession) {
 }
 
 // expire ends the session as if its lease had run out, and begins another.
-func (s *fakeSession) expire() {
+func (s *fakeSession) expire() { s.endUnheard()() }
+
+// endUnheard is expire, of which the client learns when it calls tell.
+func (s *fakeSession) endUnheard() (tell func()) {
 	w := s.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -876,14 +899,51 @@ func (s *fakeSession) expire() {
 	w.endLocked(s)
 	w.startLocked(s)
 	s.expired++
-	ch := make(chan struct{})
-	s.events <- func() {
-		s.c.Expired([]meta.VolumeID{1}, meta.E("session", meta.SessionExpired, "", nil))
-		close(ch)
+	return func() {
+		ch := make(chan struct{})
+		s.events <- func() {
+			s.c.Expired([]meta.VolumeID{1}, meta.E("session", meta.SessionExpired, "", nil))
+			close(ch)
+		}
+		<-ch
 	}
-	w.mu.Unlock()
-	<-ch
-	w.mu.Lock()
+}
+
+// ledLocked refuses content for a file from a session other than its leader.
+func (w *world) ledLocked(s *fakeSession, ino meta.Ino) error {
+	var leader meta.SessionID
+	if err := namespace.Leaders(w.store, func(led meta.Ino, of meta.SessionID) {
+		if led == ino {
+			leader = of
+		}
+	}); err != nil {
+		return err
+	}
+	if leader != 0 && leader != s.id {
+		return meta.E("write", meta.NotPermitted, fmt.Sprint("inode ", ino), errors.New("another session leads the file"))
+	}
+	return nil
+}
+
+// sealEndLocked seals the chunk at the open end of a file at what is synced.
+func (w *world) sealEndLocked(ino meta.Ino) error {
+	var at []meta.ChunkID
+	err := namespace.OpenEnded(w.store, func(of meta.Ino, c meta.ChunkRecord) bool {
+		if of == ino {
+			at = append(at, c.ID)
+		}
+		return true
+	})
+	for _, id := range at {
+		c := w.chunks[id]
+		c.sealed, c.data = true, c.data[:c.synced]
+		_, eff, err := namespace.Execute(w.store, w.context(0, meta.OpID{}), &meta.SealChunk{Chunk: id, Length: c.synced, Fence: meta.Fence{Term: 1}, Servers: []meta.ServerID{1}})
+		if err != nil {
+			return err
+		}
+		w.store.apply(eff)
+	}
+	return err
 }
 
 // fakeChunk is one chunk in memory.

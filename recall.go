@@ -642,6 +642,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 	v.holds.clear()
 	v.orphans.clear()
 	v.locks.clear()
+	v.leaderships.endAll()
 	// A client that may no longer read also drops the kernel's entries cached without a lease:
 	// an owner's last answer during writes of others.
 	every := c.cfg.Left != nil || meta.KindOf(err) == meta.AccessDenied

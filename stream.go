@@ -19,7 +19,7 @@ func (f *file) streamEnd() uint64 {
 
 // streamsLocked reports that a full block waits at the end of the file's own chunk, or at the
 // start of a file without a chunk.
-func (v *Volume) streamsLocked(f *file) bool {
+func (f *file) streamsLocked() bool {
 	if f.busy&turnPush != 0 {
 		return false
 	}

@@ -15,20 +15,21 @@ import (
 // many goroutines. Errors are of type *meta.Error. Besides the kinds in its comment, a method
 // may fail with Stale (the inode is gone), SessionExpired, Unavailable or IO.
 type Volume struct {
-	c      *Client
-	id     meta.VolumeID
-	name   string
-	names  *nameLocks
-	pack   packer
-	space  space
-	meter  meter
-	ahead  aheadState
-	atimes atimeList
-	holds  holds
-	locks  heldLocks
-	opens  openAhead
-	barred barred
-	view   *view // nil: the volume is live
+	c           *Client
+	id          meta.VolumeID
+	name        string
+	names       *nameLocks
+	pack        packer
+	space       space
+	meter       meter
+	ahead       aheadState
+	atimes      atimeList
+	holds       holds
+	locks       heldLocks
+	leaderships leaderships
+	opens       openAhead
+	barred      barred
+	view        *view // nil: the volume is live
 
 	// mutations counts the answered operations that changed the volume. durable is the value
 	// of mutations up to which all changes are journaled.

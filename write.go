@@ -127,7 +127,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 		f.changed()
 	}
 	v.listDirtyLocked(in)
-	stream := !f.pushing && f.unpushed >= 2*blockSize && v.streamsLocked(f)
+	stream := !f.pushing && f.unpushed >= 2*blockSize && f.streamsLocked()
 	if stream {
 		f.pushing = true
 		in.pins.Add(1)

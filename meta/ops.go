@@ -23,6 +23,7 @@ const (
 	OpOpen
 	OpStatFS
 	OpSeek
+	OpLeader
 )
 
 const (
@@ -63,6 +64,8 @@ const (
 	OpSetMirror
 	OpTellQuota
 	OpCountSnapshots
+	OpLead
+	OpEndLead
 )
 
 // Mutates reports whether the operation changes the namespace.

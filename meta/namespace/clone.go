@@ -189,7 +189,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		return nil, err
 	}
 	t.mark()
-	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest, prefixIndex, prefixEvent, prefixChanger, prefixMirror, prefixOver} {
+	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest, prefixIndex, prefixEvent, prefixChanger, prefixMirror, prefixOver, prefixLeader} {
 		t.effects = append(t.effects, Effect{DeleteRange, []byte{p}, []byte{p + 1}})
 	}
 	v := &t.vol

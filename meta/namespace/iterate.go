@@ -109,17 +109,6 @@ func ReadChunk(r Reader, id meta.ChunkID) (meta.ChunkRecord, meta.Ino, error) {
 	return c.ChunkRecord, c.owner, nil
 }
 
-// Sparse visits the sealed chunks of which less than half is live: compaction's
-// work.
-func Sparse(r Reader, fn func(c meta.ChunkRecord) bool) error {
-	return Chunks(r, func(c meta.ChunkRecord) bool {
-		if c.State == meta.ChunkSealed && c.Live < c.Length/2 {
-			return fn(c)
-		}
-		return true
-	})
-}
-
 // DeletingChunks visits the chunks without references.
 func DeletingChunks(r Reader, fn func(c meta.ChunkRecord) bool) error {
 	t := tx{view: view{r: r}}

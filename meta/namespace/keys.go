@@ -36,7 +36,8 @@ import (
 //	z session:8 ino:8                     file being changed, for an event  17 bytes
 //	u                                     target of a mirror                 1 byte
 //	a                                     advisory quotas that are crossed   1 byte
-//	l                                     reserved: locks
+//	l                                     last epoch of a leadership         1 byte
+//	l ino:8                               leader of a file                   9 bytes
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version whose key follows
 // (buried there when it was superseded). g and h are written from the first snapshot on; with g
@@ -71,6 +72,7 @@ const (
 	prefixChanger = 'z'
 	prefixMirror  = 'u'
 	prefixOver    = 'a'
+	prefixLeader  = 'l'
 )
 
 // EventPrefix is the first byte of the keys of events. No operation reads them.

@@ -177,6 +177,10 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 		err = t.setEvents(op)
 	case *meta.Closed:
 		err = t.closed(op)
+	case *meta.Lead:
+		err = leaderships{t}.begin(op, res)
+	case *meta.EndLead:
+		err = leaderships{t}.give(op)
 	case *meta.TellQuota:
 		unmetered = true
 		err = t.tellQuota(op)
@@ -257,6 +261,8 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 			QuotaBytes: q.vol.policy.QuotaBytes, QuotaInode: q.vol.policy.QuotaInodes}
 	case *meta.Seek:
 		err = q.seek(op, res)
+	case *meta.Leader:
+		err = leaderships{q}.query(op, res)
 	default:
 		err = fail("query", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
 	}

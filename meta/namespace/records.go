@@ -64,6 +64,8 @@ import (
 //	            bits&1 from; bits&2 replaced; bits&4 volume; bits&8 the last name
 //	            kind quota: ino is the use, replaced the quota, bits&8: the use is above
 //	over     01 bits:1                        bits&1 of bytes, bits&2 of inodes; never 0
+//	epoch    01 epoch:n                       of the last leadership begun
+//	leader   01 epoch:n session:8 length:n address
 //	delete, writer, orphan, reap, buried, changed inode, changed entry, clone, changer
 //	         01
 //
@@ -87,6 +89,8 @@ const (
 	eventV1     = 1
 	mirrorV1    = 1
 	overV1      = 1
+	leaderV1    = 1
+	epochV1     = 1
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2

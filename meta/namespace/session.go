@@ -123,6 +123,9 @@ func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 	if more {
 		return nil
 	}
+	if more, err = (leaderships{t}).end(op.Session); more || err != nil {
+		return err
+	}
 	res.EOF = true
 	m := t.mark()
 	t.buf = appendSessionKey(t.buf, op.Session)

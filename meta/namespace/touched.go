@@ -44,6 +44,8 @@ func Touched(r Reader, op meta.Op) ([]meta.Ino, error) {
 		l.add(op.Ino)
 	case *meta.ReplaceExtents:
 		l.add(op.Ino)
+	case *meta.Lead:
+		l.add(op.Ino)
 	case *meta.Junction:
 		l.add(op.Parent)
 	case *meta.SealChunk:

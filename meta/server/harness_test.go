@@ -602,6 +602,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoEnd = true
 		case "meta-noleast":
 			cfg.Unsafe.NoLeast = true
+		case "meta-noleadership":
+			cfg.Unsafe.NoLeadership = true
 		case "meta-nocourtesy":
 			cfg.Unsafe.NoCourtesy = true
 		case "meta-nomeet":

@@ -25,12 +25,14 @@ func (s *Server) newLeases() *leases {
 	return &leases{Table: t, questions: map[meta.Ino]*growthQuestion{}}
 }
 
-// leases are the leases of a volume, and the questions to sessions that keep theirs.
+// leases are the leases of a volume, the questions to sessions that keep theirs, and the
+// leaders of files.
 type leases struct {
 	*lease.Table[*session]
 	// questions are the last questions about files to which a session appends; see growth.go.
 	questions map[meta.Ino]*growthQuestion
 	asked     uint64 // number of the last question
+	leaders   leaders
 }
 
 // DropAll drops a session's leases, except those on some inodes, and ends the questions to

@@ -362,6 +362,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 				kept.claimed = false
 				o.quota.Spend(s.id, c.Reserved)
 			}
+			if _, ok := c.Op.(*meta.Lead); ok && kept.seq > o.durable {
+				return nil, o.untilDurable(kept.seq)
+			}
 			re := *kept.re
 			re.Grants = nil
 			return &re, nil
@@ -399,6 +402,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		return nil, wait
 	}
 	w := &view{o: o, session: s.id, squash: s.squash(o.vol)}
+	if err := o.leases.leaders.admit(o, s, c.Op); err != nil {
+		return o.refuse(err)
+	}
 	var orphaned meta.Ino
 	if !o.leases.Alone(s) {
 		wait, ino, err := o.recallFor(s, c.Op, k, w)
@@ -409,6 +415,12 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 			return nil, wait
 		}
 		orphaned = ino
+	}
+	if m, ok := c.Op.(*meta.Lead); ok {
+		if wait := o.leases.leaders.seal(o, m.Ino); wait != nil {
+			o.leases.Block(&k.leases, m.Ino)
+			return nil, wait
+		}
 	}
 	op := c.Op
 	switch m := op.(type) {
@@ -452,6 +464,17 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	kept := &keptReply{id: c.ID, seq: re.Seq, re: re}
 	j.replies[c.ID] = kept
 	j.order = append(j.order, kept)
+	switch m := op.(type) {
+	case *meta.Lead:
+		// No answer about a leadership may be lost with the owner: the epoch could be given to
+		// another session.
+		o.leases.leaders.begin(m.Ino, s.id)
+		if re.Seq > o.durable {
+			return nil, o.untilDurable(re.Seq)
+		}
+	case *meta.EndLead:
+		o.leases.leaders.ended(&view{o: o}, m.Ino)
+	}
 	if orphaned != 0 {
 		o.tellOrphaned(s, orphaned, k, res)
 	}
@@ -544,7 +567,7 @@ func (o *owner) grantFor(s *session, c *wire.Call, res *meta.Result, re *wire.Re
 	mode := meta.LeaseShared
 	switch c.Op.(type) {
 	case *meta.Create, *meta.Tmpfile:
-		if c.Want == meta.LeaseExclusive && res.Attr.IsRegular() {
+		if c.Want == meta.LeaseExclusive && res.Attr.IsRegular() && o.leases.leaders.check(s, &meta.Open{Ino: res.Attr.Ino}) == nil {
 			mode = meta.LeaseExclusive
 		}
 	}
@@ -600,6 +623,9 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		}
 		if o.immutable() {
 			return o.refuse(meta.E("open", meta.ReadOnly, o.subject(), errors.New("the volume is immutable")))
+		}
+		if err := o.leases.leaders.check(s, c.Op); err != nil {
+			return o.refuse(err)
 		}
 	}
 	w := &view{o: o, session: s.id}

@@ -110,7 +110,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		s.standbys.give(v, st)
 		return release(err)
 	}
-	if err := errors.Join(o.loadSessions(), o.replays.load(o.st)); err != nil {
+	if err := errors.Join(o.loadSessions(), o.replays.load(o.st), o.leases.leaders.load(&view{o: o}, s.cfg.Unsafe.NoLeadership)); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
 	}
@@ -492,6 +492,7 @@ func (o *owner) finishSession(id meta.SessionID, s *session) {
 		o.mu.Lock()
 	}
 	delete(o.sessions, id)
+	o.leases.leaders.end(id)
 	o.quota.Leave(id)
 	o.tasks.collection.Wake() // collection seals the session's other open chunks
 }

@@ -136,6 +136,7 @@ var opRights = map[meta.OpCode]cluster.Rights{
 	meta.OpOpen:      cluster.ReadRights,
 	meta.OpStatFS:    cluster.ReadRights,
 	meta.OpSeek:      cluster.ReadRights,
+	meta.OpLeader:    cluster.ReadRights,
 	// The session gives up descriptors of unlinked files; a session may hold descriptors with
 	// read rights alone.
 	meta.OpReleaseOrphans: cluster.ReadRights,
@@ -151,6 +152,8 @@ var opRights = map[meta.OpCode]cluster.Rights{
 	meta.OpSetXattr:       cluster.WriteRights,
 	meta.OpRemoveXattr:    cluster.WriteRights,
 	meta.OpClosed:         cluster.WriteRights,
+	meta.OpLead:           cluster.WriteRights,
+	meta.OpEndLead:        cluster.WriteRights,
 }
 
 // roleOf says which certificates may speak as a role of the protocol.

@@ -191,6 +191,9 @@ type Unsafe struct {
 	NoLossWait bool
 	// NoRules: everybody may make every call of the administrative API.
 	NoRules bool
+	// NoLeadership: every session may write a file that another session leads, and the open end
+	// of a file is not sealed before a session begins to lead.
+	NoLeadership bool
 }
 
 // Server serves the volumes of a cluster.

@@ -274,7 +274,7 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 // lease. The caller holds mu.
 func (o *owner) giveAgain(s *session, inos []meta.Ino, re *wire.Reply) {
 	for _, ino := range inos[:min(len(inos), meta.MaxAlso)] {
-		if o.leases.WasExclusive(s, ino) {
+		if o.leases.WasExclusive(s, ino) && o.leases.leaders.check(s, &meta.Open{Ino: ino}) == nil {
 			o.give(s, ino, meta.LeaseExclusive, re)
 		}
 	}

@@ -56,6 +56,12 @@ func newOp(code meta.OpCode) meta.Op {
 		return new(meta.ReplaceExtents)
 	case meta.OpClosed:
 		return new(meta.Closed)
+	case meta.OpLead:
+		return new(meta.Lead)
+	case meta.OpEndLead:
+		return new(meta.EndLead)
+	case meta.OpLeader:
+		return new(meta.Leader)
 	}
 	return nil
 }
@@ -187,6 +193,14 @@ func (c *coder) op(p *meta.Op) {
 		list(c, &o.New, extent)
 	case *meta.Closed:
 		list(c, &o.Inos, ino)
+	case *meta.Lead:
+		ino(c, &o.Ino)
+		c.str(&o.Address)
+	case *meta.EndLead:
+		ino(c, &o.Ino)
+		c.u64(&o.Epoch)
+	case *meta.Leader:
+		ino(c, &o.Ino)
 	default:
 		// A client can't send operations reserved to the owner: the attempt is a fault of the
 		// program.

@@ -46,6 +46,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-nomeet", "meta/server", "TestPolicySetAgain"},
 	{"meta-noreplaycheck", "meta/server", "TestClaimedReplays"},
 	{"meta-notellpolicy", "meta/server", "TestPolicyIsFollowedWhenAnswered"},
+	{"meta-noleadership", "meta/server", "TestLeadership"},
 	{"meta-nolosswait", "meta/server", "TestSlowReplicaIsNotGivenUp"},
 	{"meta-norules", "meta/server", "TestWhoMayCall"},
 	{"admin-resend", "meta/admin", "TestSentOnce"},

@@ -68,6 +68,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoTellPolicy = true
 		case "meta-nolosswait":
 			u.Meta.NoLossWait = true
+		case "meta-noleadership":
+			u.Meta.NoLeadership = true
 		case "meta-norules":
 			u.Meta.NoRules = true
 		case "mirror-nodigest":

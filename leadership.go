@@ -1,0 +1,201 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// LeadOptions says how a client leads a file.
+type LeadOptions struct {
+	// Address is told to everybody who asks for the leader; at most meta.MaxLeaderAddress bytes.
+	Address string
+	// Wait: while another client leads the file, wait for the end of its leadership, instead of
+	// failing with Busy.
+	Wait bool
+}
+
+// Leadership is the right of this client to be the only writer of a file.
+type Leadership struct {
+	v     *Volume
+	ino   meta.Ino
+	epoch uint64
+	since uint64 // Volume.epoch when the leadership began
+	done  chan struct{}
+}
+
+// leadPoll is how often a waiting client asks whether it may lead.
+const leadPoll = 50 * time.Millisecond
+
+// leaderships are the files that this client leads, or is about to lead (nil).
+type leaderships struct {
+	mu sync.Mutex
+	m  map[meta.Ino]*Leadership
+	// stray are the files of requests to lead that were given up without an answer: the owner
+	// may grant such a request later.
+	stray map[meta.Ino]struct{}
+}
+
+// Leaderships begins leaderships of files of a volume, and asks for leaders.
+type Leaderships struct{ v *Volume }
+
+// Leaderships gives the calls about leaders of files of the volume.
+func (v *Volume) Leaderships() Leaderships { return Leaderships{v} }
+
+// Lead makes this client the leader of a regular file. When Lead returns, the writer before
+// can append nothing more to the file, alive or not, and the file's size is final until the
+// leader appends. While the leadership lasts, other clients can't write the file. Errors: Busy
+// (another client leads the file, or this one does), Interrupted (ctx ended), SessionExpired.
+func (ls Leaderships) Lead(ctx context.Context, ino meta.Ino, how LeadOptions) (*Leadership, error) {
+	v := ls.v
+	if v.frozen() {
+		return nil, meta.E("lead", meta.ReadOnly, v.subject(ino), nil)
+	}
+	own := &v.leaderships
+	own.mu.Lock()
+	if _, have := own.m[ino]; have {
+		own.mu.Unlock()
+		return nil, meta.E("lead", meta.Busy, v.subject(ino), errors.New("this client leads the file, or is about to"))
+	}
+	if own.m == nil {
+		own.m = map[meta.Ino]*Leadership{}
+	}
+	own.m[ino] = nil
+	own.mu.Unlock()
+	l, err := ls.try(ctx, ino, how)
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if errors.Is(err, meta.Interrupted) {
+		if own.stray == nil {
+			own.stray = map[meta.Ino]struct{}{}
+		}
+		own.stray[ino] = struct{}{}
+		v.c.spawn(func() { ls.endStray(ino) })
+		return nil, err // no other call of this client leads the file before endStray
+	}
+	delete(own.m, ino)
+	if err != nil {
+		return nil, err
+	}
+	if l.since != v.epoch.Load() { // the session expired, and nobody could tell this leadership
+		return nil, meta.E("lead", meta.SessionExpired, v.subject(ino), nil)
+	}
+	delete(own.stray, ino)
+	own.m[ino] = l
+	return l, nil
+}
+
+func (ls Leaderships) try(ctx context.Context, ino meta.Ino, how LeadOptions) (*Leadership, error) {
+	v, tidied := ls.v, false
+	for {
+		since := v.epoch.Load()
+		res, _, err := v.do(ctx, nil, &meta.Lead{Ino: ino, Address: how.Address}, meta.LeaseNone)
+		switch {
+		case err == nil:
+			return &Leadership{v: v, ino: ino, epoch: res.Off, since: since, done: make(chan struct{})}, nil
+		case errors.Is(err, meta.Busy) && !tidied && v.leaderships.isStray(ino):
+			tidied = true
+			if err := ls.end(ctx, ino, 0); err != nil {
+				return nil, err
+			}
+			continue
+		case !how.Wait || !errors.Is(err, meta.Busy) && !errors.Is(err, meta.SessionExpired):
+			return nil, err
+		}
+		select {
+		case <-time.After(leadPoll):
+		case <-ctx.Done():
+			return nil, meta.E("lead", meta.Interrupted, v.subject(ino), context.Cause(ctx))
+		}
+	}
+}
+
+// endStray ends the leadership that the owner may have granted to a request that was given up.
+func (ls Leaderships) endStray(ino meta.Ino) {
+	v := ls.v
+	if err := ls.end(v.c.ctx, ino, 0); err != nil {
+		v.c.log.Warn("a leadership that nobody wants any more ends with the session", "volume", v.name, "inode", ino, "err", err)
+	}
+	own := &v.leaderships
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	delete(own.m, ino)
+}
+
+func (ls Leaderships) end(ctx context.Context, ino meta.Ino, epoch uint64) error {
+	_, _, err := ls.v.do(ctx, nil, &meta.EndLead{Ino: ino, Epoch: epoch}, meta.LeaseNone)
+	return err
+}
+
+// Leader returns the address that the leader of a file gave, and the epoch. Errors: NotFound
+// (no client leads the file).
+func (ls Leaderships) Leader(ctx context.Context, ino meta.Ino) (address string, epoch uint64, err error) {
+	res, _, err := ls.v.do(ctx, nil, &meta.Leader{Ino: ino}, meta.LeaseNone)
+	if err != nil {
+		return "", 0, err
+	}
+	return string(res.Data), res.Off, nil
+}
+
+// Epoch is greater than the epoch of every earlier leadership of the file, also of those that a
+// rollback of the volume undid.
+func (l *Leadership) Epoch() uint64 { return l.epoch }
+
+// Done returns a channel that is closed when the leadership has ended: it was released, or the
+// client learned that its session ended. A client that is cut off learns that later: see Valid.
+func (l *Leadership) Done() <-chan struct{} { return l.done }
+
+// Valid reports whether the leadership surely lasts: no other client leads the file. It is
+// false as soon as the client's lease may have ended, and may be true again after a renewal.
+func (l *Leadership) Valid() bool {
+	select {
+	case <-l.done:
+		return false
+	default:
+	}
+	return l.since == l.v.epoch.Load() && l.v.c.sess.LeaseLeft(l.v.id) > 0
+}
+
+// Release ends the leadership. What the client wrote before is kept. Release of a leadership
+// that has ended does nothing.
+func (l *Leadership) Release(ctx context.Context) error {
+	if !l.v.leaderships.end(l) {
+		return nil
+	}
+	return Leaderships{l.v}.end(ctx, l.ino, l.epoch)
+}
+
+// end closes Done of a leadership, and returns false if the leadership ended before.
+func (ls *leaderships) end(l *Leadership) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.m[l.ino] != l {
+		return false
+	}
+	delete(ls.m, l.ino)
+	close(l.done)
+	return true
+}
+
+func (ls *leaderships) isStray(ino meta.Ino) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	_, ok := ls.stray[ino]
+	return ok
+}
+
+// endAll ends all leaderships, because the session ended.
+func (ls *leaderships) endAll() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	clear(ls.stray)
+	for ino, l := range ls.m {
+		if l != nil {
+			delete(ls.m, ino)
+			close(l.done)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package penstock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// ended reports whether a leader knows that its leadership has ended.
+func ended(l *Leadership) bool {
+	select {
+	case <-l.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// appendTo writes and syncs.
+func appendTo(ctx context.Context, v *Volume, ino meta.Ino, p []byte, off int64) error {
+	if _, err := v.Write(ctx, &Call{}, ino, p, off, false, false); err != nil {
+		return err
+	}
+	return v.Fsync(ctx, ino, true)
+}
+
+// A leader that was cut off appends nothing to the file after another client leads the file, be it
+// in its old session, or when the leader knows that the session ended (rule 25).
+func TestLeaderThatWasCutOff(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	a, va := open(t, w, Config{FlushEvery: time.Hour})
+	_, vb := open(t, w, Config{FlushEvery: time.Hour})
+	_, vc := open(t, w, Config{FlushEvery: time.Hour})
+	ino := create(t, va, "log")
+	if _, _, err := vb.Leaderships().Leader(t.Context(), ino); !errors.Is(err, meta.NotFound) {
+		t.Errorf("the leader of a file that nobody leads: %v", err)
+	}
+	first, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{Address: "a:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{}); !errors.Is(err, meta.Busy) {
+		t.Errorf("the leader leads the file again: %v", err)
+	}
+	if _, err := vb.Leaderships().Lead(t.Context(), ino, LeadOptions{}); !errors.Is(err, meta.Busy) {
+		t.Errorf("a second leader: %v", err)
+	}
+	size := openEnd(t, va, ino)
+	is := func(epoch uint64, address string) {
+		t.Helper()
+		if at, e, err := vc.Leaderships().Leader(t.Context(), ino); err != nil || at != address || e != epoch {
+			t.Errorf("the leader is %q in epoch %d, %v; not %q in epoch %d", at, e, err, address, epoch)
+		}
+	}
+	is(first.Epoch(), "a:1")
+	if !first.Valid() || ended(first) {
+		t.Error("a leader with a lease does not believe in its leadership")
+	}
+	waited := make(chan *Leadership)
+	go func() {
+		l, err := vb.Leaderships().Lead(t.Context(), ino, LeadOptions{Address: "b:1", Wait: true})
+		if err != nil {
+			t.Error(err)
+		}
+		waited <- l
+	}()
+	s := a.sess.(*fakeSession)
+	left := s.left
+	s.left = 0
+	if first.Valid() {
+		t.Error("DATA: a leader without a lease believes in its leadership")
+	}
+	tell := s.endUnheard()
+	second := <-waited
+	if second == nil {
+		t.FailNow()
+	}
+	if second.Epoch() <= first.Epoch() {
+		t.Errorf("DATA: epoch %d after epoch %d", second.Epoch(), first.Epoch())
+	}
+	is(second.Epoch(), "b:1")
+	log := bytes.Clone(contents(t, vb, ino))
+	if len(log) != int(size) {
+		t.Errorf("DATA: the second leader begins at %d of %d bytes", len(log), size)
+	}
+	s.left = left // the first leader was stopped between a look at the clock and the append
+	if err := appendTo(t.Context(), va, ino, []byte("late"), size); err == nil {
+		t.Error("DATA: the first leader appended and synced in its old session")
+	}
+	tell()
+	if first.Valid() || !ended(first) {
+		t.Error("DATA: a leader that knows of its session's end believes in its leadership")
+	}
+	if err := appendTo(t.Context(), va, ino, []byte("later"), size); err == nil {
+		t.Error("DATA: the first leader appended and synced in its next session")
+	}
+	if err := appendTo(t.Context(), vb, ino, []byte("of b"), size); err != nil {
+		t.Error(err)
+	}
+	if err := appendTo(t.Context(), va, ino, []byte("latest"), size+4); !errors.Is(err, meta.NotPermitted) {
+		t.Errorf("DATA: an append by the first leader: %v", err)
+	}
+	for _, v := range []*Volume{vb, vc} {
+		if got, want := contents(t, v, ino), append(bytes.Clone(log), "of b"...); !bytes.Equal(got, want) {
+			t.Errorf("DATA: the file has %d bytes, and ends in %q", len(got), got[max(0, len(got)-20):])
+		}
+	}
+	if err := first.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	is(second.Epoch(), "b:1")
+	if err := second.Release(t.Context()); err != nil || !ended(second) || second.Valid() {
+		t.Errorf("a leadership that was released lasts: %v", err)
+	}
+	third, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{Address: "a:2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if third.Epoch() <= second.Epoch() {
+		t.Errorf("DATA: epoch %d after epoch %d", third.Epoch(), second.Epoch())
+	}
+	w.check()
+}
