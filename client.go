@@ -15,6 +15,7 @@ import (
 	"penstock.io/penstock/meta/keep"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/process"
+	"penstock.io/penstock/meta/task"
 )
 
 // Config says how to reach a cluster and how much memory to use.
@@ -96,7 +97,7 @@ type Client struct {
 
 	ctx    context.Context // of background work
 	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	wg     task.Group
 
 	incarnation uint64
 	unique      atomic.Uint64

@@ -34,6 +34,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/process"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -240,7 +241,7 @@ type Session struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
+	wg     task.Group
 }
 
 // Dial opens a session. Dial tries the addresses until a server answers or ctx ends. Errors:

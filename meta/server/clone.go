@@ -233,9 +233,9 @@ func (o *owner) mayClone(ctx context.Context, at meta.Generation) error {
 		o.mu.Unlock()
 		return o.gone()
 	}
-	o.wg.Add(1) // keeps the store open
+	o.wg.Hold() // keeps the store open
 	o.mu.Unlock()
-	defer o.wg.Done()
+	defer o.wg.Release()
 	st := o.st.Freeze()
 	return errors.Join(namespace.MayClone(st, at), st.Close())
 }
@@ -577,11 +577,11 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 		o.mu.Lock()
 		ok := o.ctx.Err() == nil && !o.stClosed
 		if ok {
-			o.wg.Add(1) // keeps the store open
+			o.wg.Hold() // keeps the store open
 		}
 		o.mu.Unlock()
 		if ok {
-			defer o.wg.Done()
+			defer o.wg.Release()
 			return c.BaseStore(ctx, v, o.st, cp, nil)
 		}
 	}

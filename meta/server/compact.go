@@ -172,7 +172,7 @@ func (o *owner) compact() error {
 			return nil
 		}
 	}
-	o.wg.Add(1) // keeps the store open
+	o.wg.Hold() // keeps the store open
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
 	var batches []placement.Batch
@@ -181,7 +181,7 @@ func (o *owner) compact() error {
 		batches, err = o.lookThrough(frozen, victims, join)
 	}
 	err = errors.Join(err, frozen.Close())
-	o.wg.Done()
+	o.wg.Release()
 	// A batch that fails does not stop the batches after it.
 	errs := []error{err}
 	for i := range batches {

@@ -82,12 +82,12 @@ func (o *owner) events(ctx context.Context, q eventsQuery) (*admin.ReadEventsRes
 			continue
 		}
 		told := o.eventWaits.more()
-		o.wg.Add(1) // keeps the store open
+		o.wg.Hold() // keeps the store open
 		frozen := o.st.Freeze()
 		o.mu.Unlock()
 		a, err := readEvents(frozen, q)
 		err = errors.Join(err, frozen.Close())
-		o.wg.Done()
+		o.wg.Release()
 		if err != nil {
 			return nil, err
 		}

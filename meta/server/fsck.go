@@ -204,10 +204,10 @@ func (o *owner) freezeLocked(ctx context.Context, c *checking) (view frozenReade
 	if o.ctx.Err() != nil || o.stClosed {
 		return view, nil, o.gone()
 	}
-	o.wg.Add(1) // keeps the store open
+	o.wg.Hold() // keeps the store open
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })
-	return frozenReader{o.st.Freeze(), ctx, c}, func() { stop(); cancel(nil); o.wg.Done() }, nil
+	return frozenReader{o.st.Freeze(), ctx, c}, func() { stop(); cancel(nil); o.wg.Release() }, nil
 }
 
 // settled waits until every operation answered so far is in the store.

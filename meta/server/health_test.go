@@ -130,12 +130,12 @@ func TestVolumesThatFail(t *testing.T) {
 	if l := told(); len(l) != 0 {
 		t.Errorf("though it is open: %v", l)
 	}
-	o.wg.Add(1) // it is on the list of owners until this is done
+	o.wg.Hold() // it is on the list of owners until this is done
 	o.lose(errors.New("its lease ran out"))
 	if l := told(); len(l) != 0 {
 		t.Errorf("of one that goes: %v", l)
 	}
-	o.wg.Done()
+	o.wg.Release()
 }
 
 // Of each identity the newest certificate counts, shown or signed, and only of who is

@@ -282,8 +282,8 @@ func (o *owner) buildIndex(at meta.Generation, dir string) (file *os.File, recor
 		o.mu.Unlock()
 		return nil, record, o.gone()
 	}
-	o.wg.Add(1) // the store stays open meanwhile
-	defer o.wg.Done()
+	o.wg.Hold() // the store stays open meanwhile
+	defer o.wg.Release()
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
 	defer frozen.Close()

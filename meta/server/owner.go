@@ -12,6 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -116,7 +117,7 @@ type owner struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
+	wg     task.Group
 }
 
 // journaled is the part of the volume's state about a session.
@@ -800,6 +801,11 @@ func (o *owner) closeStore() error {
 	o.wg.Wait()
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	for !o.wg.Empty() { // a user of the store that came between
+		o.mu.Unlock()
+		o.wg.Wait()
+		o.mu.Lock()
+	}
 	if o.stClosed {
 		return nil
 	}

@@ -272,8 +272,8 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 		o.mu.Unlock()
 		return false, o.gone()
 	}
-	o.wg.Add(1) // the store stays open meanwhile
-	defer o.wg.Done()
+	o.wg.Hold() // the store stays open meanwhile
+	defer o.wg.Release()
 	frozen := o.st.Freeze()
 	beyond := o.leases.AllOutOfReach(time.Now(), isAway)
 	o.mu.Unlock()

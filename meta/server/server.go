@@ -21,6 +21,7 @@ import (
 	"penstock.io/penstock/meta"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -257,7 +258,7 @@ type Server struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
+	wg     task.Group
 }
 
 type counters struct {

@@ -5,6 +5,8 @@
 // returns when the next round is due. The task waits for a wake-up, an interval or the time
 // named by the last round, whichever comes first, and ends with the context of Run. The
 // goroutine that calls Run waits for the end.
+//
+// A Group waits for the end of all work of an owner, a server or a client.
 package task
 
 import (

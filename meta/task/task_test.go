@@ -30,10 +30,10 @@ func start(t *testing.T, o Options, take time.Duration, next func(n int) (time.D
 	o.Round = func(ctx context.Context) (time.Duration, error) {
 		r.mu.Lock()
 		r.at = append(r.at, time.Since(r.begun))
-		n := len(r.at)
+		n, take := len(r.at), r.take
 		r.mu.Unlock()
 		select {
-		case <-time.After(r.take):
+		case <-time.After(take):
 		case <-ctx.Done():
 		}
 		return r.next(n)
@@ -92,7 +92,9 @@ func TestWhenRoundsBegin(t *testing.T) {
 	bubble(t, "a long round makes up for one interval, not for all", func(t *testing.T) {
 		r := start(t, Options{Every: 10 * sec}, 35*sec, idle)
 		same(t, r.until(36*sec), 0, 35*sec)
+		r.mu.Lock()
 		r.take = 0
+		r.mu.Unlock()
 		same(t, r.until(95*sec), 0, 35*sec, 70*sec, 80*sec, 90*sec)
 	})
 	bubble(t, "what the round names, counted from its end", func(t *testing.T) {

@@ -26,7 +26,7 @@ var table = []row{
 	{"meta/lease", []string{"meta"}, "which session may cache what, decided without a clock; messages are results"},
 	{"meta/quota", []string{"meta"}, "the account of bytes used and promised, for the owner of a volume"},
 	{"meta/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
-	{"meta/task", nil, "when background work is done, whatever the work is"},
+	{"meta/task", nil, "when background work is done, and when all of it has ended, whatever the work is"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
 	{"meta/digest", []string{"meta"}, "a fingerprint is a function of the files alone"},
 	{"meta/digest/known", []string{"meta", "meta/digest"}, "blocks on disk whose digest is known"},
@@ -46,7 +46,7 @@ var table = []row{
 	{"meta/admin", []string{"meta", "meta/peer"}, "the administrative API: words and a client, for whoever administers; never the server's insides"},
 	{"meta/admin/gen", nil, "writes what is generated of the API's definition; must not need it"},
 	{"meta/server", []string{"meta/*"}, "the one loop that drives the pure machines"},
-	{"meta/client", []string{"meta", "meta/wire", "meta/peer", "meta/process"}, "finds the owner and speaks its frames; never the server's insides"},
+	{"meta/client", []string{"meta", "meta/wire", "meta/peer", "meta/process", "meta/task"}, "finds the owner and speaks its frames; never the server's insides"},
 
 	{"chunkserver/castagnoli", nil, "a checksum is a function of bytes: below the words that use it"},
 	{"chunkserver", []string{"meta", "chunkserver/castagnoli"}, "words of the chunk protocol"},
@@ -55,7 +55,7 @@ var table = []row{
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/process", "meta/capability"}, "serves a store; calls meta, never the other way round; the time since boot is what it counts clocks on"},
 	{"chunkserver/client", []string{"meta", "meta/replica", "chunkserver", "chunkserver/wire", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
-	{".", []string{"meta", "meta/admin", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
+	{".", []string{"meta", "meta/admin", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/task", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
 	{"fuse/kernel", []string{"meta"}, "what Linux tells of mounts, connections and processes: whoever serves or holds mounts asks it"},
 	{"fuse/hold", []string{"fuse/kernel", "meta", "meta/keep", "meta/process"}, "the holder has descriptors: it knows neither files nor what the kernel asks, and outlives the processes that do"},
 	{"fuse", []string{".", "fuse/hold", "fuse/kernel", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
