@@ -7,20 +7,39 @@ import (
 	"time"
 )
 
-// TestGroupGrowsWhileItIsWaitedFor: a sync.WaitGroup panics here.
+// TestGroupGrowsWhileItIsWaitedFor adds work at the moment when the last work ends. A
+// sync.WaitGroup panics here.
 func TestGroupGrowsWhileItIsWaitedFor(t *testing.T) {
+	for range 200 {
+		var g Group
+		g.Hold()
+		waited := make(chan struct{})
+		go func() {
+			g.Wait()
+			close(waited)
+		}()
+		time.Sleep(100 * time.Microsecond) // mostly enough for the goroutine to wait
+		g.Release()
+		g.Hold()
+		time.Sleep(100 * time.Microsecond)
+		g.Release()
+		<-waited
+		if !g.Empty() {
+			t.Fatal("the group is not empty after its last release")
+		}
+	}
+}
+
+// TestGroupOfMany begins and awaits work in many goroutines, for the race detector.
+func TestGroupOfMany(t *testing.T) {
 	var g Group
 	var running atomic.Int64
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			for range 5_000 {
+			for range 1_000 {
 				running.Add(1)
 				g.Go(func() { running.Add(-1) })
-			}
-		})
-		all.Go(func() {
-			for range 5_000 {
 				g.Wait()
 			}
 		})
