@@ -137,6 +137,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	stopWatchdog := func() {}
 	if cfg.Options.Watchdog != "" {
 		if stopWatchdog, err = m.startWatchdog(cfg.Options.Watchdog); err != nil {
+			cfg.Notifier.remove(f)
 			return nil, errors.Join(err, m.detach())
 		}
 	}

@@ -287,7 +287,10 @@ is not ended by this; one that waits to end, ends.`,
 				switch {
 				case v.hold != "":
 					u, err := abandonHeld(v)
-					given, errs = append(given, u), append(errs, err)
+					if err == nil {
+						given = append(given, u)
+					}
+					errs = append(errs, err)
 				case !done[v.socket]:
 					done[v.socket] = true
 					var views []unsyncedView

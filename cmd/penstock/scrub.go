@@ -53,43 +53,27 @@ disk is; with --wait the command does, and ends when all are done.`,
 }
 
 // waitScrub shows the progress of the disks until each disk has completed a pass that is not
-// in before.
+// in before. While a disk of before is not connected, waitScrub waits for the disk.
 func waitScrub(ctx context.Context, cmd *cobra.Command, c *admin.Client, node uint64, before []diskView) error {
 	p, began := newProgress(cmd), time.Now()
 	defer p.end()
-	ended := map[string]string{}
-	for _, d := range before {
-		ended[d.ID] = d.ScrubEnd
-	}
 	for {
-		all, err := listDisks(ctx, c)
+		now, err := listDisks(ctx, c)
 		if err != nil {
 			return err
 		}
-		disks, done := 0, 0.0
-		var skipped []string
-		for _, d := range all {
-			if node != 0 && d.Server != node {
-				continue
-			}
-			if d.State == "failed" || d.State == "removed" {
-				skipped = append(skipped, d.Path)
-				continue
-			}
-			disks++
-			if d.ScrubEnd != ended[d.ID] {
-				done++
-			} else {
-				done += min(d.Scrub, 0.999)
-			}
+		s := scrubbed(before, now, node)
+		line := fmt.Sprintf("%.1f %% of %d disks read, %v", 100*s.read/float64(max(s.disks, 1)), s.disks, time.Since(began).Round(time.Second))
+		if len(s.away) > 0 {
+			line += fmt.Sprintf("; not connected: %v", s.away)
 		}
-		p.show(fmt.Sprintf("%.1f %% of %d disks read, %v", 100*done/float64(max(disks, 1)), disks, time.Since(began).Round(time.Second)))
-		if disks+len(skipped) == 0 {
+		p.show(line)
+		if s.disks+len(s.failed) == 0 {
 			return errors.New("scrub: the chunk server's disks are not connected any more; see 'penstock node list'")
 		}
-		if done >= float64(disks) {
-			if len(skipped) > 0 {
-				return meta.E("scrub", meta.IO, fmt.Sprint(skipped), fmt.Errorf("these disks failed and were not read; see 'penstock disk list'"))
+		if s.read >= float64(s.disks) {
+			if len(s.failed) > 0 {
+				return meta.E("scrub", meta.IO, fmt.Sprint(s.failed), fmt.Errorf("these disks failed and were not read; see 'penstock disk list'"))
 			}
 			return nil
 		}
@@ -99,6 +83,49 @@ func waitScrub(ctx context.Context, cmd *cobra.Command, c *admin.Client, node ui
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// scrubState is how far a scrub of several disks is.
+type scrubState struct {
+	disks  int      // that the scrub has to read, connected or not
+	read   float64  // the part of the disks that was read, 0 to disks
+	failed []string // paths of disks that were failed or removed meanwhile
+	away   []string // paths of disks that are not connected now
+}
+
+// scrubbed compares the disks of a chunk server (0: of all) with the disks before the scrub.
+func scrubbed(before, now []diskView, node uint64) (s scrubState) {
+	ended, seen := map[string]string{}, map[string]bool{}
+	for _, d := range before {
+		ended[d.ID] = d.ScrubEnd
+	}
+	for _, d := range now {
+		if node != 0 && d.Server != node {
+			continue
+		}
+		seen[d.ID] = true
+		if d.State == "failed" || d.State == "removed" {
+			s.failed = append(s.failed, d.Path)
+			continue
+		}
+		s.disks++
+		if d.ScrubEnd != ended[d.ID] {
+			s.read++
+		} else {
+			s.read += min(d.Scrub, 0.999)
+		}
+	}
+	if len(seen) == 0 {
+		return s
+	}
+	for _, d := range before {
+		if node != 0 && d.Server != node || seen[d.ID] || d.State == "failed" || d.State == "removed" {
+			continue
+		}
+		s.disks++
+		s.away = append(s.away, d.Path)
+	}
+	return s
 }
 
 // progress shows a line that changes on a terminal. Without a terminal, progress prints at

@@ -76,7 +76,7 @@ func (b *chunkBlob) Put(ctx context.Context, of meta.BlobOwner, name string, r i
 	buf := make([]byte, 1<<20)
 	for {
 		part, n, err := b.putPart(ctx, of, io.TeeReader(r, sum), buf)
-		if n > 0 {
+		if len(part.Servers) > 0 { // also a part that failed: servers may have its chunk
 			ref.Parts = append(ref.Parts, part)
 			ref.Length += n
 		}
@@ -96,7 +96,8 @@ func (b *chunkBlob) Put(ctx context.Context, of meta.BlobOwner, name string, r i
 	return ref, errors.Join(err, rd.Close())
 }
 
-// putPart writes a chunk. io.EOF: the reader is at its end.
+// putPart writes a chunk. A part without servers has no chunk. io.EOF: the reader is at its
+// end.
 func (b *chunkBlob) putPart(ctx context.Context, of meta.BlobOwner, r io.Reader, buf []byte) (part meta.BlobPart, n uint64, err error) {
 	// A volume's term belongs to a single owner in a single process, so the id is new.
 	id := meta.ChunkID{Term: uint32(of.Term), Counter: uint64(of.Volume)<<32 | uint64(b.last.Add(1))}
