@@ -121,7 +121,7 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 	if creds.Identity().Role != "" && now().After(creds.RenewAt()) {
 		// A failed renewal is ignored while the certificate is valid. For an expired
 		// certificate, return a clear error here: a server only answers "bad certificate".
-		renewing, cancel := context.WithTimeout(ctx, dialTimeout)
+		renewing, cancel := withinDial(ctx)
 		defer cancel()
 		err := client.Renew(renewing, addrs, creds)
 		if end := creds.Identity().Expires; err != nil && now().After(end) {
@@ -135,6 +135,11 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 // dialTimeout bounds a command's wait for a metadata server's answer to a connection.
 const dialTimeout = 5 * time.Second
 
+// withinDial bounds a wait by dialTimeout. The error of the end is for the user.
+func withinDial(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("no answer within %v", dialTimeout))
+}
+
 // answerTimeout bounds the wait for answers that a healthy server gives at once.
 const answerTimeout = 30 * time.Second
 
@@ -144,7 +149,7 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := withinDial(ctx)
 	defer cancel()
 	host, err := os.Hostname()
 	if err != nil {
@@ -206,7 +211,7 @@ func (w *where) with(ctx context.Context, work func(*client.Session) error) erro
 		return err
 	}
 	err = w.advise(work(s), false)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+	ctx, cancel := withinDial(context.WithoutCancel(ctx))
 	defer cancel()
 	// All requests have been answered. An error of Close, such as a busy server's silence,
 	// says nothing about the requests, and an unclosed session expires by itself.

@@ -90,7 +90,7 @@ func serverStatus(ctx context.Context, c *admin.Client, addr string) (*admin.Ser
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := withinDial(ctx)
 	defer cancel()
 	return one.Health.GetServerStatus(ctx, &admin.GetServerStatusRequest{})
 }

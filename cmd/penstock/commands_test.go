@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -165,7 +166,18 @@ func TestEveryCommandSaysWhatFailed(t *testing.T) {
 	}
 	closed := port.Free(t)
 	asking := 0
-	var waiting sync.WaitGroup // each waits seconds for a server, so all wait at once
+	var waiting sync.WaitGroup                      // each waits seconds for a server, so all wait at once
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for _, line := range []string{"volume list", "snapshot list root", "node list"} {
+		waiting.Go(func() {
+			at := append(strings.Fields(line), "--cluster", silent.Addr().String(), "--credentials", at("c/admin"))
+			call(t, at...).failed(t, exitFailed, silent.Addr().String(), "--cluster")
+		})
+	}
 	leaves(func(path string, cmd *cobra.Command) {
 		if serving[path] != "" {
 			return

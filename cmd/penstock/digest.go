@@ -243,7 +243,7 @@ func (w *where) connect(ctx context.Context) (*penstock.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := withinDial(ctx)
 	defer cancel()
 	host, err := os.Hostname()
 	if err != nil {

@@ -130,7 +130,7 @@ func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 	if err != nil {
 		return h, &usageError{err}
 	}
-	dial, cancel := context.WithTimeout(ctx, dialTimeout)
+	dial, cancel := withinDial(ctx)
 	defer cancel()
 	if creds.Identity().Role != "" && time.Now().After(creds.RenewAt()) {
 		// Best effort: without a valid certificate, Dial below fails.
@@ -141,7 +141,7 @@ func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 		return unreachable(strings.Join(addrs, ", "), err), nil
 	}
 	h, err = c.Health(ctx)
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+	end, cancel := withinDial(context.WithoutCancel(ctx))
 	defer cancel()
 	return h, errors.Join(w.advise(err, false), c.Close(end))
 }

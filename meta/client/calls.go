@@ -561,7 +561,7 @@ func (s *Session) AdminAt(ctx context.Context, addr string, a wire.Admin) (re *w
 // volume. If neither has a connection, adminConn returns a connection to any server.
 func (s *Session) adminConn(ctx context.Context, v meta.VolumeID, addr string) (*conn, error) {
 	if addr != "" {
-		step, cancel := context.WithTimeout(ctx, connWait)
+		step, cancel := forConnection(ctx)
 		defer cancel()
 		if c, err := s.connTo(step, addr); err == nil {
 			return c, nil

@@ -29,7 +29,7 @@ func (c *Config) hello(id meta.SessionID, cluster string) wire.Hello {
 // greet dials a server and does the handshake.
 func (c *Config) greet(ctx context.Context, addr string, hello wire.Hello) (net.Conn, *wire.Reader, uint8, wire.Hello, error) {
 	var ans wire.Hello
-	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+	ctx, cancel := context.WithTimeoutCause(ctx, handshakeWait, fmt.Errorf("no answer within %v", handshakeWait))
 	defer cancel()
 	nc, err := peer.Dial(ctx, addr, c.Creds, peer.Meta)
 	if err != nil {

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -185,7 +184,7 @@ func (s *Session) enterSomewhere(v meta.VolumeID) error {
 // enterAt enters a volume at one server. told: err is the server's answer. next is the
 // server's hint at the owner.
 func (s *Session) enterAt(v meta.VolumeID, addr string) (next string, told bool, err error) {
-	ctx, cancel := context.WithTimeout(s.ctx, connWait)
+	ctx, cancel := forConnection(s.ctx)
 	c, err := s.connTo(ctx, addr)
 	cancel()
 	if err != nil {

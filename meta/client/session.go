@@ -359,6 +359,11 @@ func (s *Session) addrs(first ...string) (l []string) {
 // continues.
 const connWait = 500 * time.Millisecond
 
+// forConnection bounds a wait for a connection by connWait.
+func forConnection(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, connWait, fmt.Errorf("no connection within %v", connWait))
+}
+
 // anyConn returns a connection to any server, an existing connection if possible.
 func (s *Session) anyConn(ctx context.Context) (*conn, error) {
 	wait := 10 * time.Millisecond
@@ -379,7 +384,7 @@ func (s *Session) anyConn(ctx context.Context) (*conn, error) {
 		var errs []error
 		no := 0
 		for _, a := range all {
-			step, cancel := context.WithTimeout(ctx, connWait)
+			step, cancel := forConnection(ctx)
 			c, err := s.connTo(step, a)
 			cancel()
 			if err == nil {

@@ -471,12 +471,35 @@ func (c *Credentials) client(ctx context.Context, nc net.Conn, role Role) (net.C
 		return err
 	}
 	t := tls.Client(nc, cfg)
-	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
-	defer cancel()
-	if err := t.HandshakeContext(ctx); err != nil {
+	if err := shakeHands(ctx, t); err != nil {
 		return nil, err
 	}
 	return t, nil
+}
+
+// silentError is a handshake that the peer did not answer in time.
+type silentError struct{ cause error }
+
+func (e silentError) Error() string {
+	if e.cause == context.DeadlineExceeded {
+		return "the peer did not answer in time"
+	}
+	return e.cause.Error()
+}
+
+// Unwrap lets callers tell a timeout.
+func (e silentError) Unwrap() error { return context.DeadlineExceeded }
+
+// shakeHands does the handshake of the dialling side, within handshakeWait. Errors:
+// context.DeadlineExceeded, with the cause of ctx as its text; those of crypto/tls.
+func shakeHands(ctx context.Context, t *tls.Conn) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, handshakeWait, fmt.Errorf("the peer did not answer within %v", handshakeWait))
+	defer cancel()
+	err := t.HandshakeContext(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return silentError{context.Cause(ctx)}
+	}
+	return err
 }
 
 // DialStranger connects to a metadata server without own credentials. The server must belong
@@ -515,9 +538,7 @@ func DialStranger(ctx context.Context, addr, authority string) (net.Conn, []byte
 			return err
 		},
 	})
-	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
-	defer cancel()
-	if err := t.HandshakeContext(ctx); err != nil {
+	if err := shakeHands(ctx, t); err != nil {
 		nc.Close()
 		return nil, nil, meta.E(op, handshakeKind(err), addr, err)
 	}
