@@ -312,7 +312,7 @@ func (v *Volume) breakChunk(c *chunk, err error) {
 		v.unpack(c)
 		failed := c.w.Failed()
 		v.c.suspects.add(failed)
-		v.c.log.Warn("chunk failed, going on in another", "chunk", c.id, "servers", failed, "err", err)
+		v.c.log.Warn("appends to a chunk failed: the client goes on in a new chunk", "chunk", c.id, "servers", failed, "err", err)
 	}
 	if seal {
 		v.sealLater(c)
@@ -358,7 +358,7 @@ func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
 			case v.epoch.Load() != epoch:
 				return // the chunk belonged to a session that has ended
 			case k != meta.Unavailable && k != meta.Fenced && k != meta.Interrupted:
-				v.c.log.Warn("chunk could not be sealed; its session's end will do it", "chunk", id, "err", err)
+				v.c.log.Warn("a chunk could not be sealed: the end of its session will seal it", "chunk", id, "err", err)
 				return
 			}
 			if wait == endAgain {

@@ -380,7 +380,7 @@ func (v *Volume) retireAll(ctx context.Context) {
 		return
 	}
 	if err := v.seal(ctx, cur); err != nil {
-		v.c.log.Warn("chunk could not be sealed; the session's end will do it", "chunk", cur.id, "err", err)
+		v.c.log.Warn("a chunk could not be sealed: the end of the session will seal it", "chunk", cur.id, "err", err)
 	}
 }
 

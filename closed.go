@@ -66,7 +66,7 @@ func (v *Volume) sendClosed() {
 		for len(inos) > 0 {
 			n := min(len(inos), maxClosed)
 			if _, _, err := v.do(v.c.ctx, nil, &meta.Closed{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
-				v.c.log.Warn("events of closed files come when this session ends", "volume", v.name, "files", n, "err", err)
+				v.c.log.Warn("the owner was not told that files were closed: their events come when this session ends", "volume", v.name, "files", n, "err", err)
 			}
 			inos = inos[n:]
 		}

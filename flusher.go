@@ -512,7 +512,7 @@ func (v *Volume) sendOrphans() {
 		for len(inos) > 0 {
 			n := min(len(inos), 4096)
 			if _, _, err := v.do(v.c.ctx, nil, &meta.ReleaseOrphans{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
-				v.c.log.Warn("unlinked files stay until this session ends", "volume", v.name, "inodes", n, "err", err)
+				v.c.log.Warn("the owner was not told that unlinked files were closed: the files stay until this session ends", "volume", v.name, "inodes", n, "err", err)
 			}
 			v.forgetDead(inos[:n])
 			inos = inos[n:]

@@ -354,7 +354,7 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 	for _, id := range volumesOf(left) {
 		v, err := c.VolumeByID(ctx, id)
 		if err != nil {
-			c.log.Warn("a volume that a predecessor used can't be opened", "volume", id, "err", err)
+			c.log.Warn("a volume of the predecessor can't be opened", "volume", id, "err", err)
 			continue
 		}
 		volumes = append(volumes, v)
@@ -467,7 +467,7 @@ func (c *Client) reopenView(ctx context.Context, r keep.Record) {
 		}
 	}
 	if err != nil {
-		c.log.Warn("a snapshot that a predecessor showed can't be opened", "volume", of, "generation", at, "err", err)
+		c.log.Warn("a snapshot of the predecessor can't be opened", "volume", of, "generation", at, "err", err)
 	}
 }
 
@@ -551,7 +551,7 @@ func (c *Client) lostLeft(in *inode, bytes int) {
 		return
 	}
 	c.stats.lose(int64(bytes))
-	c.log.Error("bytes that a predecessor was given are lost", "inode", in.vol.subject(in.ino), "bytes", bytes)
+	c.log.Error("bytes written through the predecessor are lost", "inode", in.vol.subject(in.ino), "bytes", bytes)
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.fileLocked().fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), nil), true)

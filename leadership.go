@@ -117,7 +117,7 @@ func (ls Leaderships) try(ctx context.Context, ino meta.Ino, how LeadOptions) (*
 func (ls Leaderships) endStray(ino meta.Ino) {
 	v := ls.v
 	if err := ls.end(v.c.ctx, ino, 0); err != nil {
-		v.c.log.Warn("a leadership that nobody wants any more ends with the session", "volume", v.name, "inode", ino, "err", err)
+		v.c.log.Warn("an unwanted leadership could not be ended: it ends with the session", "volume", v.name, "inode", ino, "err", err)
 	}
 	own := &v.leaderships
 	own.mu.Lock()

@@ -64,7 +64,7 @@ func RunMirrors(ctx context.Context, cfg MirrorConfig) error {
 	for {
 		all, err := m.All(ctx)
 		if err != nil && ctx.Err() == nil {
-			cfg.Logger.Warn("mirrors could not be listed, that is tried again", "error", err)
+			cfg.Logger.Warn("the mirrors could not be listed; the worker tries again", "error", err)
 		}
 		for _, r := range all {
 			if r.State != meta.MirrorRunning || r.Version > meta.MirrorVersion {
@@ -80,7 +80,7 @@ func RunMirrors(ctx context.Context, cfg MirrorConfig) error {
 			wg.Go(func() {
 				w := &mirrorWorker{MirrorConfig: cfg, m: m, target: r.Target, log: cfg.Logger.With("mirror", r.Target)}
 				if err := w.run(ctx); err != nil && ctx.Err() == nil {
-					w.log.Warn("a mirror is not run here now, that is tried again", "error", err)
+					w.log.Warn("a mirror can't be run here now; the worker tries again", "error", err)
 				}
 				mu.Lock()
 				delete(running, r.Target)
@@ -125,7 +125,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		}
 		// The bytes of a stopped round are committed while the session may still write.
 		if err := end(w.dst.SyncAll); err != nil {
-			w.log.Info("what a round wrote last is written again", "error", err)
+			w.log.Info("the last writes of a round are written again", "error", err)
 		}
 		w.dst.only.Store(0)
 		// If the release is not delivered, the right ends with the session.
@@ -165,7 +165,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 			if errors.Is(err, errStopped) {
 				continue
 			}
-			w.log.Warn("a round of a mirror failed, it goes on from there", "error", err)
+			w.log.Warn("a round of a mirror failed; the next round goes on from there", "error", err)
 			w.note(ctx, err)
 			again, asked = time.Now().Add(min(time.Second<<min(tries, 10), mirrorRetry)), r.Asked
 			tries++
@@ -242,7 +242,7 @@ func (w *mirrorWorker) note(ctx context.Context, why error) {
 		return nil
 	})
 	if err != nil {
-		w.log.Warn("that could not be recorded", "error", err)
+		w.log.Warn("the progress of a mirror could not be recorded", "error", err)
 	}
 }
 
@@ -415,7 +415,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	n := r.Last
 	w.log.Info("a round of a mirror is complete", "snapshot", name, "bytes", n.Sent, "inodes", n.Inodes, "took", n.Ended.Sub(n.Began).Round(time.Millisecond))
 	if err := errors.Join(w.src.dropMirrored(ctx, &r, 1), w.dst.dropMirrored(ctx, &r, r.Keep)); err != nil {
-		w.log.Warn("old snapshots of a mirror could not be deleted, that is tried after the next round", "error", err)
+		w.log.Warn("old snapshots of a mirror could not be deleted; the worker tries again after the next round", "error", err)
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func (v *Volume) KeepPinned(ctx context.Context, holder string, ttl time.Duratio
 			return
 		default:
 			if ctx.Err() == nil {
-				v.c.log.Warn("pin not renewed; it is tried again", "snapshot", v.name, "holder", holder, "err", err)
+				v.c.log.Warn("a pin was not renewed; the client tries again", "snapshot", v.name, "holder", holder, "err", err)
 			}
 			wait /= renewals
 		}

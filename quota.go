@@ -136,7 +136,7 @@ func (v *Volume) inherit(ctx context.Context) {
 	v.c.stats.rpcs.Add(1)
 	p, err := v.c.kept.session.Inherit(ctx, v.id)
 	if err != nil {
-		v.c.log.Warn("what a predecessor had reserved of a quota stays reserved", "volume", v.name, "err", err)
+		v.c.log.Warn("the predecessor's reservation of a quota could not be given back", "volume", v.name, "err", err)
 		return
 	}
 	q.mu.Lock()
@@ -458,7 +458,7 @@ func (c *Client) Reclaim(id meta.VolumeID, round uint64) {
 			return
 		}
 		if _, err := v.reserve(c.ctx, 0, round, metaclient.Place{}); err != nil && c.ctx.Err() == nil {
-			c.log.Warn("what lies idle of a quota was not given back", "volume", v.name, "err", err)
+			c.log.Warn("the unused part of a quota could not be given back", "volume", v.name, "err", err)
 		}
 	})
 }

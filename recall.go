@@ -570,7 +570,7 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 		}
 		if now := time.Now(); until.IsZero() && now.After(say) {
 			say = now.Add(recallTries)
-			v.c.log.Warn("another client waits for a file whose bytes can't be made durable yet", "inode", v.subject(in.ino), "err", err)
+			v.c.log.Warn("another client waits for a file: this client can't make the file's bytes durable yet", "inode", v.subject(in.ino), "err", err)
 		}
 		select {
 		case <-time.After(wait):
@@ -593,7 +593,7 @@ func (in *inode) closeEnd(ctx context.Context) bool {
 	in.mu.Unlock()
 	err := in.vol.seal(ctx, own)
 	if err != nil && meta.KindOf(err) != meta.NoSuchChunk {
-		in.vol.c.log.Warn("a file's end can't be closed yet, its lease stays", "inode", in.vol.subject(in.ino), "chunk", own.id, "err", err)
+		in.vol.c.log.Warn("the open end of a file can't be closed yet: this client keeps the lease", "inode", in.vol.subject(in.ino), "chunk", own.id, "err", err)
 		return false
 	}
 	return true
@@ -705,9 +705,9 @@ func (v *Volume) expired(epoch uint64, err error) {
 	}
 	v.forgetChunks()
 	if files > 0 {
-		c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "bytes", lost, "files", files, "err", err)
+		c.log.Error("the session expired: bytes that were not synced are lost", "volume", v.name, "bytes", lost, "files", files, "err", err)
 	} else {
-		c.log.Warn("session expired; no file had bytes that were not synced, and the volume is used on in another session", "volume", v.name, "err", err)
+		c.log.Warn("the session expired: no file had unsynced bytes, and the client goes on in a new session", "volume", v.name, "err", err)
 	}
 }
 

@@ -165,7 +165,7 @@ func (v *Volume) keepIndex(s indexSession) {
 						v.c.stats.refused.Add(1)
 					}
 					v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
-					v.c.log.Error("the index of a snapshot can't be used; metadata servers are asked instead, and it is tried again", "snapshot", v.name, "in", retry, "err", err)
+					v.c.log.Error("the index of a snapshot can't be used: the client asks metadata servers instead, and tries again", "snapshot", v.name, "in", retry, "err", err)
 					wait, retry = retry, min(2*retry, indexRetryMost)
 				}
 			default:
@@ -207,7 +207,7 @@ func (v *Volume) takeIndex(ctx context.Context, a *admin.SnapshotIndex) error {
 		} else {
 			if !errors.Is(err, fs.ErrNotExist) {
 				v.c.stats.refused.Add(1)
-				v.c.log.Error("the index of a snapshot on this machine's disk is damaged; it is fetched again", "file", path, "err", err)
+				v.c.log.Error("the index of a snapshot on this machine's disk is damaged: the client fetches the index again", "file", path, "err", err)
 				if err := os.Remove(path); err != nil {
 					v.c.log.Warn("a damaged index stays on the disk", "file", path, "err", err)
 				}
@@ -227,7 +227,7 @@ func (v *Volume) takeIndex(ctx context.Context, a *admin.SnapshotIndex) error {
 	keepIndexes(dir, cmp.Or(v.c.cfg.IndexKeep, indexKeep), filepath.Base(path))
 	v.view.index.ready.Store(m)
 	v.indexIs(IndexStatus{State: "ready", Inodes: m.x.Inodes(), Bytes: m.x.Size()})
-	v.c.log.Info("a snapshot is answered for from its index", "snapshot", v.name, "inodes", m.x.Inodes(), "bytes", m.x.Size())
+	v.c.log.Info("the client answers for a snapshot from its index", "snapshot", v.name, "inodes", m.x.Inodes(), "bytes", m.x.Size())
 	return nil
 }
 
@@ -462,7 +462,7 @@ func (v *Volume) looked(m *mapped, err error) (ok bool) {
 	if v.view.index.ready.CompareAndSwap(m, nil) {
 		v.c.stats.refused.Add(1)
 		v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
-		v.c.log.Error("the index of a snapshot is damaged; metadata servers are asked instead until it was fetched again", "snapshot", v.name, "err", err)
+		v.c.log.Error("the index of a snapshot is damaged: the client asks metadata servers until it has fetched the index again", "snapshot", v.name, "err", err)
 		if rerr := os.Remove(m.path); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
 			v.c.log.Warn("a damaged index stays on the disk", "file", m.path, "err", rerr)
 		}

@@ -100,7 +100,7 @@ func (c *Config) listen(socket string) (net.Listener, error) {
 			if c.Dying == nil || pid == 0 || !c.Dying(pid) {
 				return nil, meta.E(op, meta.Busy, socket, errors.New("another process serves there"))
 			}
-			c.Logger.Warn("the socket of a process that was killed and can't end is replaced", "socket", socket, "pid", pid)
+			c.Logger.Warn("the socket belongs to a killed process that can't end: this process replaces the socket", "socket", socket, "pid", pid)
 		}
 		if err := os.Remove(socket); err != nil {
 			return nil, meta.E(op, meta.IO, socket, err)

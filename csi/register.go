@@ -116,7 +116,7 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, q *registration.
 		r.s.cfg.Logger.Info("the kubelet took the driver", "endpoint", r.s.path)
 	} else {
 		r.taken.Set(0)
-		r.s.cfg.Logger.Warn("the kubelet did not take the driver; it will ask again", "err", q.GetError())
+		r.s.cfg.Logger.Warn("the kubelet refused the registration of the driver, and will ask again", "err", q.GetError())
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }

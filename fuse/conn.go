@@ -544,7 +544,7 @@ func (c *conn) wrote(op uint32, unique uint64, err error) {
 	case nil, syscall.ENOENT, syscall.ENODEV, syscall.ECONNABORTED, syscall.EBADF:
 		return
 	}
-	c.log.Error("answer refused by the kernel; its caller gets EIO", "opcode", op, "err", err)
+	c.log.Error("the kernel refused an answer: the calling program gets EIO", "opcode", op, "err", err)
 	var out [outHeaderSize]byte
 	eio := int32(-int(syscall.EIO))
 	order.PutUint32(out[:], outHeaderSize)

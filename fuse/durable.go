@@ -162,7 +162,7 @@ func (f *fileSystem) drainFor(ctx context.Context, killed <-chan struct{}) error
 	case err := <-done:
 		return err
 	case <-killed:
-		f.log.Warn("whoever unmounts does not wait any longer; the mount's process goes on until what was written is durable", "dir", f.dir)
+		f.log.Warn("umount waits no longer: the mount's process goes on until all written bytes are durable", "dir", f.dir)
 		return meta.E("umount", meta.Interrupted, f.dir, nil)
 	}
 }
@@ -204,11 +204,11 @@ func noAnswer(err error) bool {
 // sayUnsynced logs the volumes for which a mount waits at its end.
 func (f *fileSystem) sayUnsynced(left []penstock.Unsynced) {
 	for _, u := range left {
-		f.log.Warn("a mount waits until what was written to it is durable; 'penstock client abandon' would give it up",
+		f.log.Warn("a mount waits until its written bytes are durable; 'penstock client abandon' would give the bytes up",
 			"dir", f.dir, "volume", u.Name, "files", u.Files, "bytes", u.Bytes, "for", u.Why)
 	}
 	if len(left) == 0 {
-		f.log.Warn("a mount waits for the cluster's word that what was written to it is durable", "dir", f.dir)
+		f.log.Warn("a mount waits for the cluster to confirm that the written bytes are durable", "dir", f.dir)
 	}
 }
 
@@ -248,7 +248,7 @@ func (m *Mount) Abandon() []penstock.Unsynced {
 			continue
 		}
 		l = append(l, u)
-		m.log.Error("an operator gave up what was written and not durable", "dir", m.dir, "volume", u.Name, "files", u.Files, "bytes", u.Bytes, "changes", u.Changes)
+		m.log.Error("an operator gave up written bytes that were not durable", "dir", m.dir, "volume", u.Name, "files", u.Files, "bytes", u.Bytes, "changes", u.Changes)
 	}
 	f.abandoned.tell()
 	return l

@@ -68,7 +68,7 @@ func (n *inumbers) slot(pair uint32) uint32 {
 	if len(n.slots) == 1<<slotBits {
 		if !n.said && n.log != nil {
 			n.said = true
-			n.log.Error("inode numbers are used up: some files of this mount have the number of another; mount volumes separately", "slots", len(n.slots))
+			n.log.Error("the mount has used up its inode numbers, and some of its files now share a number: mount volumes separately", "slots", len(n.slots))
 		}
 		return s
 	}

@@ -124,7 +124,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	f.heedTimes(cfg.Options.NoAtime, cfg.Options.NoDirAtime)
 	if k := cfg.Succession; k != nil {
 		if !f.conn.resends {
-			cfg.Logger.Warn("the kernel can't send unanswered requests again (Linux 6.9): the mount ends with this process", "dir", dir)
+			cfg.Logger.Warn("the kernel can't send unanswered requests again (Linux 6.9 can): the mount ends when this process ends", "dir", dir)
 		} else if err := m.leave(k, 1, 0, a.block, cfg.Source); err != nil {
 			return nil, errors.Join(err, m.detach())
 		} else {
@@ -170,7 +170,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	}
 	f.conn.syncfs = h.Block
 	if _, err := f.mountedWith(); err != nil { // reads the options of the mount or the last remount
-		cfg.Logger.Warn("it is not known with which options the mount was made: access times are kept", "dir", h.Dir, "err", err)
+		cfg.Logger.Warn("the options of the mount can't be read: the mount keeps access times", "dir", h.Dir, "err", err)
 	}
 	cfg.Notifier.add(f)
 	f.restore(left)
@@ -255,7 +255,7 @@ func (m *Mount) finish(stopWatchdog func()) {
 	stopWatchdog()
 	m.notifier.remove(m.fs)
 	if err := m.fs.drain(context.Background()); err != nil {
-		m.log.Error("not everything that was written is durable, and it is lost", "dir", m.dir, "err", err)
+		m.log.Error("bytes written to the mount are lost: they could not be made durable", "dir", m.dir, "err", err)
 		return
 	}
 	m.log.Info("unmounted", "dir", m.dir)
@@ -471,7 +471,7 @@ func clearDead(dir string, log *slog.Logger) error {
 			return meta.E("mount", meta.Busy, dir, fmt.Errorf("the mount of a penstock that ended is there and can't be cleared: %w", err))
 		}
 	}
-	log.Warn("cleared the mount of a penstock that ended", "dir", dir)
+	log.Warn("cleared the mount of a penstock process that has ended", "dir", dir)
 	return nil
 }
 

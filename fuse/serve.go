@@ -179,7 +179,7 @@ func (m *Mount) yielding(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), yieldSync)
 	defer cancel()
 	if err := m.syncWithin(ctx); err != nil {
-		m.log.Warn("not everything is durable yet: the successor puts it back", "err", err)
+		m.log.Warn("not all bytes are durable yet: the successor makes the rest durable", "err", err)
 	}
 }
 
@@ -214,7 +214,7 @@ func (s source) find(ctx context.Context, c *penstock.Client, k *Succession, log
 	if h.Asked == s.String() {
 		root, err = c.VolumeByID(ctx, h.Base)
 		if err == nil && s.volume != "" && !strings.HasPrefix(s.String(), root.Name()+":") {
-			log.Info("what is mounted has another name by now", "asked", s.String(), "volume", root.Name())
+			log.Info("the mounted volume or snapshot was renamed", "asked", s.String(), "volume", root.Name())
 		}
 		return root, h.Volume, h.Root, err
 	}

@@ -89,7 +89,7 @@ func elsewhere(dir string, memory *os.File) bool {
 // ends the mount's session. The holder forgets the mount.
 func (cfg *ServeConfig) settle(ctx context.Context, dir string, device, memory *os.File) (err error) {
 	log := cfg.Client.Logger
-	log.Warn("a mount ended while nobody served it; what was written to it is made durable", "dir", dir)
+	log.Warn("a mount ended while no process served it: this process makes the mount's bytes durable", "dir", dir)
 	left, err := OpenPredecessor(int(memory.Fd()))
 	if err != nil {
 		return err
@@ -115,7 +115,7 @@ func (cfg *ServeConfig) settle(ctx context.Context, dir string, device, memory *
 	f, err := newFileSystem(ctx, &Config{Tree: ClientTree(client), Logger: log, Volume: left.head.Volume, Root: left.head.Root})
 	if meta.KindOf(err) == meta.NoSuchVolume {
 		client.Resumed()
-		log.Error("what was written to a mount last is lost: its volume is gone", "dir", dir, "err", err)
+		log.Error("the last bytes written to a mount are lost: the mount's volume is gone", "dir", dir, "err", err)
 		return errors.Join(client.Close(ctx), cfg.Hold.Put(dir, cfg.Command, 0, device, memory), cfg.Hold.Drop(dir))
 	}
 	if err != nil {
@@ -136,7 +136,7 @@ func (cfg *ServeConfig) settle(ctx context.Context, dir string, device, memory *
 	defer cancel()
 	if err = errors.Join(err, client.Close(ctx)); err != nil {
 		// No program has a descriptor any more that could return the error.
-		log.Error("not everything that was written to a mount is durable, and it is lost", "dir", dir, "err", err)
+		log.Error("bytes written to a mount are lost: they could not be made durable", "dir", dir, "err", err)
 	}
 	return errors.Join(cfg.Hold.Put(dir, cfg.Command, 0, device, memory), cfg.Hold.Drop(dir))
 }

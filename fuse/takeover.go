@@ -284,7 +284,7 @@ func (f *fileSystem) restore(left []keep.Record) {
 			next = max(next, fh>>handleShift)
 			v, ino, err := f.inode(request(nil), node)
 			if err != nil {
-				f.log.Warn("a file that was open is gone", "node", node, "err", err)
+				f.log.Warn("an open file can't be taken over: its volume does not have the file", "node", node, "err", err)
 				continue
 			}
 			if o, ok := v.(reopener); ok {

@@ -123,7 +123,7 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 		if _, err := abort.WriteString("1"); err != nil {
 			return meta.E(op, meta.IO, args[2], err)
 		}
-		log.Warn("a mount's daemon was killed and could not end: its connection was aborted", "dir", args[2], "pid", pid)
+		log.Warn("a mount's process was killed and could not end: the watchdog aborted the mount's connection", "dir", args[2], "pid", pid)
 		looks = 0
 	}
 }

@@ -192,7 +192,7 @@ func (s *Stream) Partition(ctx context.Context, n int32) (*partition.Log, error)
 	if slot.log != nil {
 		// The end of the log is not known after a failure: a recovery finds it.
 		if err := slot.log.Close(); err != nil {
-			s.log.Warn("a failed partition was not closed well, it is opened again", "stream", s.name, "partition", n, "error", err)
+			s.log.Warn("closing a failed partition failed; the gateway opens the partition again", "stream", s.name, "partition", n, "error", err)
 		}
 		slot.log = nil
 	}
@@ -225,7 +225,7 @@ func (s *Stream) retain(ctx context.Context) {
 			continue
 		}
 		if _, err := l.Retain(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("old records are not removed, that is tried again", "stream", s.name, "partition", i, "error", err)
+			s.log.Warn("old records could not be removed; the gateway tries again", "stream", s.name, "partition", i, "error", err)
 		}
 	}
 }

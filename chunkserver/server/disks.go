@@ -504,7 +504,7 @@ func (ds *Disks) Replace(id string) error {
 		err := st.Close()
 		ds.mu.Lock()
 		if err != nil {
-			ds.slog.Warn("a disk that is to be replaced was closed with an error", "disk", id, "error", err)
+			ds.slog.Warn("a disk to be replaced was closed with an error", "disk", id, "error", err)
 		}
 	}
 	fresh, err := isFresh(d.path)

@@ -227,7 +227,7 @@ func (s *Server) pullOne(ctx context.Context, o meta.Order) (chunkserver.Info, e
 			continue
 		}
 		if err := st.Delete(ctx, o.Chunk, o.Fence); err != nil {
-			s.slog.Warn("a replica was copied to another disk and stays on its old one, too", "chunk", o.Chunk.String(), "disk", d.id, "error", err)
+			s.slog.Warn("a replica was copied to another disk, and could not be removed from the old disk", "chunk", o.Chunk.String(), "disk", d.id, "error", err)
 		}
 	}
 	return i, nil

@@ -321,7 +321,7 @@ func (s *Server) SetKeys(keys []meta.CapKey) {
 func (s *Server) evict(who []string) {
 	evicted, malformed := peer.ParseWorthless(who)
 	for _, entry := range malformed {
-		s.slog.Error("an entry of the list of evicted peers is malformed: every certificate of that peer is refused; do all servers run the same release?", "entry", entry)
+		s.slog.Error("an entry of the list of evicted peers is malformed, so every certificate of the peer is refused: see that all servers run the same release", "entry", entry)
 	}
 	s.mu.Lock()
 	s.evicted = evicted
@@ -333,7 +333,7 @@ func (s *Server) evict(who []string) {
 	}
 	s.mu.Unlock()
 	for c, who := range ended {
-		s.slog.Warn("chunk connection ended: its peer was evicted", "peer", who)
+		s.slog.Warn("chunk connection ended: the peer was evicted", "peer", who)
 		c.NetConn().Close() // the connection's reader ends the rest
 	}
 }

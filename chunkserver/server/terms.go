@@ -73,7 +73,7 @@ func (t *terms) open(dir string, log *slog.Logger) {
 		err = json.Unmarshal(b, &rec)
 	}
 	if err != nil {
-		log.Warn("which owners gave orders before is not known: orders of stopped ones are told by the chunks' fences alone", "file", filepath.Join(dir, termsFile), "error", err)
+		log.Warn("the terms of earlier owners are not known: only the chunks' fences refuse orders of deposed owners", "file", filepath.Join(dir, termsFile), "error", err)
 		return
 	}
 	maps.Copy(t.seen, rec.Terms)

@@ -235,7 +235,7 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	p.frozen = true
 	defer func() { p.frozen = false }()
 	if p.exists || p.loadErr != nil || p.deleted && !p.erased { // a bad replica, or a half-deleted chunk
-		s.slog.Info("a replica that is no good is replaced", "chunk", in.id.String(), "state", p.state, "length", p.length, "damaged", p.damaged)
+		s.slog.Info("a bad replica is replaced", "chunk", in.id.String(), "state", p.state, "length", p.length, "damaged", p.damaged)
 		if err := s.erase(p, p.fence); err != nil {
 			return none, err
 		}

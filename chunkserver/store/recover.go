@@ -447,7 +447,7 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	if r.Damaged && !c.damaged {
 		// Rule 5: corrupt, not short. The chunk keeps its length and the right checksums, so
 		// that reads of the bad part fail and name the reason.
-		s.slog.Error("chunk damaged below its synced length", "chunk", c.id.String(), "verified", good, "synced", keep)
+		s.slog.Error("a chunk is damaged below its synced length", "chunk", c.id.String(), "verified", good, "synced", keep)
 		s.stats.corrupt.Add(1)
 		c.damaged = true
 	}
@@ -482,7 +482,7 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	if f.sealed != nil {
 		c.state = meta.ChunkSealed
 		if chunkserver.SealCRC(c.crcs) != f.sealed.crcs[0] && !c.damaged {
-			s.slog.Error("sealed chunk doesn't match its seal", "chunk", c.id.String())
+			s.slog.Error("a sealed chunk does not match its seal", "chunk", c.id.String())
 			s.stats.corrupt.Add(1)
 			c.damaged = true
 		}

@@ -332,7 +332,7 @@ func (s *Store) run() {
 func (s *Store) fail(err error) error {
 	e := meta.E("chunk store", meta.IO, "", err)
 	if s.failed.CompareAndSwap(nil, e) {
-		s.slog.Error("disk failed; it takes no more writes", "disk", fmt.Sprintf("%x", s.f.disk), "err", err)
+		s.slog.Error("a disk failed, and takes no more writes: see 'penstock disk list'", "disk", fmt.Sprintf("%x", s.f.disk), "err", err)
 	}
 	return s.failed.Load()
 }

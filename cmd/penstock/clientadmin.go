@@ -64,7 +64,7 @@ func (m *mountFlags) settling(ctx context.Context, log *slog.Logger, mount *fuse
 	port := m.port
 	port.routes, port.replace = mountRoutes(mount), true
 	if _, _, err := port.serve(ctx, log, mountSocket(), nil, nil); err != nil { // the socket ends with the process
-		log.Warn("nobody can be told what is not durable", "error", err)
+		log.Warn("the socket for 'penstock client' fails: unsynced bytes of this mount can't be listed", "error", err)
 	}
 }
 

@@ -316,7 +316,7 @@ func (c *csiFlags) newNode(pool *cluster.Cluster, creds *peer.Credentials, log *
 	if staged, err = n.Recover(); err != nil {
 		return nil, nil, err
 	}
-	log.Info("looked for what is staged", "volumes", len(staged))
+	log.Info("looked for staged volumes", "volumes", len(staged))
 	return n, staged, nil
 }
 
@@ -325,7 +325,7 @@ func sweepNode(ctx context.Context, n *node.Server, staged []string, log *slog.L
 	ctx, cancel := context.WithTimeout(ctx, sweepWait)
 	defer cancel()
 	if err := n.Sweep(ctx, staged); err != nil {
-		log.Warn("what pods left behind was not all cleared away", "err", err)
+		log.Warn("not everything that deleted pods left behind could be removed", "err", err)
 	}
 }
 

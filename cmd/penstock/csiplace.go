@@ -80,7 +80,7 @@ If Kubernetes does not answer, a file of before stands.`,
 func (p *placeFlags) write(ctx context.Context, api *kube.API, log *slog.Logger) error {
 	labels, err := api.NodeLabels(ctx, p.name)
 	for meta.KindOf(err) == meta.Unavailable && ctx.Err() == nil {
-		log.Warn("Kubernetes does not say what the node is labelled with", "node", p.name, "err", err)
+		log.Warn("the node's labels can't be read from Kubernetes", "node", p.name, "err", err)
 		select {
 		case <-time.After(placeAgain):
 			labels, err = api.NodeLabels(ctx, p.name)
@@ -90,7 +90,7 @@ func (p *placeFlags) write(ctx context.Context, api *kube.API, log *slog.Logger)
 	if err != nil {
 		// Keep the earlier place and start: pods may use mounts that wait for the agent.
 		if _, serr := os.Stat(p.file); serr == nil {
-			log.Error("the node stands where it did when Kubernetes last said what it is labelled with", "node", p.name, "err", err)
+			log.Error("the node's labels can't be read from Kubernetes: the node keeps the place that its labels named last", "node", p.name, "err", err)
 			return nil
 		}
 		return err

@@ -102,7 +102,7 @@ func (k *tokenKeeper) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := tokenEvery
 		if err := k.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			k.log.Error("join tokens in Secrets are not looked after: when they end, no pod of the driver that starts anew can join", "err", err)
+			k.log.Error("join tokens in Secrets are not renewed: after the end of a token, a new pod of the driver can't join", "err", err)
 			wait = tokenAgain
 		}
 		select {

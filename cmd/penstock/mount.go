@@ -263,7 +263,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		},
 	})
 	if errors.Is(err, fuse.ErrLeft) {
-		log.Info("the mount is left to who is started next", "dir", dir)
+		log.Info("the mount is left to the next process", "dir", dir)
 		return &statusError{exitLeft}
 	}
 	if errors.Is(err, fuse.ErrYielded) {

@@ -118,7 +118,7 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 			pid := s.pid
 			if ended = s.lost(time.Now()); ended {
 				status = killed + int(syscall.SIGKILL)
-				log.Error("the node agent has ended but for a thread that waits in the kernel, for a mount; it is not waited for", "pid", pid)
+				log.Error("the node agent has ended, except for a thread that waits in the kernel for a mount: the supervisor does not wait for the thread", "pid", pid)
 			}
 		case <-ends:
 			status, ended = s.reap()
@@ -133,7 +133,7 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 		s.ended++
 		if time.Since(s.begun) >= agentSettles {
 			s.failures, s.own = 0, 0
-			log.Warn("the node agent ended; the next one is started, and mounts go on", "status", status)
+			log.Warn("the node agent ended: the supervisor starts the next one, and mounts go on", "status", status)
 			start.Reset(0)
 			continue
 		}
@@ -147,7 +147,7 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 			log.Error("the node agent is given up", "status", status, "failures", s.own)
 			return exitWith(status)
 		}
-		log.Warn("the node agent ended soon after it began", "status", status, "failures", s.failures, "next", pause)
+		log.Warn("the node agent ended soon after its start", "status", status, "failures", s.failures, "next", pause)
 		start.Reset(pause)
 	}
 }
@@ -251,7 +251,7 @@ func (s *supervisor) leave(ends <-chan os.Signal) {
 		case <-ends:
 		case <-look.C:
 		case <-late:
-			s.log.Warn("processes that serve mounts have not ended; what is not durable yet is left to who comes after", "processes", len(left))
+			s.log.Warn("processes of mounts have not ended: the next driver takes care of bytes that are not durable yet", "processes", len(left))
 			return
 		}
 	}

@@ -147,7 +147,7 @@ func (s *Server) look(ctx context.Context) error {
 			return true // lookFor is over: no fault of the volume
 		}
 		if s.index.learn(v.ID, l, err); err != nil && meta.KindOf(err) != meta.NoSuchVolume {
-			s.Logger.Info("a volume does not say which snapshots it has; one of another volume may get a name that is there", "volume", v.Name, "err", err)
+			s.Logger.Info("the snapshots of a volume can't be listed: a snapshot of another volume may get the name of one of them", "volume", v.Name, "err", err)
 		}
 		return true
 	}) // a later call asks the rest

@@ -36,7 +36,7 @@ func (s *Server) attach(ctx context.Context, v cluster.Volume, at string) (strin
 			s.Step("create.attached")
 			return at, nil
 		case errors.Is(err, meta.Exists) && at != beside:
-			s.Logger.Info("another thing hangs where a claim's volume should", "path", at, "volume", v.Name, "instead", beside)
+			s.Logger.Info("the path of a claim's volume is taken by something else", "path", at, "volume", v.Name, "instead", beside)
 			at = beside
 		case (errors.Is(err, meta.NotFound) || errors.Is(err, meta.Stale)) && try < attachTries:
 		default:
@@ -173,7 +173,7 @@ func (s *Server) sweep(ctx context.Context) {
 	}
 	names, err := s.Cluster.Dirs(ctx, claims)
 	if k := meta.KindOf(err); err != nil && k != meta.NotFound && k != meta.NotDir {
-		s.Logger.Warn("directories that other claims left can't be looked for now", "path", claims, "err", err)
+		s.Logger.Warn("the directories of deleted claims can't be looked for now", "path", claims, "err", err)
 		if !stays(err) {
 			return // the next call looks
 		}

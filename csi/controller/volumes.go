@@ -139,7 +139,7 @@ func (s *Server) makeVolume(ctx context.Context, name string, class policy.Class
 		return v, told
 	}
 	if left := s.discard(ctx, draft); left != nil {
-		s.Logger.Warn("what was begun of a volume could not be taken back; a later call does that", "volume", draft, "err", left)
+		s.Logger.Warn("a half-made volume could not be deleted: a later call deletes it", "volume", draft, "err", left)
 		return v, unfinished(err)
 	}
 	return v, told

@@ -159,7 +159,7 @@ func (s *Server) Keep(ctx context.Context) {
 				defer mu.Unlock()
 				e.under, e.next, e.pause = false, time.Now().Add(e.pause), min(2*e.pause, againLimit)
 				if err != nil && meta.KindOf(err) != meta.Busy {
-					s.Logger.Error("a mount that nobody serves is not taken up yet", "path", path, "err", err)
+					s.Logger.Error("no successor could be started yet for a mount without a process", "path", path, "err", err)
 				}
 			})
 		}
@@ -230,7 +230,7 @@ func (s *Server) takeUpLocked(ctx context.Context, f folder, lock *os.File) erro
 	if m == nil {
 		return s.settle(ctx, f, r, lock)
 	}
-	s.Logger.Warn("a mount that nobody serves is taken up", "volume", r.Volume, "path", r.Staging)
+	s.Logger.Warn("the driver starts a successor for a mount without a process", "volume", r.Volume, "path", r.Staging)
 	s.Step("takeup.start")
 	err = s.start(ctx, f, r, lock, true)
 	if err == nil {
@@ -246,7 +246,7 @@ func (s *Server) settle(ctx context.Context, f folder, r record, lock *os.File) 
 	if !s.orphaned(r.Staging) {
 		return s.forget(r.Staging)
 	}
-	s.Logger.Warn("a mount's process ended before what was written was durable; another one sees to it", "volume", r.Volume, "path", r.Staging)
+	s.Logger.Warn("a mount's process ended before all written bytes were durable: the driver starts another process", "volume", r.Volume, "path", r.Staging)
 	err := s.start(ctx, f, r, lock, true) // without a mount, the process ends as soon as all is durable
 	if s.orphaned(r.Staging) {
 		return meta.E("settle mount", meta.Unavailable, r.Staging, err)

@@ -173,7 +173,7 @@ func (s *Server) takeAway(ctx context.Context, path string, dead bool) error {
 			if ctx.Err() != nil {
 				return err // the caller left no time for an answer
 			}
-			s.Logger.Warn("a mount that does not answer is taken away", "path", path, "err", err)
+			s.Logger.Warn("a mount does not answer: the driver unmounts it", "path", path, "err", err)
 			flags |= unix.MNT_FORCE | unix.MNT_DETACH
 		}
 		if err := unix.Unmount(path, flags); err != nil && !errors.Is(err, unix.EINVAL) {

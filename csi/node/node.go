@@ -169,7 +169,7 @@ func (s *Server) PlaceLearned(ctx context.Context) error {
 		at, err := s.Cluster.Here(ctx)
 		if err == nil && policy.Segments(at, true) != nil {
 			s.placeless.Store(false)
-			s.Logger.Info("this node's place is known by now", "place", at)
+			s.Logger.Info("this node's place is now known", "place", at)
 			return nil
 		}
 	}

@@ -164,7 +164,7 @@ func (s *Server) stageAgain(ctx context.Context, f folder, was record) (now reco
 	}
 	want := record{Volume: was.Volume, Staging: was.Staging, Options: was.asked(), Pods: was.Pods, Boot: was.Boot}
 	s.serve(&want, from)
-	s.Logger.Warn("a staged mount has ended, and is made again for a pod that comes", "volume", was.Volume, "path", was.Staging)
+	s.Logger.Warn("a staged mount has ended: the driver mounts the volume again for a new pod", "volume", was.Volume, "path", was.Staging)
 	if err := s.stage(ctx, want); err != nil {
 		return now, nil, err
 	}

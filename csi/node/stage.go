@@ -80,7 +80,7 @@ func (s *Server) unpin(ctx context.Context, p *pinned) {
 	ctx, cancel := context.WithTimeout(ctx, unpinWait)
 	defer cancel()
 	if err := s.Cluster.Unpin(ctx, p.Volume, p.Snapshot, p.Holder); err != nil && meta.KindOf(err) != meta.NoSuchVolume {
-		s.Logger.Warn("a snapshot that is not mounted here any more stays pinned for some minutes", "volume", p.Volume, "snapshot", p.Snapshot, "holder", p.Holder, "err", err)
+		s.Logger.Warn("an unmounted snapshot could not be unpinned: the pin ends by itself in some minutes", "volume", p.Volume, "snapshot", p.Snapshot, "holder", p.Holder, "err", err)
 	}
 }
 
@@ -157,7 +157,7 @@ func (s *Server) stage(ctx context.Context, want record) error {
 		case err == nil && m.Source != strings.TrimSuffix(want.Source, "/"):
 			return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("%s is mounted there", m.Source))
 		case err == nil:
-			s.Logger.Warn("a mount is found that the state does not know", "volume", want.Volume, "path", want.Staging)
+			s.Logger.Warn("a mount was found that the driver's state does not name: the driver adopts the mount", "volume", want.Volume, "path", want.Staging)
 			return f.write(want)
 		case ctx.Err() != nil:
 			return err // the probe has not ended yet
@@ -392,7 +392,7 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 				return fmt.Errorf("%w; the last one failed: %v", left, err)
 			}
 			dead = true
-			s.Logger.Warn("a mount that nobody serves can't be taken up; it goes as it is", "volume", volume, "path", path, "err", err)
+			s.Logger.Warn("no successor could be started for a mount without a process: the driver unmounts it as it is", "volume", volume, "path", path, "err", err)
 		}
 	}
 	switch {

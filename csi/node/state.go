@@ -199,14 +199,14 @@ func (s *Server) Recover() (staged []string, err error) {
 		if err != nil && meta.KindOf(err) != meta.NotFound {
 			// The record is of another version, damaged, or on an unreadable disk: the record
 			// may belong to a mount used by pods.
-			s.Logger.Error("a record that can't be read is left alone, and what it is of", "folder", f, "err", err)
+			s.Logger.Error("a record of the driver's state can't be read: the driver leaves the record and its mount alone", "folder", f, "err", err)
 			l.Close()
 			continue
 		}
 		if err == nil {
 			m, merr := s.mountsAt(r.Staging)
 			if merr != nil {
-				s.Logger.Error("whether a volume is mounted can't be told: it is taken for mounted", "volume", r.Volume, "path", r.Staging, "err", merr)
+				s.Logger.Error("the driver can't tell whether a volume is mounted, and takes the volume for mounted", "volume", r.Volume, "path", r.Staging, "err", merr)
 			}
 			if merr != nil || len(m) > 0 {
 				// The mount's process has ended. If a holder has the mount, Keep takes the
@@ -220,7 +220,7 @@ func (s *Server) Recover() (staged []string, err error) {
 			if err := s.left(r.Staging); err != nil {
 				// A call unstaging the volume was cut off. The orchestrator calls again;
 				// meanwhile Keep starts a process to make the data durable.
-				s.Logger.Warn("a volume that was taken away is taken for staged until all is durable", "volume", r.Volume, "path", r.Staging, "err", err)
+				s.Logger.Warn("an unmounted volume has bytes that are not durable: the driver takes the volume for staged until they are durable", "volume", r.Volume, "path", r.Staging, "err", err)
 				staged = append(staged, r.Volume)
 				l.Close()
 				continue
@@ -236,7 +236,7 @@ func (s *Server) Recover() (staged []string, err error) {
 		if err == nil {
 			if err := s.forget(r.Staging); err != nil {
 				// The holder drops the mount by itself, later.
-				s.Logger.Warn("the holder does not forget a mount that is no more", "path", r.Staging, "err", err)
+				s.Logger.Warn("the holder could not forget an ended mount", "path", r.Staging, "err", err)
 			}
 			if r.Pin != nil { // the call unstaging the volume was cut off
 				s.pinnedYet = append(s.pinnedYet, r)

@@ -124,7 +124,7 @@ func (d *Daemon) Serve(ctx context.Context, l *net.UnixListener) error {
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil && ctx.Err() == nil && temporary(err) {
-			d.cfg.Logger.Error("nobody can be heard", "err", err)
+			d.cfg.Logger.Error("the holder's socket fails: no process can connect", "err", err)
 			select {
 			case <-time.After(acceptAgain):
 			case <-ctx.Done():
@@ -174,12 +174,12 @@ func (d *Daemon) outlast(ctx context.Context) {
 		}
 		slices.Sort(alone)
 		if !said {
-			d.cfg.Logger.Warn("nobody else has some mounts: this holder goes on until somebody serves them", "mounts", alone, "within", d.cfg.Outlast)
+			d.cfg.Logger.Warn("no other holder has some mounts: this holder goes on until processes serve them", "mounts", alone, "within", d.cfg.Outlast)
 		}
 		select {
 		case <-t.C:
 		case <-late:
-			d.cfg.Logger.Error("mounts end with their holder: nobody came to serve them", "mounts", alone)
+			d.cfg.Logger.Error("mounts end with this holder: no process came to serve them", "mounts", alone)
 			return
 		case <-ctx.Done():
 			return

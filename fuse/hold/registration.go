@@ -167,7 +167,7 @@ func (r *Registration) Leave(ctx context.Context, ended <-chan struct{}) bool {
 			return true
 		}
 		if !said {
-			r.cfg.Logger.Warn("this process is to leave its mount, and no holder has it: it goes on until one does", "dir", r.name, "err", err)
+			r.cfg.Logger.Warn("this process shall leave its mount, and no holder has the mount: the process serves until a holder has it", "dir", r.name, "err", err)
 		}
 		select {
 		case <-time.After(redialEvery):

@@ -12,7 +12,7 @@ import (
 
 // lostServer has another process serve a mount. Caller holds mu.
 func (d *Daemon) lostServer(m *record) {
-	d.cfg.Logger.Warn("nobody serves a mount", "mount", m.name, "pid", m.server.pid)
+	d.cfg.Logger.Warn("a mount has no process any more", "mount", m.name, "pid", m.server.pid)
 	// A server that repeatedly ends soon after its start counts as no server; a request may be
 	// the cause of the end.
 	if m.yielded || m.unservedSince.IsZero() || time.Since(m.servedSince) >= d.cfg.Settle {
@@ -75,12 +75,12 @@ func (d *Daemon) respawn(m *record, which int, pause time.Duration) {
 		// kill last. The child sets its own value before all else; this value holds until
 		// then.
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte(strconv.Itoa(start.OOM)), 0); err != nil {
-			d.cfg.Logger.Warn("a successor is killed for want of memory as this process is", "mount", m.name, "err", err)
+			d.cfg.Logger.Warn("a successor has this process's priority for the out-of-memory killer, not its own", "mount", m.name, "err", err)
 		}
 		go func() { // ends with the child, or with the holder
 			err := cmd.Wait()
 			d.successorCame(m, which)
-			d.cfg.Logger.Info("a process that served ended", "mount", m.name, "pid", cmd.Process.Pid, "status", err)
+			d.cfg.Logger.Info("a mount's process ended", "mount", m.name, "pid", cmd.Process.Pid, "status", err)
 			d.tryAgain(m)
 		}()
 	})

@@ -68,24 +68,24 @@ func (d *Daemon) inspect(m *record) {
 	switch {
 	case conn != nil:
 		if m.stillLooks >= dyingLooks {
-			d.cfg.Logger.Warn("a killed process can't end: its mount goes on without it", "mount", m.name, "pid", conn.pid)
+			d.cfg.Logger.Warn("a killed process can't end: a successor takes its mount over", "mount", m.name, "pid", conn.pid)
 			d.lostServer(m)
 		}
 	case now.Sub(m.unservedSince) > d.cfg.Patience && !m.aborted:
-		d.cfg.Logger.Error("a mount is given up: nobody came to serve it for long", "mount", m.name)
+		d.cfg.Logger.Error("a mount is given up: no process came to serve it in the holder's patience (--patience)", "mount", m.name)
 		if m.successor != nil {
 			m.successor.socket.Close() // the successor must go, too
 		}
 		if files, bytes, err := Unsynced(m.memory); bytes > 0 || err != nil {
 			m.aborted = true
-			d.cfg.Logger.Warn("what was written to it and is not durable is kept for a process that sees to that", "mount", m.name, "files", files, "bytes", bytes, "err", err)
+			d.cfg.Logger.Warn("the mount has bytes that are not durable: the holder keeps them for a process that makes them durable (penstock client unsynced lists them)", "mount", m.name, "files", files, "bytes", bytes, "err", err)
 			d.endUsers(m)
 			break
 		}
 		files := d.forget(m)
 		d.mu.Unlock()
 		if err := d.abortMount(m); err != nil {
-			d.cfg.Logger.Error("a mount that nobody serves can't be ended", "mount", m.name, "err", err)
+			d.cfg.Logger.Error("a mount without a process can't be ended", "mount", m.name, "err", err)
 		}
 		closeAll(files)
 		d.mu.Lock()
@@ -100,7 +100,7 @@ func (d *Daemon) endUsers(m *record) {
 	device := m.device
 	d.mu.Unlock()
 	if err := d.abortMount(m); err != nil {
-		d.cfg.Logger.Error("a mount that nobody serves can't be ended", "mount", m.name, "err", err)
+		d.cfg.Logger.Error("a mount without a process can't be ended", "mount", m.name, "err", err)
 	}
 	over, err := overDevice()
 	d.mu.Lock()

@@ -244,7 +244,7 @@ func (s *Session) expire(v meta.VolumeID, err error) {
 		}
 	}
 	s.mu.Unlock()
-	s.log.Warn("the session expired: leases are void, what was not synced is lost", "volume", v, "why", err)
+	s.log.Warn("the session expired: its leases are void, and unsynced bytes are lost", "volume", v, "why", err)
 	if h, ok := s.cfg.Handler.(LossHandler); ok && len(lost) > 0 {
 		slices.Sort(lost)
 		h.Lost(v, slices.Compact(lost), err)

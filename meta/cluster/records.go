@@ -84,7 +84,7 @@ func (c *Cluster) Records(ctx context.Context) ([]Record, error) {
 			k, known := kindOf(key)
 			switch {
 			case !known:
-				c.log.Warn("records of a kind that this program does not know are in no checkpoint", "key", key)
+				c.log.Warn("records of a kind unknown to this program are in no checkpoint", "key", key)
 			case k.kept && kv.Lease == 0:
 				all = append(all, Record{key, kv.Value})
 			case !k.kept && strings.HasSuffix(k.key, "/"):

@@ -68,6 +68,6 @@ func (of abandonedOf) tell(v *meta.VolumeHealth) {
 
 // gaveUp records a session's report of bytes that an operator gave up.
 func (s *Server) gaveUp(sess *session, m *wire.GaveUp) {
-	s.log.Error("an operator gave up what a client had not made durable: the files are as they were synced last", "volume", m.Volume, "session", sess.name, "identity", sess.holder(), "files", m.Files, "bytes", m.Bytes)
+	s.log.Error("an operator gave up bytes that a client had not made durable: the files are as of their last sync", "volume", m.Volume, "session", sess.name, "identity", sess.holder(), "files", m.Files, "bytes", m.Bytes)
 	s.abandoned.add(m, sess.name, time.Now())
 }

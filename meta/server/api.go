@@ -79,7 +79,7 @@ func (a *api) run() {
 	stop := context.AfterFunc(a.s.ctx, a.grpc.Stop)
 	defer stop()
 	if err := a.grpc.Serve(a); err != nil && a.s.ctx.Err() == nil {
-		a.s.log.Error("the administrative API is served no more: restart this server", "error", err)
+		a.s.log.Error("the administrative API has ended on this server: restart the server", "error", err)
 	}
 	a.grpc.Stop() // waits for calls
 	a.peers.close()

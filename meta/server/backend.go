@@ -136,7 +136,7 @@ func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 	st, err := state.Open(dir, v, b.Shared)
 	switch {
 	case err == nil && have && st.Applied().Seq < cp.Seq:
-		b.Logger.Info("the local state is older than the checkpoint: loading that", "volume", v, "local", st.Applied().Seq, "checkpoint", cp.Seq)
+		b.Logger.Info("the local state is older than the checkpoint: the checkpoint is loaded", "volume", v, "local", st.Applied().Seq, "checkpoint", cp.Seq)
 		if err := st.Close(); err != nil {
 			return nil, err
 		}
@@ -146,7 +146,7 @@ func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 	case err == nil:
 		return store{st, b.Shared}, nil
 	case errors.Is(err, meta.Corrupt):
-		b.Logger.Error("the local state is damaged: it is put aside and made again", "volume", v, "error", err)
+		b.Logger.Error("the local state is damaged: the server puts it aside and builds it again", "volume", v, "error", err)
 		if err := b.PutAsideStore(v); err != nil {
 			return nil, err
 		}
@@ -179,7 +179,7 @@ func (b *Backend) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp
 	dir := b.storeDir(v)
 	st, err := state.Open(dir, v, b.Shared)
 	if errors.Is(err, meta.Corrupt) {
-		b.Logger.Error("the local state is damaged: it is put aside and made again", "volume", v, "error", err)
+		b.Logger.Error("the local state is damaged: the server puts it aside and builds it again", "volume", v, "error", err)
 		if err = b.PutAsideStore(v); err == nil {
 			err = meta.E("open store", meta.NotFound, dir, nil)
 		}

@@ -90,7 +90,7 @@ func (o *owner) startCheckpoint() {
 	o.checkpoints.making = true
 	o.wg.Go(func() {
 		if err := o.checkpoint(o.ctx); err != nil && o.ctx.Err() == nil {
-			o.log.Error("checkpoint failed, the journal grows until one succeeds", "error", err)
+			o.log.Error("a checkpoint failed: the journal grows until a checkpoint succeeds", "error", err)
 			o.mu.Lock()
 			o.checkpoints.retry = time.Now().Add(10 * checkpointLook)
 			o.mu.Unlock()

@@ -97,7 +97,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 				err = meta.E("report", meta.Protocol, who.String(), fmt.Errorf("on one stream it says to be server %d and server %d", id, r.Info.ID))
 			}
 			if err != nil {
-				s.log.Warn("a chunk server that is not who it says was refused", "name", name, "server", r.Info.ID, "error", err)
+				s.log.Warn("a chunk server was refused: its certificate has another name", "name", name, "server", r.Info.ID, "error", err)
 				return
 			}
 			l.mu.Lock()
@@ -363,7 +363,7 @@ func (s *Server) keyLoop() {
 		cancel()
 		switch {
 		case err != nil && s.ctx.Err() == nil:
-			s.log.Warn("the capability keys could not be looked at, it is tried again", "error", err)
+			s.log.Warn("the capability keys can't be read from etcd; the server tries again", "error", err)
 		case rotated:
 			s.log.Info("this server rotated the capability keys", "after", every)
 		}
@@ -592,7 +592,7 @@ func (o *owner) sealAll(ids []meta.ChunkID) (failed bool) {
 			if _, err := o.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
 				bad.Store(true)
 				if errors.Is(err, meta.Unavailable) {
-					o.log.Warn("a chunk that its writer left open can't be sealed yet", "chunk", id, "error", err)
+					o.log.Warn("a chunk that its writer left open can't be sealed yet; the owner tries again", "chunk", id, "error", err)
 				} else {
 					o.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
 				}
@@ -617,7 +617,7 @@ func (o *owner) settleOpenEnded() error {
 		if files == 0 {
 			return nil
 		}
-		o.log.Info("files end in chunks that their writer left open: sealing", "files", files)
+		o.log.Info("some files end in chunks that their writer left open: the owner seals the chunks", "files", files)
 		if !o.sealAbandoned() {
 			continue
 		}

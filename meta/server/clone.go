@@ -359,7 +359,7 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 		wanted[pin] = true
 		switch {
 		case x.State == cluster.VolumeCreating:
-			o.log.Info("a clone was not finished: that goes on", "clone", x.Name)
+			o.log.Info("a clone was not finished: this server goes on with it", "clone", x.Name)
 			if err := o.finishClone(ctx, &x); err != nil {
 				errs = append(errs, err)
 			}
@@ -379,7 +379,7 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 			if err := o.durably(ctx, &meta.PinClone{At: p.At, Clone: p.Clone, Drop: true}); err != nil {
 				return false, errors.Join(append(errs, err)...)
 			}
-			o.log.Info("a clone needs its origin no more", "clone", p.Clone, "generation", p.At)
+			o.log.Info("a clone does not need its origin any more", "clone", p.Clone, "generation", p.At)
 		}
 	}
 	for _, s := range all {
@@ -470,7 +470,7 @@ func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snapsh
 	if err != nil {
 		return i, err
 	}
-	o.log.Info("snapshot goes when no clone needs it", "name", sn.Name, "generation", sn.At)
+	o.log.Info("a snapshot will be deleted when no clone needs it", "name", sn.Name, "generation", sn.At)
 	i.State = meta.SnapshotDropped
 	return i, nil
 }
@@ -505,7 +505,7 @@ func (s *Server) settleOrigin(ctx context.Context, from *cluster.Origin) {
 	err := s.atOwner(ctx, from.Volume, func(o *owner) error { return o.cloneGone(ctx) },
 		&wire.Admin{Op: wire.AdminCloneSettle, Volume: from.Volume}, nil)
 	if err != nil {
-		s.log.Info("a clone's origin could not be told that the clone is gone, it finds out later", "origin", from.Volume, "error", err)
+		s.log.Info("the origin could not be told that its clone is gone; the origin finds out later", "origin", from.Volume, "error", err)
 	}
 }
 

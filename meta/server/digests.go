@@ -190,7 +190,7 @@ func newDigestTask(o *owner) *task.Task {
 		if awaited, _ := d.isAwaited(sn.At); err == nil && !(ok && awaited) && d.someArrived() {
 			err := o.sumArrivals()
 			if err != nil && ctx.Err() == nil {
-				o.log.Warn("what a mirror copies is summed when all of it is there", "error", err)
+				o.log.Warn("the digest of a mirror's snapshot waits until the copy is complete", "error", err)
 				d.forgetArrivals()
 			}
 			return 0, err
@@ -201,7 +201,7 @@ func newDigestTask(o *owner) *task.Task {
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				o.log.Warn("it could not be found out which snapshots have no digest; that is tried again", "in", digestRetry, "error", err)
+				o.log.Warn("the snapshots without a digest can't be listed; the owner tries again", "in", digestRetry, "error", err)
 			}
 			return digestRetry, err
 		}
@@ -301,10 +301,10 @@ func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	switch meta.KindOf(err) {
 	case meta.NoSuchSnapshot: // the snapshot was deleted meanwhile
 	case meta.Unavailable: // servers come and go
-		o.log.Info("no digest of a snapshot yet; it is tried again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
+		o.log.Info("a snapshot has no digest yet; the owner tries again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
 	default:
 		r.due = r.due.Add(min(time.Since(began), digestPause))
-		o.log.Warn("no digest of a snapshot; it is tried again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
+		o.log.Warn("the digest of a snapshot failed; the owner tries again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
 	}
 }
 
@@ -433,7 +433,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 			if err != nil {
 				err = errors.Join(err, t.blocks.Close())
 			} else if ferr := t.blocks.Finish(); ferr != nil {
-				o.log.Warn("blocks that were read are not remembered", "error", ferr)
+				o.log.Warn("the digests of the read blocks could not be recorded", "error", ferr)
 			}
 		}()
 	}
@@ -461,7 +461,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		}
 		defer func() {
 			if err := v.proved.Close(); err != nil {
-				o.log.Warn("what a digest made out is not forgotten", "error", err)
+				o.log.Warn("the records of a digest could not be removed", "error", err)
 			}
 		}()
 		way.Known, way.Believe = v, v.believe
@@ -494,7 +494,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		return err
 	}
 	if err := v.proved.Keep(); err != nil && o.ctx.Err() == nil {
-		o.log.Warn("blocks that were verified are not remembered", "error", err)
+		o.log.Warn("the digests of the verified blocks could not be recorded", "error", err)
 	}
 	return nil
 }

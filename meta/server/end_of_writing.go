@@ -111,7 +111,7 @@ func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, e
 		return false, true, err
 	}
 	if late.files > 0 && !how.goesOn {
-		o.log.Warn("writing ends, and what mounts had not written back is given up", "why", how.op, "files", late.files, "by", late.clients)
+		o.log.Warn("writing to the volume ends: bytes that mounts had not written back are given up", "why", how.op, "files", late.files, "by", late.clients)
 	}
 	return true, false, end()
 }

@@ -135,6 +135,6 @@ func (s *Server) handOn(v meta.VolumeID, why error) error {
 		}
 		s.log.Info("a server did not take a volume that can't be opened here", "volume", v, "server", m.Name, "error", err)
 	}
-	s.log.Error("a volume can't be opened here, and no other server takes it: it is not served", "volume", v, "error", why)
+	s.log.Error("a volume can't be opened here, and no other server takes it: no server serves the volume", "volume", v, "error", why)
 	return why
 }

@@ -55,7 +55,7 @@ func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (St
 	wg.Go(func() {
 		err := log.Follow(following, pos, func(e journal.Entry) error { return replay(st, e) }, nil)
 		if following.Err() == nil {
-			s.log.Warn("a volume's journal could not be followed before it was taken", "volume", v, "error", err)
+			s.log.Warn("a volume's journal could not be followed before the take-over", "volume", v, "error", err)
 		}
 	})
 	ask, cancel := context.WithTimeoutCause(ctx, handOverWait, errors.New("the owner did not hand over in time"))

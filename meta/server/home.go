@@ -453,7 +453,7 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 	}
 	if _, err := s.open(ctx, v); err != nil {
 		if s.ctx.Err() == nil {
-			s.log.Warn("a volume whose home this is could not be opened", "volume", v, "error", err)
+			s.log.Warn("a volume with its home here could not be opened", "volume", v, "error", err)
 		}
 		return !errors.Is(err, meta.NoSuchVolume), false
 	}

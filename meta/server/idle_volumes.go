@@ -367,7 +367,7 @@ func (s *Server) usageElsewhere(ctx context.Context, all []wire.VolumeInfo) {
 			err = re.Status.Error()
 		}
 		if err != nil {
-			s.log.Info("a metadata server does not tell of its volumes", "server", m.Name, "error", err)
+			s.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
 			continue
 		}
 		for _, theirs := range re.Volumes {

@@ -149,7 +149,7 @@ func newIndexTask(o *owner) *task.Task {
 		Name: "make indexes",
 		Begin: func() {
 			if err := o.dropLeftIndexes(); err != nil && o.ctx.Err() == nil {
-				o.log.Warn("indexes of snapshots that are gone could not be looked for", "error", err)
+				o.log.Warn("the indexes of deleted snapshots could not be looked for", "error", err)
 			}
 		},
 		Round: func(ctx context.Context) (time.Duration, error) {

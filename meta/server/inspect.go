@@ -289,7 +289,7 @@ func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 			began := time.Now()
 			if err := o.listServer(l, &x, policy); err != nil {
 				if o.ctx.Err() == nil {
-					o.log.Warn("a chunk server's replicas could not be listed: nothing is concluded from that", "server", x.info.ID, "error", err)
+					o.log.Warn("the replicas of a chunk server could not be listed: the owner concludes nothing from that", "server", x.info.ID, "error", err)
 				}
 				return
 			}

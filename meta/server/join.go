@@ -150,7 +150,7 @@ func (t *Trust) Renewed(ctx context.Context, who peering.Identity, log *slog.Log
 	ctx, cancel := context.WithTimeout(ctx, currentWait)
 	defer cancel()
 	if err := t.Members.Renewed(ctx, who.Role, who.Name); err != nil {
-		log.Warn("a renewal is not noted until the next one", "identity", who.String(), "error", err)
+		log.Warn("the renewal of a certificate could not be recorded; the next renewal will be", "identity", who.String(), "error", err)
 	}
 }
 

@@ -334,7 +334,7 @@ func (s *Server) settleLeft(id meta.VolumeID) error {
 		return err
 	}
 	_, err = s.settle(ctx, parent, v)
-	s.log.Info("a step of a volume was finished for a server that is gone", "volume", v.Name, "step", at.Step, "error", err)
+	s.log.Info("this server finished a volume's step that a dead server had begun", "volume", v.Name, "step", at.Step, "error", err)
 	return err
 }
 

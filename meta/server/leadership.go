@@ -115,7 +115,7 @@ func (l *leaders) seal(o *owner, ino meta.Ino) <-chan struct{} {
 	o.wg.Go(func() {
 		defer close(sealed)
 		if _, err := o.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
-			o.log.Warn("a file is to be led, and its open end can't be sealed yet: the owner tries again", "inode", ino, "chunk", id, "error", err)
+			o.log.Warn("the open end of a file can't be sealed for a new leader yet; the owner tries again", "inode", ino, "chunk", id, "error", err)
 			o.await(o.ctx, soon())
 		}
 	})

@@ -119,7 +119,7 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 	if err != nil {
 		return meta.E("set policy", meta.Unavailable, o.subject(), fmt.Errorf("the policy is set, but chunks that are being appended to and don't meet it can't be ended yet; set it again, or use --wait: %w", err))
 	}
-	o.log.Info("chunks that did not meet the new policy were ended, their writers go on in others", "chunks", len(unmet))
+	o.log.Info("open chunks that did not meet the new policy were ended; their writers go on in new chunks", "chunks", len(unmet))
 	return nil
 }
 

@@ -185,7 +185,7 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 	if err := o.await(ctx, wait); err != nil {
 		return err
 	}
-	o.log.Info("what readers of the mirror see", "snapshot", name, "generation", op.Shown)
+	o.log.Info("readers of the mirror see a new snapshot", "snapshot", name, "generation", op.Shown)
 	return nil
 }
 
@@ -264,7 +264,7 @@ func (s *Server) mirrors(ctx context.Context) ([]meta.Mirror, error) {
 	for _, m := range l {
 		if !known[m.Target] { // the view may be older than the volume
 			if _, err := c.Volume(ctx, m.Target); meta.KindOf(err) == meta.NoSuchVolume {
-				s.log.Info("the record of a mirror goes, its target is gone", "target", m.Target, "source", m.Source.Volume)
+				s.log.Info("the record of a mirror is deleted: the target volume is gone", "target", m.Target, "source", m.Source.Volume)
 				if err := c.DropMirror(ctx, m.Target); err != nil {
 					return nil, err
 				}

@@ -134,13 +134,13 @@ func (o *owner) sealSome(chunks []openChunk) {
 			}
 			if err != nil {
 				if o.ctx.Err() == nil {
-					o.log.Warn("an open chunk that must end can't be sealed yet, it is tried again", "chunk", id, "why", x.ends, "error", err)
+					o.log.Warn("an open chunk that must end can't be sealed yet; the owner tries again", "chunk", id, "why", x.ends, "error", err)
 				}
 				return
 			}
 			o.faults.sealed(&rec)
 			if rec.State == meta.ChunkSealed {
-				o.log.Info("an open chunk was ended, its writer goes on in another", "chunk", id, "why", x.ends, "were", x.rec.Servers, "are", rec.Servers)
+				o.log.Info("an open chunk was ended; its writer goes on in a new chunk", "chunk", id, "why", x.ends, "were", x.rec.Servers, "are", rec.Servers)
 				o.tasks.inspection.Wake()
 			}
 		})

@@ -78,7 +78,7 @@ func (o *owner) tellPolicy(ctx context.Context) {
 			left := len(t.pending)
 			o.mu.Unlock()
 			if left > 0 {
-				o.log.Warn("the policy is set, but mounts have not said yet that they follow it: they do once they read what their owner sent", "mounts", left, "waited", policyWait)
+				o.log.Warn("the policy is set, and some mounts have not confirmed it yet: they follow it once they read the owner's message", "mounts", left, "waited", policyWait)
 			}
 			return
 		case <-look.C:

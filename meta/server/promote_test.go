@@ -35,7 +35,7 @@ func (s *site) toPromote(t *testing.T, a *peer, copying func(meta.Order)) (c met
 	return a.clone(t, 1, "v1", "c"), inos, chunks
 }
 
-// promoted waits until a clone needs its origin no more.
+// promoted waits until a clone does not need its origin any more.
 func (s *site) promoted(t *testing.T, c meta.VolumeID) {
 	t.Helper()
 	eventually(t, "the clone is promoted", func() error {

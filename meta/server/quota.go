@@ -134,7 +134,7 @@ func (o *owner) beginRound(asked []meta.SessionID, wait time.Duration) <-chan st
 		defer o.mu.Unlock()
 		silent := r.Pending()
 		if o.quota.EndRound(r) {
-			o.log.Warn("sessions did not give back what lies idle of the quota", "sessions", silent)
+			o.log.Warn("sessions did not give back their unused part of the quota", "sessions", silent)
 		}
 	})
 	return r.Over()

@@ -52,7 +52,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		// This owner answered no caller, so the next owner waits only for the leases of our
 		// predecessor.
 		if yerr := own.Yield(context.WithoutCancel(ctx)); yerr != nil {
-			s.log.Warn("a volume that could not be opened could not be given back", "volume", vol.Name, "error", yerr)
+			s.log.Warn("the ownership of a volume that could not be opened could not be released", "volume", vol.Name, "error", yerr)
 		}
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open
 		if errors.Is(err, meta.Stale) {
 			continue // openStore loads the checkpoint
 		}
-		s.log.Error("the local state does not fit the journal: it is put aside and made again", "volume", v, "error", err)
+		s.log.Error("the local state does not fit the journal: the server puts it aside and builds it again", "volume", v, "error", err)
 		if err := s.cfg.Cluster.PutAsideStore(v); err != nil {
 			return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
 		}

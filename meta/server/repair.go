@@ -379,7 +379,7 @@ func (s *Server) repairLoop() {
 			wg.Go(func() {
 				err := j.o.repair(j)
 				if err != nil && j.o.ctx.Err() == nil {
-					j.o.log.Warn("a chunk could not be repaired, it is tried again", "chunk", j.id, "error", err)
+					j.o.log.Warn("a chunk could not be repaired; the owner tries again", "chunk", j.id, "error", err)
 				}
 				s.repairs.finish(j, err)
 			})

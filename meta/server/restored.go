@@ -42,7 +42,7 @@ func (o *owner) loadRestoration(r *cluster.Restoration) {
 	}
 	o.restored = r
 	if !r.Settled {
-		o.log.Warn("the volume was restored from a checkpoint: the sessions that it names are ended, and their mounts must be mounted again", "seq", r.Seq, "sessions", len(o.sessions))
+		o.log.Warn("the volume was restored from a checkpoint: the owner ends the sessions in it, and their mounts must be mounted again", "seq", r.Seq, "sessions", len(o.sessions))
 		o.over = o.over[:0]
 		for id := range o.awaited {
 			o.over = append(o.over, id)

@@ -362,7 +362,7 @@ func (s *session) refusedStill(m *wire.Enter, cause error) error {
 	ctx, cancel := context.WithTimeout(s.ctx, currentWait)
 	defer cancel()
 	if _, err := s.srv.cfg.Cluster.Current(ctx); err != nil {
-		s.srv.log.Info("a refusal could not be checked with etcd", "identity", s.who.String(), "error", err)
+		s.srv.log.Info("etcd did not confirm a refusal: the refusal stands", "identity", s.who.String(), "error", err)
 		return meta.E("authorize", meta.Unavailable, s.who.String(), errors.Join(cause, err))
 	}
 	return s.enough(s.access(m.Volume), m.Volume, frameRules[wire.TEnter].right)

@@ -220,7 +220,7 @@ func (o *owner) takeDue(every time.Duration) time.Duration {
 		return time.Second
 	case err != nil:
 		wait = o.schedule.going.failed(err, time.Now(), every)
-		o.log.Warn("a snapshot that is due could not be taken", "error", err, "tries", o.schedule.going.tries, "again in", wait)
+		o.log.Warn("a due snapshot could not be taken", "error", err, "tries", o.schedule.going.tries, "again in", wait)
 		return wait
 	}
 	o.schedule.going = scheduling{}
@@ -277,7 +277,7 @@ func (o *owner) keepSchedule() time.Duration {
 		case errors.Is(err, meta.Busy):
 			o.log.Debug("a snapshot that the schedule keeps no longer is needed still", "name", s.Name, "error", err)
 		default:
-			o.log.Warn("a snapshot that the schedule keeps no longer could not be deleted", "name", s.Name, "error", err)
+			o.log.Warn("a snapshot beyond the schedule's keep could not be deleted", "name", s.Name, "error", err)
 		}
 		cancel()
 	}

@@ -375,7 +375,7 @@ func (s *Server) trouble(sess *session, m *wire.Trouble) {
 		s.suspected.add(sess.id, m.Away)
 	}
 	for _, b := range m.Bad {
-		s.log.Error("a client found a replica that does not verify", "session", sess.name, "chunk", b.Chunk, "server", b.Server)
+		s.log.Error("a client found a damaged replica", "session", sess.name, "chunk", b.Chunk, "server", b.Server)
 		if b.Chunk.Volume != m.Volume {
 			continue
 		}
@@ -388,7 +388,7 @@ func (s *Server) trouble(sess *session, m *wire.Trouble) {
 				ctx, cancel := context.WithTimeout(s.ctx, verifyPatience(meta.DefaultChunk))
 				defer cancel()
 				if _, err := s.Order(ctx, b.Server, meta.Order{Kind: meta.OrderVerify, Chunk: b.Chunk}); err != nil {
-					s.log.Warn("a replica that a client reported does not verify, or its server did not answer", "chunk", b.Chunk, "server", b.Server, "error", err)
+					s.log.Warn("a replica reported by a client is damaged, or its server did not answer", "chunk", b.Chunk, "server", b.Server, "error", err)
 					if k := meta.KindOf(err); k == meta.Corrupt || k == meta.NoSuchChunk {
 						s.badReplica(b.Chunk, b.Server, k == meta.Corrupt)
 					}

@@ -595,7 +595,7 @@ func (s *Server) expireLoop() {
 		last = time.Now()
 		s.mu.Lock()
 		if stood > 2*every {
-			s.log.Warn("this process stood still: leases are extended", "for", stood)
+			s.log.Warn("this process stood still: it extends the leases of its sessions", "for", stood)
 		}
 		if stood > every/2 { // or the machine is overloaded
 			for _, sess := range s.sessions {
@@ -616,7 +616,7 @@ func (s *Server) expireLoop() {
 				}
 				late = append(late, sess)
 				if !was {
-					s.log.Info("a session is late: it is kept until somebody needs what it holds", "session", sess.name, "idle", idle.Round(time.Second))
+					s.log.Info("a session is late: the server keeps it until another session needs one of its leases or locks", "session", sess.name, "idle", idle.Round(time.Second))
 				}
 			}
 		}
@@ -748,7 +748,7 @@ func (s *Server) Close(ctx context.Context) error {
 	// registration expires by itself, so the rest of Close does not wait for etcd.
 	tell, cancel := context.WithTimeoutCause(ctx, unregisterWait, errors.New("etcd does not answer"))
 	if err := s.cfg.Cluster.Unregister(tell); err != nil {
-		s.log.Warn("the cluster could not be told that this server stops", "error", err)
+		s.log.Warn("the registration of this server could not be removed from etcd; it expires by itself", "error", err)
 	}
 	cancel()
 	var wg sync.WaitGroup

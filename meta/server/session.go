@@ -145,7 +145,7 @@ func (s *session) enqueue(id uint64, m wire.Message) bool {
 		err := snd.Enqueue(id, m)
 		if errors.Is(err, meta.ResourceExceeded) {
 			// A second request would get as long an answer, so the client gets an error.
-			s.srv.log.Error("what a client is to be told does not fit into a frame", "session", s.name, "error", err)
+			s.srv.log.Error("a message to a client does not fit into a frame", "session", s.name, "error", err)
 			if id != 0 {
 				err = snd.Enqueue(id, &wire.Reply{Status: wire.StatusOf(err)})
 			}

@@ -69,7 +69,7 @@ func (o *owner) tallyOnce() (again bool, err error) {
 	if is, err = namespace.Tallied(&view{o: o}); err != nil {
 		return false, err
 	}
-	o.log.Info("what snapshots alone hold was counted", "bytes", is.Alone, "took", time.Since(began).Round(time.Millisecond))
+	o.log.Info("the bytes that only snapshots hold were counted", "bytes", is.Alone, "took", time.Since(began).Round(time.Millisecond))
 	return is.Stale, nil
 }
 

@@ -140,7 +140,7 @@ func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 	if err := o.await(ctx, wait); err != nil {
 		return err
 	}
-	o.log.Info("snapshot deleted, what it held goes", "name", sn.Name, "generation", sn.At)
+	o.log.Info("a snapshot was deleted: its bytes are freed in the background", "name", sn.Name, "generation", sn.At)
 	o.tasks.snapshots.Wake()
 	o.tasks.usage.Wake() // the snapshot may be dissolved already
 	return nil
@@ -355,7 +355,7 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, how ro
 	if err != nil {
 		return err
 	}
-	o.log.Warn("the volume is being rolled back: nobody is let in", "snapshot", name, "generation", sn.At)
+	o.log.Warn("the volume is being rolled back: no session may enter", "snapshot", name, "generation", sn.At)
 	done := make(chan error, 1)
 	begun = true
 	o.wg.Go(func() {
@@ -487,7 +487,7 @@ func (o *owner) resumeRollback() error {
 	if closed == nil {
 		return nil
 	}
-	o.log.Warn("the volume is being rolled back: that goes on first", "generation", at)
+	o.log.Warn("the volume is being rolled back: the owner finishes the rollback first", "generation", at)
 	if err := o.rollSteps(at, 0, 0); err != nil {
 		if o.ctx.Err() == nil {
 			o.lose(err)

@@ -145,7 +145,7 @@ func (o *owner) deleteStale() {
 					o.srv.repairs.changed(k.server, 0, n)
 				}
 			} else if err != nil && o.ctx.Err() == nil {
-				o.log.Warn("a replica that nothing needs could not be deleted, it is tried again", "chunk", k.chunk, "server", k.server, "error", err)
+				o.log.Warn("an unneeded replica could not be deleted; the owner tries again", "chunk", k.chunk, "server", k.server, "error", err)
 			}
 		})
 	}
@@ -186,7 +186,7 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	if _, err := o.order(ctx, k.server, meta.Order{Kind: meta.OrderDelete, Chunk: k.chunk, Fence: fence}); err != nil && !errors.Is(err, meta.NoSuchChunk) {
 		return false, false, err
 	}
-	o.log.Info("a replica that nothing needs was deleted", "chunk", k.chunk, "server", k.server, "orphan", orphan)
+	o.log.Info("an unneeded replica was deleted", "chunk", k.chunk, "server", k.server, "orphan", orphan)
 	o.srv.stats.staleDeleted.Add(1)
 	return true, true, nil
 }
@@ -225,7 +225,7 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 		}
 		return false, nil
 	}
-	o.log.Warn("the journal did not name a good replica that is needed: it does now", "chunk", rec.ID, "server", server, "named", rec.Servers, "good", good)
+	o.log.Warn("the journal did not name a good replica that is needed; the owner added the replica", "chunk", rec.ID, "server", server, "named", rec.Servers, "good", good)
 	fence := o.fresh(rec.Fence)
 	if rec.CRC != 0 {
 		// The server has the same content, so only the fence rises: the server then refuses

@@ -375,7 +375,7 @@ func (b *standbys) runOnce(life, following context.Context, f *standby) error {
 	}
 	if err = errors.Join(err, f.st.Close()); errors.Is(err, meta.Corrupt) {
 		b.damaged.Add(1)
-		b.log.Error("a followed volume's copy does not fit the journal: it is put aside and made again", "volume", f.vol, "error", err)
+		b.log.Error("the copy of a followed volume does not fit the journal: the server puts it aside and builds it again", "volume", f.vol, "error", err)
 		err = errors.Join(err, b.s.cfg.Cluster.PutAsideStore(f.vol))
 	}
 	f.st = nil

@@ -460,7 +460,7 @@ func (o *owner) deleteAt(ctx context.Context, srv meta.ServerID, ids []meta.Chun
 				call, cancel := context.WithTimeout(ctx, cmp.Or(o.srv.cfg.deletePatience, orderPatience))
 				_, err := o.order(call, srv, meta.Order{Kind: meta.OrderDelete, Chunk: id, Fence: fence})
 				if err != nil && call.Err() != nil && ctx.Err() == nil {
-					o.log.Warn("a chunk server leaves orders unanswered: what it has of a deleted volume is swept later", "server", srv, "chunks", len(ids))
+					o.log.Warn("a chunk server does not answer orders: its chunks of a deleted volume are swept later", "server", srv, "chunks", len(ids))
 					giveUp()
 				}
 				cancel()

@@ -30,7 +30,7 @@ const wordsEvery = 10 * time.Minute
 func (o *owner) setWords(v *cluster.Volume) {
 	alg, err := meta.ParseCompression(v.Compression)
 	if v.Compression != "" && err != nil {
-		o.log.Warn("the volume is to be compressed in a way that this program does not know: new chunks stay plain", "compression", v.Compression)
+		o.log.Warn("this program does not know the volume's compression: new chunks are not compressed", "compression", v.Compression)
 	}
 	o.mu.Lock()
 	o.name = v.Name // another server may have renamed the volume
@@ -150,7 +150,7 @@ func (o *owner) bookCrossing() {
 			o.setWords(&v) // setWords notices changes made meanwhile
 			return
 		}
-		o.log.Warn("that the volume crosses its advisory quota could not be written down, it is tried again", "error", err)
+		o.log.Warn("the event of a crossed advisory quota could not be recorded; the owner tries again", "error", err)
 		select {
 		case <-time.After(5 * time.Second):
 		case <-o.ctx.Done():
@@ -182,7 +182,7 @@ func (o *owner) tellQuota() {
 		o.mu.Unlock()
 		err := o.durably(o.ctx, &meta.TellQuota{Bytes: a.Bytes, Inodes: a.Inodes, BytesOver: a.BytesOver != 0, InodesOver: a.InodesOver != 0})
 		if err != nil && o.ctx.Err() == nil {
-			o.log.Warn("that the volume crosses its advisory quota was not journaled, it is tried again", "error", err)
+			o.log.Warn("the event of a crossed advisory quota was not journaled; the owner tries again", "error", err)
 			select {
 			case <-time.After(5 * time.Second):
 			case <-o.ctx.Done():

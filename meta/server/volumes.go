@@ -52,7 +52,7 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 // the change; the answer then says that the labels are unread.
 func (s *Server) describe(ctx context.Context, re *wire.AdminRe, all ...cluster.Volume) {
 	if err := s.describeIn(ctx, re, s.newPaths(all), all, false); err != nil {
-		s.log.Warn("volumes were changed, and who asked is told nothing of their labels", "error", err)
+		s.log.Warn("volumes were changed, and their labels are missing in the answer", "error", err)
 	}
 }
 
@@ -396,9 +396,9 @@ func (o *owner) comparePolicy(v *cluster.Volume) {
 		}
 		switch {
 		case err == nil:
-			o.log.Info("the volume's row has its policy again: a server that is gone had only journaled it")
+			o.log.Info("the volume's row in etcd has the policy again: a dead server had only journaled the policy")
 		case o.ctx.Err() == nil:
-			o.log.Warn("the volume's row has another policy than its journal, it is looked at again", "error", err)
+			o.log.Warn("the volume's row in etcd has another policy than the journal; the owner compares again later", "error", err)
 		}
 	})
 }

@@ -108,7 +108,7 @@ func (s *Server) Serve(l net.Listener) error {
 				continue
 			}
 			// Out of descriptors: ended connections give some back.
-			s.cfg.Logger.Warn("kafka: a connection was not accepted, that is tried again", "error", err)
+			s.cfg.Logger.Warn("kafka: a connection was not accepted; the server tries again", "error", err)
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-s.ctx.Done():

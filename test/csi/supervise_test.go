@@ -242,7 +242,7 @@ func TestAgentIsKilled(t *testing.T) {
 	if err := r.driver.Stop(60 * time.Second); err != nil {
 		t.Errorf("told to end: %v", err)
 	}
-	if b, err := os.ReadFile(r.path("state", "volumes", key(t, r), "log")); err != nil || !bytes.Contains(b, []byte("the mount is left to who is started next")) {
+	if b, err := os.ReadFile(r.path("state", "volumes", key(t, r), "log")); err != nil || !bytes.Contains(b, []byte("the mount is left to the next process")) {
 		t.Errorf("the mount's process was not told to leave: %v %s", err, b)
 	}
 	r.drive(nil)
@@ -312,7 +312,7 @@ func TestAgentCannotEnd(t *testing.T) {
 		return err
 	})
 	// Nor for what pods of before left in the cluster, which it has half a minute to look for.
-	if b, err := os.ReadFile(r.path("log")); err != nil || bytes.Contains(b, []byte("what pods left behind was not all cleared away")) {
+	if b, err := os.ReadFile(r.path("log")); err != nil || bytes.Contains(b, []byte("not everything that deleted pods left behind could be removed")) {
 		t.Errorf("it looked for what pods left behind first: %v", err)
 	}
 	if !kernel.Dying(agent) {

@@ -31,7 +31,7 @@ func dialSource(ctx context.Context, at meta.MirrorSource, log *slog.Logger, now
 		if now.After(creds.RenewAt()) {
 			// If the renewal fails, the certificate is still valid, or Dial returns the error.
 			if err := client.Renew(ctx, at.Meta, creds); err != nil {
-				log.Warn("the certificate for a mirror's source could not be renewed, that is tried again", "credentials", at.Credentials, "error", err)
+				log.Warn("the certificate for a mirror's source could not be renewed; the server tries again", "credentials", at.Credentials, "error", err)
 			}
 		}
 	}
@@ -86,7 +86,7 @@ func (m *Meta) runMirrors(log *slog.Logger) (stop func()) {
 		for ctx.Err() == nil {
 			if l, err := m.cluster.Mirrors(ctx); err == nil && len(l) > 0 {
 				if err := RunMirrors(ctx, penstock.Config{Meta: []string{m.Addr}, Logger: log}, log); err != nil && ctx.Err() == nil {
-					log.Warn("the mirrors are not run, that is tried again", "error", err)
+					log.Warn("the mirrors can't be run yet; the server tries again", "error", err)
 				}
 			}
 			select {

@@ -107,7 +107,7 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 		if err := replaceFile(path, over.Encode()); err != nil {
 			return sv, meta.E("restore cluster", meta.IO, path, err)
 		}
-		cfg.Logger.Info("what etcd held is kept, as a backup", "in", path)
+		cfg.Logger.Info("etcd's old files are kept as a backup", "in", path)
 	}
 	err = cluster.Refound(ctx, cli, "", f, func(prefix string) error {
 		for _, v := range volumes {

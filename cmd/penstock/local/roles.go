@@ -62,7 +62,7 @@ func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
 	}
 	m.serve.Go(func() {
 		err := whenAvailable(ctx, m.OpenVolumes, func(err error) {
-			cfg.Logger.Warn("volumes could not be opened yet, it is tried again", "error", err)
+			cfg.Logger.Warn("volumes could not be opened yet; the server tries again", "error", err)
 		})
 		if err != nil && ctx.Err() == nil {
 			m.fail(err)

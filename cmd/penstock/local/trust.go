@@ -88,7 +88,7 @@ func trust(ctx context.Context, c *cluster.Cluster, creds *peer.Credentials, log
 		return open, nil
 	}
 	if _, err := t.Authority(ctx); err != nil {
-		log.Warn("the certificate authority can't be read now: nobody joins", "error", err)
+		log.Warn("the certificate authority can't be read now: no server and no client can join", "error", err)
 	}
 	return t, nil
 }

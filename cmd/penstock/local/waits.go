@@ -68,7 +68,7 @@ func (w waits) forStep(ctx context.Context, step, object string, do func(context
 		case err := <-done:
 			return err
 		case <-word.C:
-			w.log.Warn("still waiting: it is slow or does not answer", "for", step, "object", object, "since", time.Since(began).Round(time.Second))
+			w.log.Warn("still waiting for a step: the object is slow or does not answer", "for", step, "object", object, "since", time.Since(began).Round(time.Second))
 		case <-ended:
 			ended, over = nil, time.After(w.grace)
 		case <-over:
