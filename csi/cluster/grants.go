@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -21,18 +20,7 @@ const use = "csi:"
 // every client has all rights. Errors: NotFound (no such node), NoSuchVolume, Exists (the node
 // has other rights for the handle), Busy (another node has the handle).
 func (c *Cluster) Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool, alone bool) error {
-	if alone {
-		have, err := c.Published(ctx, handle)
-		if err != nil {
-			return err
-		}
-		for _, n := range have[handle] {
-			if n != peer.FitName(node) {
-				return meta.E("publish", meta.Busy, handle, fmt.Errorf("it is for one node at a time, and published to %s", n))
-			}
-		}
-	}
-	q := &admin.GrantForUseRequest{Client: clientOf(node), Use: use + handle}
+	q := &admin.GrantForUseRequest{Client: clientOf(node), Use: use + handle, Alone: alone}
 	for _, v := range slices.Sorted(maps.Keys(volumes)) {
 		right := admin.Right_RIGHT_READ
 		if volumes[v] {

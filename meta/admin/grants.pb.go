@@ -486,7 +486,11 @@ type GrantForUseRequest struct {
 	Volumes []*VolumeRight `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	// A revision that GetRevision told while somebody waited for this call: the call fails with
 	// AGAIN if a later one about the client was served by then. 0: that of when it is served.
-	AsOf          int64 `protobuf:"varint,4,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	AsOf int64 `protobuf:"varint,4,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// Refuse with BUSY if another client has a grant for the use, also one that another call makes
+	// at the same time. The grants made do not record this: a later call without alone gives a
+	// second client its grant. An administrator, who gets no grant, is refused, too.
+	Alone         bool `protobuf:"varint,5,opt,name=alone,proto3" json:"alone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -547,6 +551,13 @@ func (x *GrantForUseRequest) GetAsOf() int64 {
 		return x.AsOf
 	}
 	return 0
+}
+
+func (x *GrantForUseRequest) GetAlone() bool {
+	if x != nil {
+		return x.Alone
+	}
+	return false
 }
 
 // VolumeRight is a right on a volume.
@@ -1626,12 +1637,13 @@ const file_penstock_admin_v1_grants_proto_rawDesc = "" +
 	"\x03gid\x18\a \x01(\rR\x03gid\"$\n" +
 	"\x12RevokeGrantRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x15\n" +
-	"\x13RevokeGrantResponse\"\x8d\x01\n" +
+	"\x13RevokeGrantResponse\"\xa3\x01\n" +
 	"\x12GrantForUseRequest\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\x12\x10\n" +
 	"\x03use\x18\x02 \x01(\tR\x03use\x128\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1e.penstock.admin.v1.VolumeRightR\avolumes\x12\x13\n" +
-	"\x05as_of\x18\x04 \x01(\x03R\x04asOf\"U\n" +
+	"\x05as_of\x18\x04 \x01(\x03R\x04asOf\x12\x14\n" +
+	"\x05alone\x18\x05 \x01(\bR\x05alone\"U\n" +
 	"\vVolumeRight\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\rR\x06volume\x12.\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x18.penstock.admin.v1.RightR\x05right\"G\n" +

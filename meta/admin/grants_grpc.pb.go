@@ -64,8 +64,8 @@ type GrantsClient interface {
 	// needs none and gets none.
 	//
 	// Errors: NOT_FOUND, no such client joined, or it was evicted; NO_SUCH_VOLUME; EXISTS, it has
-	// another right on one of the volumes for the same use; AGAIN, a later call about the client
-	// was served first, see as_of; INVALID.
+	// another right on one of the volumes for the same use; BUSY, with alone, another client has a
+	// grant for the use; AGAIN, a later call about the client was served first, see as_of; INVALID.
 	GrantForUse(ctx context.Context, in *GrantForUseRequest, opts ...grpc.CallOption) (*GrantForUseResponse, error)
 	// EndUse takes back what was granted for a use.
 	//
@@ -269,8 +269,8 @@ type GrantsServer interface {
 	// needs none and gets none.
 	//
 	// Errors: NOT_FOUND, no such client joined, or it was evicted; NO_SUCH_VOLUME; EXISTS, it has
-	// another right on one of the volumes for the same use; AGAIN, a later call about the client
-	// was served first, see as_of; INVALID.
+	// another right on one of the volumes for the same use; BUSY, with alone, another client has a
+	// grant for the use; AGAIN, a later call about the client was served first, see as_of; INVALID.
 	GrantForUse(context.Context, *GrantForUseRequest) (*GrantForUseResponse, error)
 	// EndUse takes back what was granted for a use.
 	//

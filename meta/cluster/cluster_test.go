@@ -270,7 +270,7 @@ func TestViewGrows(t *testing.T) {
 		case 7:
 			_, err = c.AddGrant(ctx, Grant{Who: "client/n*", Volume: meta.VolumeID(n), Rights: ReadRights, Users: UsersAsIs})
 		case 8:
-			_, err = c.GrantFor(ctx, "client/n0", fmt.Sprint("u", rng.IntN(3)), 0, map[meta.VolumeID]Rights{meta.VolumeID(n): ReadRights}, 0)
+			_, err = c.GrantFor(ctx, ForUse{Who: "client/n0", Use: fmt.Sprint("u", rng.IntN(3)), Rights: map[meta.VolumeID]Rights{meta.VolumeID(n): ReadRights}}, 0)
 		}
 		if k := meta.KindOf(err); k != meta.KindOK && k != meta.VolumeExists && k != meta.NoSuchVolume {
 			t.Fatal(err)

@@ -183,7 +183,7 @@ func TestGrantsForUsesAreFewRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	given, err := w.GrantFor(ctx, "client/a", "u", asOf, want, 7)
+	given, err := w.GrantFor(ctx, ForUse{Who: "client/a", Use: "u", Rights: want, AsOf: asOf}, 7)
 	if n, _ := count.since(); err != nil || len(given) != len(want) || n > 3 {
 		t.Errorf("%d grants in %d requests, %v", len(given), n, err)
 	}

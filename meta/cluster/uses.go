@@ -79,30 +79,49 @@ func (c *Cluster) useKey(use, who string) string {
 	return key
 }
 
-// GrantFor gives a client, "client/NAME", rights on volumes for a use, in addition to the
-// client's present rights for the use. An administrator needs none and gets none. Errors:
-// Invalid (the names), NotFound (no such member, or an evicted one), NoSuchVolume, Exists (the
-// client has other rights on one of the volumes for the use), Again (uses of the client ended,
-// or it joined, after asOf), Unavailable.
-func (c *Cluster) GrantFor(ctx context.Context, who, use string, asOf int64, want map[meta.VolumeID]Rights, now meta.Time) ([]Grant, error) {
+// ForUse says which rights GrantFor gives to which client.
+type ForUse struct {
+	Who    string // "client/NAME"
+	Use    string
+	Rights map[meta.VolumeID]Rights
+	AsOf   int64 // see above
+	Alone  bool  // refuse if another client has a grant for the use
+}
+
+// name returns the client's name. Errors: Invalid.
+func (q *ForUse) name() (string, error) {
 	const op = "grant"
-	name, client := strings.CutPrefix(who, string(peer.Client)+"/")
+	name, client := strings.CutPrefix(q.Who, string(peer.Client)+"/")
 	if err := peer.CheckName(name); err != nil || !client {
-		return nil, meta.E(op, meta.Invalid, who, errors.Join(errors.New("it is for one client, client/NAME"), err))
+		return "", meta.E(op, meta.Invalid, q.Who, errors.Join(errors.New("it is for one client, client/NAME"), err))
 	}
-	if !validUse.MatchString(use) {
-		return nil, meta.E(op, meta.Invalid, use, errors.New("a use is letters, digits and :=@._~-, at most 600"))
+	if !validUse.MatchString(q.Use) {
+		return "", meta.E(op, meta.Invalid, q.Use, errors.New("a use is letters, digits and :=@._~-, at most 600"))
 	}
-	look := c.lookForUse(name, use, who, want)
+	return name, nil
+}
+
+// GrantFor gives a client rights on volumes for a use, in addition to the client's present
+// rights for the use. An administrator needs none and gets none. Errors: Invalid (the names),
+// NotFound (no such member, or an evicted one), NoSuchVolume, Exists (the client has other
+// rights on one of the volumes for the use), Busy (another client has a grant for a use that
+// is to be alone), Again (uses of the client ended, or it joined, after AsOf), Unavailable.
+func (c *Cluster) GrantFor(ctx context.Context, q ForUse, now meta.Time) ([]Grant, error) {
+	const op = "grant"
+	name, err := q.name()
+	if err != nil {
+		return nil, err
+	}
+	look := c.lookForUse(name, &q)
 	r, err := c.cli.Txn(ctx).Then(look...).Commit()
 	for {
 		if err != nil {
-			return nil, wrap(op, who, err)
+			return nil, wrap(op, q.Who, err)
 		}
-		if asOf == 0 {
-			asOf = r.Header.Revision
+		if q.AsOf == 0 {
+			q.AsOf = r.Header.Revision
 		}
-		given, is, puts, err := c.grantsFor(r, name, use, who, asOf, want, now)
+		given, is, puts, err := c.grantsFor(r, name, &q, now)
 		if err != nil || len(puts) == 0 {
 			return given, err
 		}
@@ -113,43 +132,35 @@ func (c *Cluster) GrantFor(ctx context.Context, who, use string, asOf int64, wan
 }
 
 // lookForUse returns the reads on which GrantFor decides, for one request.
-func (c *Cluster) lookForUse(name, use, who string, want map[meta.VolumeID]Rights) []clientv3.Op {
+func (c *Cluster) lookForUse(name string, q *ForUse) []clientv3.Op {
 	ops := []clientv3.Op{
 		clientv3.OpGet(c.memberKey(peer.Client, name)), clientv3.OpGet(c.memberKey(peer.Admin, name)),
-		clientv3.OpGet(c.endedKey(who)), clientv3.OpGet(c.endedKey("")),
-		clientv3.OpGet(c.counterKey(grantCounter)), clientv3.OpGet(c.useKey(use, who), clientv3.WithPrefix()),
+		clientv3.OpGet(c.endedKey(q.Who)), clientv3.OpGet(c.endedKey("")),
+		clientv3.OpGet(c.counterKey(grantCounter)), clientv3.OpGet(c.useKey(q.Use, q.looksAt()), clientv3.WithPrefix()),
 	}
-	for _, v := range slices.Sorted(maps.Keys(want)) {
+	for _, v := range slices.Sorted(maps.Keys(q.Rights)) {
 		ops = append(ops, clientv3.OpGet(c.rowKey(v)))
 	}
 	return ops
 }
 
+// looksAt returns the identity whose grants for the use matter: the client, or with "" all
+// identities.
+func (q *ForUse) looksAt() string {
+	if q.Alone {
+		return ""
+	}
+	return q.Who
+}
+
 // grantsFor decides from the reads of lookForUse: the client's future grants, and the
 // operations that write the grants if the reads are still valid. For an administrator
 // grantsFor writes nothing, and given is empty.
-func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf int64, want map[meta.VolumeID]Rights, now meta.Time) (given []Grant, is []clientv3.Cmp, puts []clientv3.Op, err error) {
+func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name string, q *ForUse, now meta.Time) (given []Grant, is []clientv3.Cmp, puts []clientv3.Op, err error) {
 	const op = "grant"
 	no := func(err error) ([]Grant, []clientv3.Cmp, []clientv3.Op, error) { return nil, nil, nil, err }
 	found := func(i int) []*mvccpb.KeyValue { return r.Responses[i].GetResponseRange().Kvs }
 	bearer, err := bearerOf(name, found(0), found(1))
-	if err != nil || bearer.Role == peer.Admin {
-		return no(err)
-	}
-	if bearer.Revision > asOf {
-		return no(outrun(op, who))
-	}
-	// No grant must remain if the client is evicted, or the volume deleted, meanwhile.
-	is = append(is, clientv3.Compare(clientv3.ModRevision(c.memberKey(bearer.Role, name)), "=", bearer.Revision))
-	for i, key := range []string{c.endedKey(who), c.endedKey("")} {
-		for _, kv := range found(2 + i) {
-			if kv.ModRevision > asOf {
-				return no(outrun(op, who))
-			}
-		}
-		is = append(is, clientv3.Compare(clientv3.ModRevision(key), "<", asOf+1))
-	}
-	id, counted, err := lastID(found(4))
 	if err != nil {
 		return no(err)
 	}
@@ -159,17 +170,44 @@ func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf
 		if err != nil {
 			return no(err)
 		}
+		if g.Who != q.Who {
+			return no(meta.E(op, meta.Busy, q.Use, fmt.Errorf("it is for one client at a time, and granted to %s", g.Who)))
+		}
 		g.Revision = kv.ModRevision
 		has[g.Volume] = g
 		given = append(given, g)
 	}
+	if bearer.Role == peer.Admin {
+		return no(nil)
+	}
+	if bearer.Revision > q.AsOf {
+		return no(outrun(op, q.Who))
+	}
+	if q.Alone {
+		// No client must get a grant for the use between the reads and the writes.
+		is = append(is, clientv3.Compare(clientv3.ModRevision(c.useKey(q.Use, "")), "<", r.Header.Revision+1).WithPrefix())
+	}
+	// No grant must remain if the client is evicted, or the volume deleted, meanwhile.
+	is = append(is, clientv3.Compare(clientv3.ModRevision(c.memberKey(bearer.Role, name)), "=", bearer.Revision))
+	for i, key := range []string{c.endedKey(q.Who), c.endedKey("")} {
+		for _, kv := range found(2 + i) {
+			if kv.ModRevision > q.AsOf {
+				return no(outrun(op, q.Who))
+			}
+		}
+		is = append(is, clientv3.Compare(clientv3.ModRevision(key), "<", q.AsOf+1))
+	}
+	id, counted, err := lastID(found(4))
+	if err != nil {
+		return no(err)
+	}
 	fresh := 0
-	for i, v := range slices.Sorted(maps.Keys(want)) {
+	for i, v := range slices.Sorted(maps.Keys(q.Rights)) {
 		g, there := has[v]
 		switch {
-		case there && g.Rights != want[v]:
-			return no(meta.E(op, meta.Exists, who, fmt.Errorf("it may %s volume %d for this use already, which is not to %s", g.Rights, v, want[v])))
-		case there && g.Revision > asOf:
+		case there && g.Rights != q.Rights[v]:
+			return no(meta.E(op, meta.Exists, q.Who, fmt.Errorf("it may %s volume %d for this use already, which is not to %s", g.Rights, v, q.Rights[v])))
+		case there && g.Revision > q.AsOf:
 			continue
 		}
 		row, err := rowIn(v, found(6+i))
@@ -184,7 +222,7 @@ func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf
 		revision := g.Revision
 		if !there {
 			id, fresh = id+1, fresh+1
-			g = Grant{Version: recordVersion, ID: id, Who: who, Volume: v, Rights: want[v], Users: UsersAsIs, For: use, Created: now}
+			g = Grant{Version: recordVersion, ID: id, Who: q.Who, Volume: v, Rights: q.Rights[v], Users: UsersAsIs, For: q.Use, Created: now}
 			if err := g.Check(); err != nil {
 				return no(err)
 			}

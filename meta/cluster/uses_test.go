@@ -57,7 +57,7 @@ func TestUses(t *testing.T) {
 	}
 	give := func(who, use string, v meta.VolumeID, r Rights, kind meta.Kind) {
 		t.Helper()
-		_, err := c.GrantFor(ctx, who, use, 0, map[meta.VolumeID]Rights{v: r}, 7)
+		_, err := c.GrantFor(ctx, ForUse{Who: who, Use: use, Rights: map[meta.VolumeID]Rights{v: r}}, 7)
 		want(t, err, kind)
 	}
 	end := func(who, use string, count int64) {
@@ -184,7 +184,7 @@ func TestUsesGivenUp(t *testing.T) {
 	}
 	give := func(who string, asOf int64, kind meta.Kind) {
 		t.Helper()
-		_, err := c.GrantFor(ctx, who, "u", asOf, map[meta.VolumeID]Rights{1: WriteRights}, 7)
+		_, err := c.GrantFor(ctx, ForUse{Who: who, Use: "u", Rights: map[meta.VolumeID]Rights{1: WriteRights}, AsOf: asOf}, 7)
 		want(t, err, kind)
 	}
 	end := func(who string, asOf int64, kind meta.Kind) {
@@ -251,7 +251,7 @@ func TestUsesOutrun(t *testing.T) {
 		}
 	}
 	give := func(asOf int64) error {
-		_, err := c.GrantFor(ctx, "client/a", "u", asOf, map[meta.VolumeID]Rights{1: WriteRights, 2: ReadRights}, 0)
+		_, err := c.GrantFor(ctx, ForUse{Who: "client/a", Use: "u", Rights: map[meta.VolumeID]Rights{1: WriteRights, 2: ReadRights}, AsOf: asOf}, 0)
 		return err
 	}
 	end := func(asOf int64) error {
@@ -282,6 +282,51 @@ func TestUsesOutrun(t *testing.T) {
 	}
 }
 
+// TestUsesAlone: a use that is to be alone has one client, whoever asks at once for which
+// client, and is the next client's once it was ended for the first.
+func TestUsesAlone(t *testing.T) {
+	c, _ := uses(t)
+	ctx := t.Context()
+	both := []string{"client/a", "client/b"}
+	give := func(who string, alone bool) error {
+		_, err := c.GrantFor(ctx, ForUse{Who: who, Use: "u", Rights: map[meta.VolumeID]Rights{1: WriteRights}, Alone: alone}, 0)
+		return err
+	}
+	for round := range 20 {
+		var errs [2]error
+		var wg sync.WaitGroup
+		for i, who := range both {
+			wg.Go(func() { errs[i] = give(who, true) })
+		}
+		wg.Wait()
+		won := 0
+		if errs[0] != nil {
+			won = 1
+		}
+		want(t, errs[won], meta.KindOK)
+		want(t, errs[1-won], meta.Busy)
+		if got, only := text(t, c), both[won]+" 1 write u\n"; got != only {
+			t.Fatalf("round %d:\n%swant:\n%s", round, got, only)
+		}
+		want(t, give(both[won], true), meta.KindOK) // the same once more
+		if _, err := c.EndUse(ctx, both[won], "u", 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Grants of other uses do not matter, nor is the mode recorded.
+	want(t, give("client/a", true), meta.KindOK)
+	_, err := c.GrantFor(ctx, ForUse{Who: "client/b", Use: "u1", Rights: map[meta.VolumeID]Rights{1: WriteRights}, Alone: true}, 0)
+	want(t, err, meta.KindOK)
+	want(t, give("client/b", false), meta.KindOK)
+	want(t, give("client/a", true), meta.Busy)
+	// An administrator has no grant, and nevertheless is not alone.
+	if _, err := c.Enrol(ctx, Member{Role: peer.Admin, Name: "boss"}, false); err != nil {
+		t.Fatal(err)
+	}
+	want(t, give("client/boss", true), meta.Busy)
+	want(t, give("client/boss", false), meta.KindOK)
+}
+
 // TestUsesRace: grants that are made while the client is evicted, or the volume
 // deleted, are there before that and go, or are not made.
 func TestUsesRace(t *testing.T) {
@@ -300,7 +345,7 @@ func TestUsesRace(t *testing.T) {
 		for i, who := range []string{"client/" + name, "client/a", "client/b"} {
 			wg.Go(func() {
 				for n := range 10 {
-					_, err := c.GrantFor(ctx, who, fmt.Sprintf("u%d.%d", i, n), 0, map[meta.VolumeID]Rights{v.ID: ReadRights, 2: ReadRights}, 0)
+					_, err := c.GrantFor(ctx, ForUse{Who: who, Use: fmt.Sprintf("u%d.%d", i, n), Rights: map[meta.VolumeID]Rights{v.ID: ReadRights, 2: ReadRights}}, 0)
 					if k := meta.KindOf(err); k != meta.KindOK && k != meta.NotFound && k != meta.NoSuchVolume {
 						t.Error(err)
 					}

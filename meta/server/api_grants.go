@@ -105,7 +105,7 @@ func (a grantsAPI) GrantForUse(ctx context.Context, q *admin.GrantForUseRequest)
 	if len(want) == 0 {
 		return nil, meta.E(op, meta.Invalid, q.Use, errors.New("it names no volume"))
 	}
-	all, err := a.s.cfg.Trust.Members.GrantFor(ctx, q.Client, q.Use, q.AsOf, want, meta.Time(time.Now().UnixNano()))
+	all, err := a.s.cfg.Trust.Members.GrantFor(ctx, cluster.ForUse{Who: q.Client, Use: q.Use, Rights: want, AsOf: q.AsOf, Alone: q.Alone}, meta.Time(time.Now().UnixNano()))
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ type Membership interface {
 	Grants(ctx context.Context) ([]cluster.Grant, error)
 	GrantsOf(ctx context.Context, use string) ([]cluster.Grant, error)
 	RevokeGrant(ctx context.Context, id uint64) error
-	GrantFor(ctx context.Context, who, use string, asOf int64, want map[meta.VolumeID]cluster.Rights, now meta.Time) ([]cluster.Grant, error)
+	GrantFor(ctx context.Context, q cluster.ForUse, now meta.Time) ([]cluster.Grant, error)
 	EndUse(ctx context.Context, who, use string, asOf int64) (n int64, err error)
 	Revision(ctx context.Context) (int64, error)
 	SetSettings(ctx context.Context, s cluster.Settings) error

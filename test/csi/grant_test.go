@@ -178,6 +178,31 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	must(t, r.controller().ControllerUnpublishVolume, unpublishFrom("node1", id))
 	published()
+	// Also of two controllers that are asked at once, as after a change of leader.
+	r.start(nil, "csi", "--controller", "--endpoint", "unix://"+r.path("second.sock"), "--cluster", r.secure, "--credentials", r.path("cred", "admin"))
+	second := r.dial(r.path("second.sock"))
+	r.answers(second)
+	for range 10 {
+		var (
+			errs  [2]error
+			asked sync.WaitGroup
+		)
+		for i, c := range []csi.ControllerClient{r.controller(), csi.NewControllerClient(second)} {
+			asked.Go(func() {
+				_, errs[i] = c.ControllerPublishVolume(t.Context(), publishTo(fmt.Sprint("node", i+1), id, oneWriter))
+			})
+		}
+		asked.Wait()
+		won := 0
+		if errs[0] != nil {
+			won = 1
+		}
+		if errs[won] != nil || status.Code(errs[1-won]) != codes.FailedPrecondition {
+			t.Errorf("a single writer's volume is published to two nodes at once: %v", errs)
+		}
+		published(fmt.Sprintf("node%d write 2", won+1))
+		must(t, r.controller().ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: id})
+	}
 	// To another node it is of no use here.
 	must(t, r.controller().ControllerPublishVolume, publishTo("node2", other, manyWriters))
 	for range 2 {
