@@ -17,6 +17,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -67,6 +68,9 @@ type Server struct {
 	failed    chan error
 	calls     *prometheus.CounterVec
 	seconds   *prometheus.HistogramVec
+	// unregister is done by the first Close alone: a later one would take the metrics of the
+	// next Server, which have the same names.
+	unregister sync.Once
 }
 
 // socketPath reads an endpoint. Errors: Invalid.
@@ -132,7 +136,8 @@ func listener(c *net.UnixConn) (pid int) {
 	return int(cred.Pid)
 }
 
-// Serve opens the socket and begins to serve. Errors: Invalid, Busy, IO.
+// Serve opens the socket and begins to serve. Metrics are registered from then on until Close.
+// Errors: Invalid, Busy, IO.
 func Serve(cfg Config) (*Server, error) {
 	socket, err := socketPath(cfg.Endpoint)
 	if err != nil {
@@ -142,9 +147,6 @@ func Serve(cfg Config) (*Server, error) {
 		cfg: cfg, path: socket, failed: make(chan error, 1),
 		calls:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_csi_calls_total", Help: "Calls of the Container Storage Interface, by method and code of the answer."}, []string{"method", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_csi_call_seconds", Help: "How long calls took.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 9)}, []string{"method"}),
-	}
-	if cfg.Metrics != nil {
-		cfg.Metrics.MustRegister(s.calls, s.seconds)
 	}
 	s.grpc = grpc.NewServer(grpc.UnaryInterceptor(s.observe))
 	csi.RegisterIdentityServer(s.grpc, s)
@@ -174,7 +176,20 @@ func Serve(cfg Config) (*Server, error) {
 			return nil, err
 		}
 	}
+	// After all that can fail, so that a failed Serve leaves no metric in the registry.
+	if cfg.Metrics != nil {
+		cfg.Metrics.MustRegister(s.metrics()...)
+	}
 	return s, nil
+}
+
+// metrics are the metrics that are registered as long as s serves.
+func (s *Server) metrics() []prometheus.Collector {
+	all := []prometheus.Collector{s.calls, s.seconds}
+	if s.registrar != nil {
+		all = append(all, s.registrar.taken)
+	}
+	return all
 }
 
 // fail records the reason why serving ended; only the first reason is kept.
@@ -189,7 +204,8 @@ func (s *Server) fail(err error) {
 func (s *Server) Failed() <-chan error { return s.failed }
 
 // Close removes the socket watched by the kubelet, so that the kubelet unregisters the driver.
-// Then Close waits for running calls, at most until ctx ends, and stops the server.
+// Then Close waits for running calls, at most until ctx ends, stops the server, and unregisters
+// its metrics.
 func (s *Server) Close(ctx context.Context) {
 	if s.registrar != nil {
 		s.registrar.close()
@@ -202,6 +218,14 @@ func (s *Server) Close(ctx context.Context) {
 		s.grpc.Stop()
 		<-done
 	}
+	s.unregister.Do(func() {
+		if s.cfg.Metrics == nil {
+			return
+		}
+		for _, m := range s.metrics() {
+			s.cfg.Metrics.Unregister(m)
+		}
+	})
 }
 
 // The interfaces select the fields of requests that observe may log.

@@ -43,9 +43,6 @@ func (s *Server) register(dir string) error {
 	if err := r.listen(); err != nil {
 		return err
 	}
-	if s.cfg.Metrics != nil {
-		s.cfg.Metrics.MustRegister(r.taken)
-	}
 	s.registrar = r
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop

@@ -108,6 +108,54 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
+// TestMetricsOfWhoServes: a Serve that fails, and one that was closed, leave no metric in the
+// registry, so that the next one can serve with the same registry. The end of one that was
+// closed before takes nothing from the next one.
+func TestMetricsOfWhoServes(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	metrics := prometheus.NewRegistry()
+	serve := func(name, registration string) (*Server, error) {
+		return Serve(Config{
+			Endpoint: filepath.Join(dir, name), Registration: registration, Metrics: metrics,
+			Ready: func(context.Context) error { return nil }, Logger: slog.New(slog.DiscardHandler),
+		})
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err = serve("file", "")
+	if meta.KindOf(err) != meta.Invalid {
+		t.Fatalf("served at a file: %v", err)
+	}
+	_, err = serve("csi.sock", filepath.Join(dir, "none"))
+	if meta.KindOf(err) != meta.IO {
+		t.Fatalf("registered in no directory: %v", err)
+	}
+	var before *Server
+	for range 2 {
+		s, err := serve("csi.sock", dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close(context.Background()) })
+		if before != nil {
+			before.Close(t.Context())
+		}
+		if all, err := metrics.Gather(); err != nil || len(all) == 0 {
+			t.Errorf("%d metrics, %v", len(all), err)
+		}
+		s.Close(t.Context())
+		if all, err := metrics.Gather(); err != nil || len(all) > 0 {
+			t.Errorf("of a closed driver there are %d metrics, %v", len(all), err)
+		}
+		before = s
+	}
+}
+
 // TestSocketOfTheDying: a socket that somebody serves is his, unless he was killed and
 // can't end.
 func TestSocketOfTheDying(t *testing.T) {
