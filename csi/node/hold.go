@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -170,26 +169,6 @@ func (s *Server) Keep(ctx context.Context) {
 			timer.Reset(keepEvery)
 		}
 	}
-}
-
-// folders returns the folders of staged volumes by staging path, and the number of unreadable
-// records.
-func (s *Server) folders() (all map[string]folder, unread int) {
-	all = map[string]folder{}
-	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.Logger.Error("the state can't be read", "err", err)
-	}
-	for _, d := range dirs {
-		f := folder(filepath.Join(s.State, "volumes", d.Name()))
-		r, err := f.read()
-		if err == nil {
-			all[r.Staging] = f
-		} else if meta.KindOf(err) != meta.NotFound { // without a record the volume is being staged or unstaged
-			unread++
-		}
-	}
-	return all, unread
 }
 
 // takeUp starts a process for a mount unserved since the given time, and waits until the

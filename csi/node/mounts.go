@@ -142,50 +142,6 @@ func bind(from, to string, readOnly bool) error {
 	return nil
 }
 
-// maxLayers bounds how many mounts takeAway removes from one path.
-const maxLayers = 64
-
-// unmount removes all of Penstock's mounts at a whole path. The last mount of a volume is
-// removed only after written data is durable, unless the mount does not answer. A mount of a
-// volume mounted elsewhere too is removed without an answer if no process uses the mount.
-func (s *Server) unmount(ctx context.Context, path string) error {
-	return s.takeAway(ctx, path, false)
-}
-
-// takeAway is unmount. With dead the mount is known not to answer, and takeAway does not ask.
-func (s *Server) takeAway(ctx context.Context, path string, dead bool) error {
-	for range maxLayers {
-		m, err := mountAt(path)
-		if err != nil || m == nil {
-			return err
-		}
-		flags := unix.UMOUNT_NOFOLLOW
-		others, err := publishedElsewhere(m, path)
-		if err != nil {
-			return err
-		}
-		if len(others) > 0 && unix.Unmount(path, flags) == nil {
-			continue
-		}
-		if dead {
-			flags |= unix.MNT_FORCE | unix.MNT_DETACH
-		} else if err := s.probes.ask(ctx, path); err != nil {
-			if ctx.Err() != nil {
-				return err // the caller left no time for an answer
-			}
-			s.Logger.Warn("a mount does not answer: the driver unmounts it", "path", path, "err", err)
-			flags |= unix.MNT_FORCE | unix.MNT_DETACH
-		}
-		if err := unix.Unmount(path, flags); err != nil && !errors.Is(err, unix.EINVAL) {
-			if errors.Is(err, unix.EBUSY) {
-				return meta.E("unmount", meta.Busy, path, errors.New("somebody uses it"))
-			}
-			return meta.E("unmount", meta.IO, path, err)
-		}
-	}
-	return meta.E("unmount", meta.Busy, path, fmt.Errorf("more than %d mounts lie there", maxLayers))
-}
-
 // removeDir removes the directory at the end of a whole path if the directory is empty.
 // removeDir never removes contents: the contents could be a volume. Errors: Invalid, IO.
 func removeDir(path string) error {

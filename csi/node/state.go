@@ -250,3 +250,23 @@ func (s *Server) Recover() (staged []string, err error) {
 	}
 	return staged, nil
 }
+
+// folders returns the folders of staged volumes by staging path, and the number of unreadable
+// records.
+func (s *Server) folders() (all map[string]folder, unread int) {
+	all = map[string]folder{}
+	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.Logger.Error("the state can't be read", "err", err)
+	}
+	for _, d := range dirs {
+		f := folder(filepath.Join(s.State, "volumes", d.Name()))
+		r, err := f.read()
+		if err == nil {
+			all[r.Staging] = f
+		} else if meta.KindOf(err) != meta.NotFound { // without a record the volume is being staged or unstaged
+			unread++
+		}
+	}
+	return all, unread
+}

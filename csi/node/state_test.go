@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -230,6 +231,98 @@ func TestTold(t *testing.T) {
 	}
 	if h := all["b"].Metric[0].Histogram; len(all["b"].Metric) != 1 || h.GetSampleCount() != 7 || h.GetSampleSum() != 7 || h.Bucket[0].GetCumulativeCount() != 7 {
 		t.Errorf("told: %v", h)
+	}
+}
+
+// refusing mounts a volume whose process answers each request with EPERM, so that the mount
+// fails each look at it. ended is closed at the end of the FUSE connection.
+func refusing(t *testing.T, staging string) (ended chan struct{}) {
+	t.Helper()
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("v", staging, "fuse."+kind, 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", dev)); err != nil {
+		unix.Close(dev)
+		t.Fatal(err)
+	}
+	ended = make(chan struct{})
+	t.Cleanup(func() { unix.Unmount(staging, unix.MNT_FORCE|unix.MNT_DETACH); <-ended })
+	go func() { // ends with the connection
+		defer close(ended)
+		defer unix.Close(dev)
+		request := make([]byte, 1<<17)
+		for {
+			_, err := unix.Read(dev, request)
+			if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) {
+				continue
+			}
+			if err != nil {
+				return
+			}
+			const initialise, forget, forgetAll = 26, 2, 42
+			answer := make([]byte, 16)
+			copy(answer[8:], request[8:16]) // the request's number
+			switch binary.NativeEndian.Uint32(request[4:]) {
+			case forget, forgetAll:
+				continue
+			case initialise:
+				answer = append(answer, make([]byte, 64)...)
+				copy(answer[16:], request[40:48]) // the kernel's version
+				binary.NativeEndian.PutUint32(answer[36:], 4096)
+			default:
+				refused := -int32(unix.EPERM)
+				binary.NativeEndian.PutUint32(answer[4:], uint32(refused))
+			}
+			binary.NativeEndian.PutUint32(answer, uint32(len(answer)))
+			if _, err := unix.Write(dev, answer); err != nil && !errors.Is(err, unix.ENOENT) {
+				return
+			}
+		}
+	}()
+	return ended
+}
+
+// TestOthersKeepTheirMount: a mount that does not answer and that a process uses is taken from
+// a pod. The connection of the volume's mounts ends only if no other pod of the node has one.
+func TestOthersKeepTheirMount(t *testing.T) {
+	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})
+	dir := t.TempDir()
+	staging, first, last := filepath.Join(dir, "staging"), filepath.Join(dir, "first"), filepath.Join(dir, "last")
+	if err := os.Mkdir(staging, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.folderOf("v", staging).write(record{Volume: "v", Staging: staging}); err != nil {
+		t.Fatal(err)
+	}
+	ended := refusing(t, staging)
+	for _, pod := range []string{first, last} {
+		if err := bind(staging, pod, false); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Unmount(pod, unix.MNT_DETACH) })
+		used, err := unix.Open(pod, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(used) })
+	}
+	if err := s.unpublish(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(first); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the first pod's mount is left: %v", err)
+	}
+	if err := s.probes.ask(t.Context(), last); !errors.Is(err, unix.EPERM) {
+		t.Errorf("the mount of the pod that stays does not reach its process: %v", err)
+	}
+	if err := s.unpublish(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(60 * time.Second):
+		t.Error("nobody has the volume, and calls in its mounts go on")
 	}
 }
 
