@@ -18,6 +18,9 @@ import (
 // defaultKafka is where 'penstock up' serves streams to Kafka clients.
 const defaultKafka = "127.0.0.1:9092"
 
+// defaultIngest is where 'penstock up' takes records over HTTP.
+const defaultIngest = "127.0.0.1:9094"
+
 func newStream() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stream",

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,8 +31,9 @@ there again next time. SIGINT or SIGTERM, or umount of the mount point, stops
 cleanly: the mount is flushed and unmounted first.
 
 The parts talk over Unix sockets of mode 0600 in DIR. The gateway serves streams
-to Kafka clients at a loopback address, to every user of this machine: it asks for
-no credentials. If the default address is not free, there is no gateway.`,
+to Kafka clients and over HTTP at loopback addresses, to every user of this
+machine: it asks for no credentials. A default address that is not free is not
+served.`,
 		Example: `  penstock up --dir /var/lib/penstock --mount /mnt/penstock`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,8 +48,9 @@ no credentials. If the default address is not free, there is no gateway.`,
 				return err
 			}
 			cfg.Logger = log
-			if cfg.KafkaOptional = !cmd.Flags().Changed("kafka"); noGateway {
-				cfg.Kafka = ""
+			cfg.KafkaOptional, cfg.IngestOptional = !cmd.Flags().Changed("kafka"), !cmd.Flags().Changed("ingest")
+			if noGateway {
+				cfg.Kafka, cfg.Ingest = "", ""
 			}
 			ctx := cmd.Context()
 			began := time.Now()
@@ -75,7 +78,8 @@ no credentials. If the default address is not free, there is no gateway.`,
 				return errors.Join(err, closeSystem())
 			}
 			defer stopAdmin()
-			started(log, "up", "dir", cfg.Dir, "mount", cfg.Mount, "meta", s.Meta.Addr, "admin", addr, "kafka", kafkaAddr(s), "took", time.Since(began).Round(time.Millisecond))
+			kafkaAddr, ingestAddr := gatewayAddrs(s)
+			started(log, "up", "dir", cfg.Dir, "mount", cfg.Mount, "meta", s.Meta.Addr, "admin", addr, "kafka", kafkaAddr, "ingest", ingestAddr, "took", time.Since(began).Round(time.Millisecond))
 			if cfg.Mount != "" {
 				fmt.Fprintf(cmd.OutOrStdout(), "penstock is mounted on %s; Ctrl-C stops it\n", cfg.Mount)
 			} else {
@@ -96,6 +100,7 @@ no credentials. If the default address is not free, there is no gateway.`,
 	f.BoolVar(&cfg.MountOptions.Dev, "dev", false, "honour device nodes of the mount")
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
 	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients, on loopback")
+	f.StringVar(&cfg.Ingest, "ingest", defaultIngest, "address at which the gateway takes records over HTTP, on loopback")
 	f.BoolVar(&noGateway, "no-gateway", false, "run no gateway: streams are not served")
 	port.flag(cmd, "DIR/admin.sock")
 	port.openFlag(cmd)
@@ -104,12 +109,12 @@ no credentials. If the default address is not free, there is no gateway.`,
 	return configurable(cmd)
 }
 
-// kafkaAddr returns the address of the gateway's Kafka server, for the log.
-func kafkaAddr(s *local.System) string {
+// gatewayAddrs returns the addresses of the gateway's servers, for the log.
+func gatewayAddrs(s *local.System) (kafka, ingest string) {
 	if s.Gateway == nil {
-		return "none"
+		return "none", "none"
 	}
-	return s.Gateway.Addr
+	return cmp.Or(s.Gateway.Kafka, "none"), cmp.Or(s.Gateway.Ingest, "none")
 }
 
 // markDirs lets the shell complete directories for flags.

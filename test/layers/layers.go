@@ -66,6 +66,7 @@ var table = []row{
 	{"stream/offsets", []string{"meta", "stream/partition"}, "a file in a directory of the same kind"},
 	{"stream", []string{".", "meta", "stream/log", "stream/offsets", "stream/partition"}, "a user of the client library like any other"},
 	{"stream/kafka", []string{"meta", "stream", "stream/group", "stream/log", "stream/offsets", "stream/partition"}, "translates a protocol into calls of streams; opens no session"},
+	{"stream/ingest/server", []string{"meta", "stream", "stream/log", "stream/partition"}, "translates requests of another protocol into appends; opens no session"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},
 	{"csi/policy", []string{"meta", "meta/placement", "csi/handle"}, "what users may say of volumes, decided without doing anything"},

@@ -37,20 +37,23 @@ const patience = 90 * time.Second
 // machine is a 'penstock up' with a gateway.
 type machine struct {
 	*program.Rig
-	kafka string
-	args  []string
-	up    *spawn.Process
+	kafka  string
+	ingest string
+	args   []string
+	up     *spawn.Process
 }
 
 func newMachine(t *testing.T, args ...string) *machine {
 	t.Helper()
 	m := &machine{Rig: program.NewRig(t)}
 	m.Addr = "unix:" + filepath.Join(m.Dir, "d", "meta.sock")
-	var err error
-	if m.kafka, err = port.Find(); err != nil {
-		t.Fatal(err)
+	for _, addr := range []*string{&m.kafka, &m.ingest} {
+		var err error
+		if *addr, err = port.Find(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	m.args = append([]string{"up", "--dir", filepath.Join(m.Dir, "d"), "--kafka", m.kafka}, args...)
+	m.args = append([]string{"up", "--dir", filepath.Join(m.Dir, "d"), "--kafka", m.kafka, "--ingest", m.ingest}, args...)
 	m.start()
 	return m
 }

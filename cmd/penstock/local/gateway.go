@@ -13,6 +13,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream"
+	ingest "penstock.io/penstock/stream/ingest/server"
 	"penstock.io/penstock/stream/kafka"
 )
 
@@ -21,21 +22,27 @@ import (
 type GatewayConfig struct {
 	Meta    []string
 	Cluster string
-	// Kafka is the address of the Kafka server, host:port. The server asks for no credentials,
-	// so that the address must be a loopback address.
-	Kafka string
-	// Optional: when the address can't be used, there is no gateway, and a message in the log.
-	Optional bool
-	Logger   *slog.Logger
+	// Kafka is the address of the Kafka server, Ingest that of the HTTP server for
+	// appends: host:port, or "" for no such server. The servers ask for no credentials, so that the
+	// addresses must be loopback addresses.
+	Kafka  string
+	Ingest string
+	// KafkaOptional, IngestOptional: if the address is not free, there is no such server, and a
+	// message in the log.
+	KafkaOptional  bool
+	IngestOptional bool
+	Logger         *slog.Logger
 }
 
 // Gateway is a running gateway. It connects to the cluster when a request needs a stream
 // first, so that a gateway that nobody uses holds no session.
 type Gateway struct {
-	Addr string // of the Kafka server
+	Kafka  string // address of the Kafka server; "": none
+	Ingest string // address of the HTTP server for appends; "": none
 
 	cfg    GatewayConfig
-	server *kafka.Server
+	kafka  *kafka.Server   // nil: none
+	ingest *ingest.Server  // nil: none
 	ctx    context.Context // ends with Close
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
@@ -45,33 +52,67 @@ type Gateway struct {
 	host   *stream.Host
 }
 
-// StartGateway starts a gateway; nil if the address can't be used and cfg.Optional is set.
-// Errors: Invalid (not a loopback address), and those of the listener.
+// StartGateway starts a gateway; nil if no server has an address, or no address is free and all
+// are optional. Errors: Invalid (not a loopback address), Busy (an address is not free).
 func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
-	addr, err := net.ResolveTCPAddr("tcp", cfg.Kafka)
+	kl, err := listenGateway(ctx, cfg.Logger, "kafka", cfg.Kafka, cfg.KafkaOptional)
+	if err != nil {
+		return nil, err
+	}
+	il, err := listenGateway(ctx, cfg.Logger, "ingest", cfg.Ingest, cfg.IngestOptional)
+	if err != nil {
+		if kl != nil {
+			err = errors.Join(err, kl.Close())
+		}
+		return nil, err
+	}
+	if kl == nil && il == nil {
+		return nil, nil
+	}
+	g := &Gateway{cfg: cfg}
+	g.ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
+	if kl != nil {
+		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Cluster: cfg.Cluster, Logger: cfg.Logger})
+		g.serve("kafka", g.kafka.Serve, kl)
+	}
+	if il != nil {
+		g.Ingest, g.ingest = il.Addr().String(), ingest.New(ingest.Config{Host: g.connect, Logger: cfg.Logger})
+		g.serve("ingest", g.ingest.Serve, il)
+	}
+	return g, nil
+}
+
+// listenGateway listens at the address of a server, whose flag has a name; nil if the server has
+// no address, or the address is optional and not free. Errors: Invalid, Busy.
+func listenGateway(ctx context.Context, logger *slog.Logger, flag, at string, optional bool) (net.Listener, error) {
+	if at == "" {
+		return nil, nil
+	}
+	addr, err := net.ResolveTCPAddr("tcp", at)
 	if err == nil && !addr.IP.IsLoopback() {
-		err = errors.New("the Kafka server asks for no credentials and listens on loopback addresses only, such as 127.0.0.1:9092")
+		err = fmt.Errorf("the server for --%s asks for no credentials and listens on loopback addresses only, such as 127.0.0.1:9092", flag)
 	}
 	if err != nil {
-		return nil, meta.E("start gateway", meta.Invalid, cfg.Kafka, err)
+		return nil, meta.E("start gateway", meta.Invalid, at, err)
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr.String())
-	if err != nil && cfg.Optional {
-		cfg.Logger.Warn("streams are not served to Kafka clients, because the address is not free; choose another one with --kafka", "address", cfg.Kafka, "error", err)
+	if err != nil && optional {
+		logger.Warn("a server of the gateway does not run, because its address is not free; choose another address", "flag", "--"+flag, "address", at, "error", err)
 		return nil, nil
 	}
 	if err != nil {
-		return nil, meta.E("start gateway", meta.Busy, cfg.Kafka, err)
+		return nil, meta.E("start gateway", meta.Busy, at, err)
 	}
-	g := &Gateway{Addr: l.Addr().String(), cfg: cfg}
-	g.ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
-	g.server = kafka.New(kafka.Config{Host: g.connect, Cluster: cfg.Cluster, Logger: cfg.Logger})
+	return l, nil
+}
+
+// serve runs a server until the gateway is closed.
+func (g *Gateway) serve(name string, serve func(net.Listener) error, l net.Listener) {
 	g.wg.Go(func() {
-		if err := g.server.Serve(l); err != nil {
-			cfg.Logger.Warn("the Kafka server has ended", "error", err)
+		if err := serve(l); err != nil {
+			g.cfg.Logger.Warn("a server of the gateway has ended", "server", name, "error", err)
 		}
 	})
-	return g, nil
 }
 
 // connect returns the streams, and connects to the cluster first.
@@ -82,7 +123,7 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 		return g.host, nil
 	}
 	if err := g.ctx.Err(); err != nil {
-		return nil, meta.E("start gateway", meta.Unavailable, g.cfg.Kafka, errors.New("the gateway stops"))
+		return nil, meta.E("start gateway", meta.Unavailable, "gateway", errors.New("the gateway stops"))
 	}
 	name, err := os.Hostname()
 	if err != nil {
@@ -109,7 +150,12 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 // Close ends the connections, then the streams, then the session. What was acknowledged is
 // durable before.
 func (g *Gateway) Close(ctx context.Context) error {
-	g.server.Close()
+	if g.kafka != nil {
+		g.kafka.Close()
+	}
+	if g.ingest != nil {
+		g.ingest.Close()
+	}
 	g.stop()
 	g.wg.Wait()
 	g.mu.Lock()

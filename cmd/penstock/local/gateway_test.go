@@ -18,24 +18,34 @@ func TestGatewayAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	cfg := GatewayConfig{Kafka: l.Addr().String(), Optional: true, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	if g, err := StartGateway(t.Context(), cfg); g != nil || err != nil {
-		t.Errorf("the default address is taken: %v, %v", g, err)
-	}
-	cfg.Optional = false
-	if g, err := StartGateway(t.Context(), cfg); g != nil || !errors.Is(err, meta.Busy) {
-		t.Errorf("the given address is taken: %v, %v", g, err)
-	}
-	for _, addr := range []string{"0.0.0.0:0", ":0", "192.0.2.1:9092", "no address"} {
-		cfg.Kafka = addr
-		if g, err := StartGateway(t.Context(), cfg); g != nil || !errors.Is(err, meta.Invalid) {
-			t.Errorf("address %s: %v, %v", addr, g, err)
+	logger := slog.New(slog.NewTextHandler(io.Discard, nil))
+	for _, with := range []func(addr string, optional bool) GatewayConfig{
+		func(addr string, optional bool) GatewayConfig {
+			return GatewayConfig{Kafka: addr, KafkaOptional: optional, Logger: logger}
+		},
+		func(addr string, optional bool) GatewayConfig {
+			return GatewayConfig{Ingest: addr, IngestOptional: optional, Logger: logger}
+		},
+	} {
+		if g, err := StartGateway(t.Context(), with(l.Addr().String(), true)); g != nil || err != nil {
+			t.Errorf("the default address is taken: %v, %v", g, err)
+		}
+		if g, err := StartGateway(t.Context(), with(l.Addr().String(), false)); g != nil || !errors.Is(err, meta.Busy) {
+			t.Errorf("the given address is taken: %v, %v", g, err)
+		}
+		for _, addr := range []string{"0.0.0.0:0", ":0", "192.0.2.1:9092", "no address"} {
+			if g, err := StartGateway(t.Context(), with(addr, false)); g != nil || !errors.Is(err, meta.Invalid) {
+				t.Errorf("address %s: %v, %v", addr, g, err)
+			}
 		}
 	}
-	cfg.Kafka = "127.0.0.1:0"
+	cfg := GatewayConfig{Kafka: "127.0.0.1:0", Ingest: "127.0.0.1:0", Logger: logger}
 	g, err := StartGateway(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if g.Kafka == g.Ingest || g.Kafka == "" || g.Ingest == "" {
+		t.Errorf("the servers are at %q and %q", g.Kafka, g.Ingest)
 	}
 	if err := g.Close(t.Context()); err != nil {
 		t.Error(err)

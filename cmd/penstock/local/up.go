@@ -33,7 +33,10 @@ type Config struct {
 	// KafkaOptional, an address that is not free is no error.
 	Kafka         string
 	KafkaOptional bool
-	Unsafe        Unsafe
+	// Ingest and IngestOptional are the same for appends over HTTP.
+	Ingest         string
+	IngestOptional bool
+	Unsafe         Unsafe
 }
 
 // Unsafe switches safety mechanisms off. Only 'make controls' sets Unsafe, to prove that the
@@ -132,8 +135,8 @@ type System struct {
 	log         *slog.Logger
 }
 
-// Up starts the metadata server, the chunk server, the mirrors, the gateway if cfg.Kafka is
-// set, and the mount if cfg.Mount is set. Errors: DirectoryInUse, Version, Invalid (not a Penstock data directory), Busy, and the
+// Up starts the metadata server, the chunk server, the mirrors, the gateway if cfg.Kafka or
+// cfg.Ingest is set, and the mount if cfg.Mount is set. Errors: DirectoryInUse, Version, Invalid (not a Penstock data directory), Busy, and the
 // errors of StartMount.
 func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
@@ -188,13 +191,12 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 		return s, err
 	}
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
-	if cfg.Kafka != "" {
-		s.Gateway, err = StartGateway(ctx, GatewayConfig{
-			Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Kafka: cfg.Kafka, Optional: cfg.KafkaOptional, Logger: cfg.Logger,
-		})
-		if err != nil {
-			return s, err
-		}
+	s.Gateway, err = StartGateway(ctx, GatewayConfig{
+		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Logger: cfg.Logger,
+		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional,
+	})
+	if err != nil {
+		return s, err
 	}
 	if cfg.Mount != "" {
 		s.Mount, err = StartMount(ctx, MountConfig{

@@ -1,0 +1,66 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"penstock.io/penstock/meta"
+)
+
+// statusOf translates a kind of error to the status of an HTTP response.
+func statusOf(k meta.Kind) int {
+	switch k {
+	case meta.NotFound, meta.NotDir, meta.NoSuchVolume:
+		return http.StatusNotFound
+	case meta.Invalid, meta.NameTooLong, meta.Protocol:
+		return http.StatusBadRequest
+	case meta.NotSupported:
+		return http.StatusUnsupportedMediaType
+	case meta.AccessDenied, meta.NotPermitted, meta.ReadOnly:
+		return http.StatusForbidden
+	case meta.TooBig, meta.FileTooBig:
+		return http.StatusRequestEntityTooLarge
+	case meta.WouldBlock, meta.ResourceExceeded:
+		return http.StatusTooManyRequests
+	case meta.NoSpace, meta.QuotaExceeded:
+		return http.StatusInsufficientStorage
+	case meta.Fenced, meta.Unavailable, meta.SessionExpired, meta.Stale, meta.Canceled, meta.Interrupted, meta.NotOwner, meta.Busy, meta.Again:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// retryAfter is the number of seconds after which a client repeats a request that the gateway
+// can't serve now.
+const retryAfter = "1"
+
+// refuse answers a request of which no record was appended.
+func refuse(w http.ResponseWriter, err error) { reply(w, &answer{}, err) }
+
+// reply answers a request. err says why the request ended early; nil if it did not.
+func reply(w http.ResponseWriter, a *answer, err error) {
+	status := http.StatusOK
+	if a.RefusedCount > 0 {
+		status = http.StatusUnprocessableEntity
+	}
+	if err != nil {
+		a.Error = err.Error()
+		status = statusOf(meta.KindOf(err))
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			status = http.StatusRequestEntityTooLarge
+		}
+	}
+	switch status {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
+		w.Header().Set("Retry-After", retryAfter)
+	}
+	text, err := json.Marshal(a)
+	if err != nil {
+		panic("ingest: an answer of plain values can't be encoded: " + err.Error())
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// The client may be gone: nobody else needs the error.
+	_, _ = w.Write(append(text, '\n'))
+}

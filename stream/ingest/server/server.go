@@ -1,0 +1,222 @@
+// Package server serves the ingestion of records into streams, over HTTP: the package owns
+// the connections, the requests under way and their memory, and the translation of requests
+// into appends to partitions. Records are appended as record batches of package stream/log, so
+// that Kafka's consumers read them like the records of Kafka's producers.
+//
+// A request is answered when its records are durable. A record that does not fit the format of
+// its stream is refused alone, with a reason; the other records of the request are appended.
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
+	"penstock.io/penstock/stream/partition"
+)
+
+// Config configures a Server. Zero values take the defaults.
+type Config struct {
+	// Host gives the streams. The server calls Host at the first need, again after an
+	// error; Host must return the same value every time.
+	Host   func(ctx context.Context) (*stream.Host, error)
+	Logger *slog.Logger
+	Limits Limits
+}
+
+// Limits bound the resources of a Server. Zero values take the defaults.
+type Limits struct {
+	Connections int           // default 1000
+	Requests    int64         // requests and gRPC calls under way; default 2000
+	Memory      int64         // bytes of all records under way; default 256 MiB, at least 16 MiB
+	Body        int64         // bytes of the body of an HTTP request; default 64 MiB
+	Transfer    time.Duration // bytes that the server waits for must come within; default 60 s
+	Idle        time.Duration // a connection without requests is closed; default 15 min
+	Patience    time.Duration // a request waits for memory; default 10 s
+}
+
+func (l *Limits) defaults() {
+	l.Connections = cmp.Or(l.Connections, 1000)
+	l.Requests = cmp.Or(l.Requests, 2000)
+	l.Memory = max(cmp.Or(l.Memory, 256<<20), 16<<20)
+	l.Body = cmp.Or(l.Body, 64<<20)
+	l.Transfer = cmp.Or(l.Transfer, time.Minute)
+	l.Idle = cmp.Or(l.Idle, 15*time.Minute)
+	l.Patience = cmp.Or(l.Patience, 10*time.Second)
+}
+
+// Server serves the ingestion of records.
+type Server struct {
+	cfg      Config
+	find     func(ctx context.Context, path string) (target, error)
+	http     *http.Server
+	memory   *semaphore.Weighted // of records
+	requests *semaphore.Weighted
+	turn     atomic.Uint32 // counts the requests that leave the choice of the partition to the server
+	ctx      context.Context
+	stop     context.CancelCauseFunc
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	cfg.Limits.defaults()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	s := &Server{cfg: cfg, memory: semaphore.NewWeighted(cfg.Limits.Memory), requests: semaphore.NewWeighted(cfg.Limits.Requests)}
+	s.find = s.stream
+	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s.http = &http.Server{
+		Handler: s.handler(), Protocols: protocols, MaxHeaderBytes: 16 << 10,
+		ReadHeaderTimeout: cfg.Limits.Transfer, IdleTimeout: cfg.Limits.Idle,
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 1000, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 64 << 10},
+		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+	}
+	return s
+}
+
+// Serve accepts connections until Close. The listener is closed then.
+func (s *Server) Serve(l net.Listener) error {
+	err := s.http.Serve(&limited{Listener: l, free: semaphore.NewWeighted(int64(s.cfg.Limits.Connections)), ctx: s.ctx})
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// errStopping is the cause of the end of requests when the server stops.
+var errStopping = meta.E("append", meta.Unavailable, "gateway", errors.New("the gateway stops"))
+
+// Close ends all connections and waits for the end of the requests under way. The streams stay
+// open.
+func (s *Server) Close() {
+	s.stop(errStopping)
+	if err := s.http.Close(); err != nil {
+		s.cfg.Logger.Debug("ingest: a listener was not closed well", "error", err)
+	}
+	// The background context never ends: Acquire waits for the requests, and has no error.
+	_ = s.requests.Acquire(context.Background(), s.cfg.Limits.Requests)
+}
+
+// limited is a listener that accepts no connection while the greatest number is open.
+type limited struct {
+	net.Listener
+	free *semaphore.Weighted
+	ctx  context.Context // ends when the server stops
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	if err := l.free.Acquire(l.ctx, 1); err != nil {
+		return nil, err
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		l.free.Release(1)
+		return nil, err
+	}
+	return &counted{Conn: c, l: l}, nil
+}
+
+// counted is a connection of a limited listener.
+type counted struct {
+	net.Conn
+	l      *limited
+	closed atomic.Bool
+}
+
+func (c *counted) Close() error {
+	if c.closed.CompareAndSwap(false, true) {
+		c.l.free.Release(1)
+	}
+	return c.Conn.Close()
+}
+
+// handler checks each request before the handler of its path runs.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/append/{path...}", s.appendLines)
+	origins := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.requests.TryAcquire(1) {
+			refuse(w, meta.E("append", meta.WouldBlock, r.URL.Path, errors.New("too many requests are under way")))
+			return
+		}
+		defer s.requests.Release(1)
+		// A page in the browser of a user of this machine must not write into streams.
+		if err := origins.Check(r); err != nil {
+			refuse(w, meta.E("append", meta.AccessDenied, r.URL.Path, err))
+			return
+		}
+		if !toLoopback(r) {
+			refuse(w, meta.E("append", meta.AccessDenied, r.Host, errors.New("the Host of a request to a loopback address is localhost or a loopback address")))
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// toLoopback reports whether the Host of a request is a loopback address or localhost, as it
+// must be at a loopback address: a page whose name resolves to 127.0.0.1 has another Host.
+func toLoopback(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	if !ok || !local.IP.IsLoopback() {
+		return true
+	}
+	host, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host = r.Host
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// reserve takes memory for records; release gives the memory back. Errors: WouldBlock (the memory
+// is in use by other requests), and why ctx ended.
+func (s *Server) reserve(ctx context.Context, bytes int64) (release func(), err error) {
+	bytes = min(bytes, s.cfg.Limits.Memory)
+	wait, cancel := context.WithTimeout(ctx, s.cfg.Limits.Patience)
+	defer cancel()
+	if err := s.memory.Acquire(wait, bytes); err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, meta.E("append", meta.WouldBlock, "gateway", errors.New("the records of other requests take all memory for records"))
+	}
+	return func() { s.memory.Release(bytes) }, nil
+}
+
+// target is a stream to which records are appended.
+type target struct {
+	format     string // of the values
+	partitions int
+	// partition returns the log of a partition. Errors: NotFound, and those of partition.Open.
+	partition func(ctx context.Context, n int32) (*partition.Log, error)
+}
+
+// stream finds a stream by path.
+func (s *Server) stream(ctx context.Context, p string) (target, error) {
+	if _, err := stream.Topic(p); err != nil {
+		return target{}, err
+	}
+	h, err := s.cfg.Host(ctx)
+	if err != nil {
+		return target{}, meta.E("open stream", meta.Unavailable, p, err)
+	}
+	st, err := h.Stream(ctx, p)
+	if err != nil {
+		return target{}, err
+	}
+	return target{st.Spec.Format, st.Spec.Partitions, st.Partition}, nil
+}
