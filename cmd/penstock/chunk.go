@@ -216,7 +216,7 @@ replicas still serve a part.`,
 	f := cmd.Flags()
 	f.StringSliceVar(&only, "volume", nil, "volumes to look into (default all)")
 	f.BoolVar(&all, "all", false, "all that 'penstock chunk lost' shows as lost or short")
-	f.BoolVar(&damaged, "damaged", false, "give up what damaged replicas still serve, too")
+	f.BoolVar(&damaged, "damaged", false, "also give up the bytes that damaged replicas still serve")
 	destroying(cmd, &yes)
 	return cmd
 }

@@ -60,7 +60,7 @@ See 'penstock disk --help'.`,
 	f := cmd.Flags()
 	f.StringVar(&cfg.Dir, "data", "", "directory for identity, socket and, without --disk, the one disk")
 	f.StringSliceVar(&cfg.Disks, "disk", nil, "[CLASS=]DIR of a disk; may be repeated (default one in --data)")
-	f.Uint64Var(&cfg.PullRate, "pull-rate", 128<<20, "most bytes a second that are copied from other servers")
+	f.Uint64Var(&cfg.PullRate, "pull-rate", 128<<20, "most bytes copied from other servers in a second")
 	f.DurationVar(&cfg.ScrubPeriod, "scrub-period", 14*24*time.Hour, "how long reading everything once may take; below zero: only when asked")
 	f.StringVar(&cfg.Listen, "listen", "", "host:port to serve TCP on, beside the socket in the data directory")
 	f.StringVar(&cfg.Advertise, "advertise", "", "address that others are told (default: that of --listen)")

@@ -77,9 +77,9 @@ type mountsHere struct {
 
 func (h *mountsHere) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&h.sockets, "socket", nil, "admin sockets of mounts that do not serve it where mounts do (mount --admin)")
+	f.StringSliceVar(&h.sockets, "socket", nil, "admin sockets of mounts that were started with another --admin")
 	f.StringVar(&h.state, "state-dir", csiStateDir, "directory of state of the CSI driver, whose mounts are looked at, too")
-	f.StringSliceVar(&h.hold, "hold", nil, "sockets of holders, whose mounts are looked at that nobody serves")
+	f.StringSliceVar(&h.hold, "hold", nil, "sockets of holders: also look at their mounts without a process")
 }
 
 // look asks each mount and returns the answers. The error names mounts that did not answer.

@@ -86,7 +86,7 @@ advisory quota, schedule of snapshots, labels. 'penstock volume set' changes the
 	out.flag(cmd)
 	w.flags(cmd)
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the volume hangs; its parent must exist, the last name must not")
-	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	cmd.Flags().BoolVar(&parents, "parents", false, "make missing parent directories")
 	return cmd
 }
 

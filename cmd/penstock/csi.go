@@ -85,9 +85,9 @@ replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
 	f.StringVar(&c.state, "state-dir", csiStateDir, "directory where the node part keeps how volumes were staged")
 	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
 	f.StringVar(&c.placeFile, "topology-file", "", "file that says so if --topology does not, as 'penstock csi place' writes it")
-	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
+	f.BoolVar(&c.inline, "inline", false, "serve ephemeral inline volumes, which pods define themselves; the node part then needs an administrator's credentials")
 	c.inlineMax = 100 << 30
-	f.Var((*sizeFlag)(&c.inlineMax), "inline-max", "the largest volume that a pod may bring along; 0: no limit")
+	f.Var((*sizeFlag)(&c.inlineMax), "inline-max", "size of the largest inline volume; 0: no limit")
 	f.Int64Var(&c.maxVolumes, "max-volumes", 0, "how many volumes the orchestrator may use on this node at a time (docs/sizing.md says what one takes); 0: it is told no limit")
 	f.StringVar(&c.register, "registration-dir", "", "directory in which the kubelet looks for drivers, /var/lib/kubelet/plugins_registry: the node part registers itself there, so that no node-driver-registrar is needed; the path of --endpoint must then be the same for the kubelet (default: registers nowhere)")
 	f.StringVar(&c.hold, "hold", "", "leave the node part's mounts to a holder that listens at this socket (see 'penstock hold'): pods see a pause and no error when the processes that serve them are killed or replaced, also together with this one (default: mounts end with their processes)")

@@ -51,7 +51,7 @@ detached within seconds.`,
 			return nil
 		},
 	}
-	cmd.Flags().DurationVar(&g.wait, "wait", 0, "how long to wait until nobody uses a volume, such as 2m")
+	cmd.Flags().DurationVar(&g.wait, "wait", 0, "how long to wait until no pod uses a volume, such as 2m")
 	return cmd
 }
 

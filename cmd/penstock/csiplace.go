@@ -70,7 +70,7 @@ If Kubernetes does not answer, a file of before stands.`,
 	p.logFlags.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&p.name, "node-name", "", "the node's name")
-	f.StringSliceVar(&p.labels, "labels", nil, "names of the node's labels that say where it stands, from the widest")
+	f.StringSliceVar(&p.labels, "labels", nil, "names of the node's labels that describe its place, from the widest")
 	f.StringVar(&p.file, "file", "", "file that is written")
 	return cmd
 }

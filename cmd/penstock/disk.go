@@ -309,7 +309,7 @@ it, see TO MOVE in 'penstock disk list'.`,
 	}
 	w.flags(cmd)
 	destroying(cmd, &yes)
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nothing is left on it")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nothing is left on the node or disk")
 	return cmd
 }
 

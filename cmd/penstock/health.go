@@ -99,7 +99,7 @@ it can serve, and nothing else: for probes, where no curl is.`,
 type judgement struct{ forUpgrade bool }
 
 func (j *judgement) flag(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&j.forUpgrade, "for-upgrade", false, "leave out what no upgrade has to wait for, such as a quota that is nearly used up: all is well if one server may be stopped")
+	cmd.Flags().BoolVar(&j.forUpgrade, "for-upgrade", false, "leave out problems that no upgrade has to wait for, such as a nearly full quota: all is well if one server may be stopped")
 }
 
 func (j *judgement) of(h penstock.Health) penstock.Health {

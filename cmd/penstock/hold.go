@@ -93,11 +93,11 @@ the last one had. Told to end, it goes on for 25 s at most while nobody serves a
 	logs.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&socket, "socket", "", "the socket at which it listens")
-	f.DurationVar(&patience, "patience", 30*time.Second, "how long a mount may be served by nobody before it is given up")
-	f.DurationVar(&settle, "settle", 5*time.Second, "how long a process serves that is able to: after one that ended sooner the next begins later, and --patience goes on")
+	f.DurationVar(&patience, "patience", 30*time.Second, "how long a mount may be without a process before the holder gives the mount up")
+	f.DurationVar(&settle, "settle", 5*time.Second, "least time that a working process serves: after a process that ended sooner, the next process starts later, and --patience goes on")
 	f.BoolVar(&respawn, "respawn", false, "start successors itself, as the process before was started")
 	f.BoolVar(&once, "once", false, "end with the last mount")
-	f.BoolVar(&list, "list", false, "list what the holder at the socket holds")
+	f.BoolVar(&list, "list", false, "list the mounts of the holder at the socket")
 	return cmd
 }
 

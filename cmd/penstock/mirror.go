@@ -238,7 +238,7 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 	p.add(cmd.Flags())
 	mirrorFlags(cmd, &every, &rate, &keep)
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the target hangs")
-	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	cmd.Flags().BoolVar(&parents, "parents", false, "make missing parent directories")
 	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the target's policy")
 	return cmd
 }
@@ -267,7 +267,7 @@ func likeSource(ctx context.Context, from *penstock.Client, src *penstock.Volume
 func mirrorFlags(cmd *cobra.Command, every *span, rate *sizeFlag, keep *int) {
 	f := cmd.Flags()
 	f.Var(every, "every", "how often a round begins, such as 15m or 1d; 0: when 'penstock mirror sync' asks for one")
-	f.Var(rate, "rate", "most bytes sent in a second, such as 100M; 0: as fast as it goes")
+	f.Var(rate, "rate", "most bytes sent in a second, such as 100M; 0: no limit")
 	f.IntVar(keep, "keep", 2, "how many complete snapshots stay in the target")
 }
 
@@ -502,7 +502,7 @@ it ends with status 1; the round goes on.`,
 			return err
 		})
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is complete")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: how long; 0: for as long as it takes")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "longest time for --wait; 0: no limit")
 	return cmd
 }
 
@@ -604,7 +604,7 @@ the cluster of TARGET at --back-cluster.`,
 	}
 	w.flags(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&discard, "discard", false, "what was written to the volume that becomes the target goes")
+	f.BoolVar(&discard, "discard", false, "delete what was written to the volume that becomes the target")
 	f.BoolVar(&reverse, "reverse", false, "turn the direction: the source becomes the target")
 	f.StringSliceVar(&back.meta, "back-cluster", nil, "addresses of the meta servers of TARGET's cluster, as the source's cluster reaches them")
 	f.StringVar(&back.dir, "back-dir", "", "data directory of the 'penstock up' of that machine that has TARGET")

@@ -120,22 +120,22 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	f := cmd.Flags()
 	f.StringSliceVarP(&m.options, "options", "o", nil, "options of mount(8), see above")
 	f.BoolVar(&m.readOnly, "read-only", false, "mount read-only")
-	f.BoolVar(&m.background, "background", false, "return when the mount is there; it is served by another process")
+	f.BoolVar(&m.background, "background", false, "return when the mount is there; another process serves the mount")
 	f.StringVar(&m.logFile, "log-file", "", "append logs to this file instead of standard error (in the background: instead of syslog)")
 	f.DurationVar(&m.grace, "grace", 10*time.Second, "how long a mount in use may go on after a signal")
 	f.StringVar(&m.topology, "topology", "", "where this machine stands, /datacenter/rack/node, to read from the nearest replica (default: where a chunk server on it does)")
 	f.StringVar(&m.congestion, "tcp-congestion", "", "TCP congestion control of bulk connections, as the kernel calls it (default: cubic, else the machine's)")
 	f.StringVar(&m.pin, "pin", "", "keep the mounted snapshot from being deleted, for this holder, as long as the mount lives")
 	f.StringVar(&m.digest, "digest", "", "refuse to mount a snapshot unless this is its recorded digest")
-	f.BoolVar(&m.noIndex, "no-index", false, "have metadata servers answer for a mounted snapshot, not its index")
+	f.BoolVar(&m.noIndex, "no-index", false, "ask metadata servers about a mounted snapshot, rather than its index")
 	f.StringVar(&m.indexDir, "index-dir", "", "keep indexes of snapshots here, for all mounts of this machine (default: /var/cache/penstock/indexes, or in the user's cache directory)")
 	f.StringVar(&m.hold, "hold", "", "leave the mount to a successor if this process is killed or replaced: a holder has it, which listens at this socket, or a process of the mount's own")
 	f.Lookup("hold").NoOptDefVal = ownHolder
 	f.StringVar(&m.replace, "replace", "", "have this version of penstock serve what is mounted there with --hold, without unmounting")
 	m.pinTTL = span(time.Hour)
-	f.Var(&m.pinTTL, "pin-ttl", "how long the pin stands after the mount last renewed it, such as 30m or 7d")
+	f.Var(&m.pinTTL, "pin-ttl", "how long the pin lasts after the mount's last renewal, such as 30m or 7d")
 	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")
-	f.Int64Var(&m.buffer, "write-buffer", 256, "memory for bytes that are written and not yet durable, MiB")
+	f.Int64Var(&m.buffer, "write-buffer", 256, "memory for written bytes that are not durable yet, MiB")
 	return cmd
 }
 

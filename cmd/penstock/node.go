@@ -256,7 +256,7 @@ those volumes have on the server has nowhere to go until another one is there.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&cancel, "cancel", false, "take a drain back")
-	f.BoolVar(&wait, "wait", false, "wait until nothing is left on it")
+	f.BoolVar(&wait, "wait", false, "wait until nothing is left on the node or disk")
 	f.BoolVar(&yes, "yes", false, "do not ask")
 	w.flags(cmd)
 	return cmd
@@ -397,7 +397,7 @@ replicas; those that are nowhere else are lost then.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&force, "force", false, "though it still holds replicas")
+	f.BoolVar(&force, "force", false, "also if the node still has replicas")
 	destroying(cmd, &yes)
 	w.flags(cmd)
 	return cmd

@@ -71,7 +71,7 @@ time: a bound holds until the command is run with another one.`,
 		},
 	}
 	w.flags(cmd)
-	cmd.Flags().Var(&rate, "rate", "most bytes copied in a second, such as 100M; 0: as fast as it goes (default: as it was said before)")
+	cmd.Flags().Var(&rate, "rate", "most bytes copied in a second, such as 100M; 0: no limit (default: the limit of the last call)")
 	cmd.Flags().BoolVar(&detach, "detach", false, "do not wait")
 	return cmd
 }

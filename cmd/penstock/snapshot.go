@@ -103,7 +103,7 @@ snapshot then, and it fails.`,
 	}
 	out.flag(cmd)
 	w.flags(cmd)
-	cmd.Flags().BoolVar(&strict, "strict", false, "take none that would have files only as they were synced last")
+	cmd.Flags().BoolVar(&strict, "strict", false, "take no snapshot if a file would be in it only as of its last sync")
 	return cmd
 }
 
@@ -464,7 +464,7 @@ is lost. Meanwhile nobody is let in. On a terminal the command asks; a script gi
 	}
 	w.flags(cmd)
 	destroying(cmd, &yes)
-	cmd.Flags().BoolVar(&force, "force", false, "end the sessions of who is in the volume")
+	cmd.Flags().BoolVar(&force, "force", false, "end the sessions in the volume")
 	return cmd
 }
 
@@ -502,6 +502,6 @@ Snapshots by schedule are called auto-TIME; others are never touched.`,
 	}
 	w.flags(cmd)
 	cmd.Flags().StringVar(&keep, "keep", "", "what is kept, such as 24h:hourly,30d:daily")
-	cmd.Flags().BoolVar(&none, "none", false, "take no more; those that there are stay")
+	cmd.Flags().BoolVar(&none, "none", false, "take no more scheduled snapshots; present snapshots stay")
 	return cmd
 }

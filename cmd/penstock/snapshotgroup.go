@@ -98,7 +98,7 @@ a second at most, changes in the volumes wait.`,
 	}
 	out.flag(cmd)
 	w.flags(cmd)
-	cmd.Flags().BoolVar(&strict, "strict", false, "take none that would have files only as they were synced last")
+	cmd.Flags().BoolVar(&strict, "strict", false, "take no snapshot if a file would be in it only as of its last sync")
 	return cmd
 }
 

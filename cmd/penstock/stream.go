@@ -145,9 +145,9 @@ records; the stream keeps bytes as they came.`,
 	out.flag(cmd)
 	f := cmd.Flags()
 	f.IntVar(&spec.Partitions, "partitions", 1, fmt.Sprintf("number of partitions, up to %d", stream.MaxPartitions))
-	f.Var(&retention, "retention", "how long records are kept, such as 7d; they go file by file; without it, for ever")
-	f.Var(&most, "retention-bytes", "size of a partition from which its oldest records go")
-	f.Var(&segment, "segment-bytes", "size of a partition's file from which the next one begins (default 64 MiB)")
+	f.Var(&retention, "retention", "how long records are kept, such as 7d; old records are removed file by file (default: for ever)")
+	f.Var(&most, "retention-bytes", "largest size of a partition: the oldest records beyond it are removed")
+	f.Var(&segment, "segment-bytes", "largest size of a partition's file, after which the next file begins (default 64 MiB)")
 	f.StringVar(&spec.Format, "format", stream.Formats[0], "what the values of the records are: "+strings.Join(stream.Formats, ", "))
 	return cmd
 }

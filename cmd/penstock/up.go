@@ -94,7 +94,7 @@ served.`,
 	f.StringVar(&cfg.Mount, "mount", "", "mount point, an empty directory; without it nothing is mounted")
 	f.Int64Var(&cfg.WriteBuffer, "write-buffer", 0, "bytes of written data kept in memory at most (default 256 MiB)")
 	f.IntVar(&cfg.MetaCache, "meta-cache", 0, "inodes kept in memory at most (default 500,000)")
-	f.DurationVar(&cfg.CommitDelay, "commit-delay", 0, "how long operations that nobody waits for gather before they are journaled (default 10ms)")
+	f.DurationVar(&cfg.CommitDelay, "commit-delay", 0, "how long operations gather, while no caller waits, before they are journaled (default 10ms)")
 	f.BoolVar(&cfg.MountOptions.ReadOnly, "read-only", false, "mount read-only")
 	f.BoolVar(&cfg.MountOptions.SUID, "suid", false, "honour set-id programs and file capabilities of the mount")
 	f.BoolVar(&cfg.MountOptions.Dev, "dev", false, "honour device nodes of the mount")

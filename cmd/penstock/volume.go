@@ -141,26 +141,26 @@ type policyFlags struct {
 }
 
 func (p *policyFlags) add(f *pflag.FlagSet) {
-	f.Var(&p.quotaBytes, "quota", "most bytes that its files may take, such as 500G; 0 for no limit")
+	f.Var(&p.quotaBytes, "quota", "most bytes in the volume's files, such as 500G; 0 for no limit")
 	f.Uint64Var(&p.quotaInodes, "quota-inodes", 0, "most files and directories; 0 for no limit")
-	f.BoolVar(&p.quotaSnaps, "quota-snapshots", false, "what snapshots alone hold counts in the quota of bytes")
+	f.BoolVar(&p.quotaSnaps, "quota-snapshots", false, "bytes that only snapshots hold count in the quota of bytes")
 	f.Uint32Var(&p.replicas, "replicas", 1, "copies of each byte, on as many chunk servers")
-	f.Uint32Var(&p.minReplicas, "min-replicas", 0, "least number of copies that new data begins with while servers are missing; repair brings it to full number first of all; 0 for the default: one less than --replicas from 3 on, else all")
-	f.BoolVar(&p.sealOnClose, "seal-on-close", false, "a file becomes read-only when its writer closes it, and is read at the disk's own speed")
+	f.Uint32Var(&p.minReplicas, "min-replicas", 0, "least number of copies of new data while servers are missing; repair adds the missing copies of such data first; 0 for the default: one less than --replicas from 3 on, else all")
+	f.BoolVar(&p.sealOnClose, "seal-on-close", false, "the close of its writer makes a file read-only; mounts read such a file at the disk's own speed")
 	f.BoolVar(&p.immutable, "immutable", false, "nothing can be changed; mounts may skip opening files")
 	f.BoolVar(&p.syncOnClose, "sync-on-close", false, "close makes a file durable")
 	f.BoolVar(&p.noAtime, "noatime", false, "never update access times")
 	f.StringVar(&p.topology, "topology", "/", "subtree of the topology that its data lies in, such as /dc1 or /dc1/rack2")
 	f.StringVar(&p.spread, "spread", "host", "what two copies never share: host, rack or dc")
 	f.StringVar(&p.class, "class", "", "class of the disks that its data lies on, such as nvme, ssd, hdd; empty for any")
-	f.BoolVar(&p.localFirst, "local-first", true, "the first copy lies on the writer's own host if it can")
-	f.BoolVar(&p.encrypt, "encrypt", false, "its bytes travel encrypted only")
-	f.Var(&p.maxChunk, "max-chunk", "largest chunk that files are cut into, 4M to 1G; 0 for 1G; chunks that are there stay as they are")
-	f.StringVar(&p.compression, "compression", meta.CompressNone.String(), "how sealed chunks are stored: none, s2 (fast) or zstd (smaller); for what is written from then on, and soon for what is there")
+	f.BoolVar(&p.localFirst, "local-first", true, "the first copy lies on the writer's own host if that host has room")
+	f.BoolVar(&p.encrypt, "encrypt", false, "the volume's bytes travel encrypted only")
+	f.Var(&p.maxChunk, "max-chunk", "size of the largest chunk, 4M to 1G; 0 for 1G; present chunks stay as they are")
+	f.StringVar(&p.compression, "compression", meta.CompressNone.String(), "compression of sealed chunks: none, s2 (fast) or zstd (smaller); holds for new chunks at once, and for present chunks soon")
 	f.Var(&p.advisoryBytes, "advisory-quota", "bytes above which an event, a metric and a line in the log tell; nothing is refused; 0 for none")
 	f.Uint64Var(&p.advisoryInodes, "advisory-quota-inodes", 0, "the same for files and directories")
-	f.StringArrayVar(&p.labels, "label", nil, "a label KEY=VALUE, by which 'penstock volume list --label' finds it; KEY- removes one; may be given several times")
-	f.DurationVar(&p.trash, "trash", defaultTrash, "how long it can be taken out of the trash once it is deleted; 0 for not at all")
+	f.StringArrayVar(&p.labels, "label", nil, "a label KEY=VALUE, for 'penstock volume list --label'; KEY- removes the label; may be given several times")
+	f.DurationVar(&p.trash, "trash", defaultTrash, "how long a deleted volume stays in the trash, from which 'penstock volume undelete' brings it back; 0: the volume is deleted at once")
 }
 
 // defaultTrash is the trash time of a volume created by this command.
@@ -340,7 +340,7 @@ func newVolumeCreate() *cobra.Command {
 	p.add(cmd.Flags())
 	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the policy")
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the volume hangs; its parent must exist, the last name must not")
-	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	cmd.Flags().BoolVar(&parents, "parents", false, "make missing parent directories")
 	return cmd
 }
 
@@ -393,7 +393,7 @@ meet: KEY, !KEY, KEY=VALUE, KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...
 	out.flag(cmd)
 	w.flags(cmd)
 	cmd.Flags().StringVar(&label, "label", "", "those whose labels meet a selector, such as team=vision")
-	cmd.Flags().BoolVar(&trash, "trash", false, "those in the trash: 'penstock volume undelete' brings them back")
+	cmd.Flags().BoolVar(&trash, "trash", false, "list the volumes in the trash: 'penstock volume undelete' brings them back")
 	return cmd
 }
 
@@ -524,9 +524,9 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "show how much is still to be moved until that is nothing")
-	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the policy; with --immutable, also if mounts can't write back what they hold, which is lost then")
-	cmd.Flags().Var(&events, "events", "make events of what changes, for 'penstock events': on keeps the last 100000, a number so many")
+	cmd.Flags().BoolVar(&wait, "wait", false, "show the number of chunks still to be moved, and wait until it is 0")
+	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the policy; with --immutable, also if mounts can't write back their bytes, which are lost then")
+	cmd.Flags().Var(&events, "events", "record changes as events, for 'penstock events': on keeps the last 100000 events, a number keeps that number")
 	w.flags(cmd)
 	p.add(cmd.Flags())
 	return cmd

@@ -52,7 +52,7 @@ already is no error.`,
 		_, err := s.AttachVolume(ctx, v.ID, args[1], parents)
 		return err
 	})
-	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	cmd.Flags().BoolVar(&parents, "parents", false, "make missing parent directories")
 	return cmd
 }
 
@@ -115,7 +115,7 @@ its bytes are freed. On a terminal the command asks; a script gives --yes.`,
 		return nil
 	})
 	destroying(cmd, &yes)
-	cmd.Flags().BoolVar(&now, "now", false, "free its bytes at once, past the trash")
+	cmd.Flags().BoolVar(&now, "now", false, "free the volume's bytes at once, past the trash")
 	return cmd
 }
 
