@@ -301,7 +301,7 @@ func (v *Volume) fillOnce(ctx context.Context, fn func() error) error {
 	err := v.fill(wait, owner, true)
 	cancel()
 	if meta.KindOf(err) == meta.Interrupted && ctx.Err() == nil {
-		return meta.E("mirror", meta.Busy, v.name, errors.New("whoever fills it does not let go: try again, or stop that process"))
+		return meta.E("mirror", meta.Busy, v.name, errors.New("the process that fills it does not let go: try again, or stop that process"))
 	}
 	if err != nil {
 		return err

@@ -258,7 +258,7 @@ func (s *views) numberOf(k viewKey) (id meta.VolumeID, turn uint32, err error) {
 	if !ok {
 		if most := cmp.Or(s.max, maxViews); len(s.number) >= most {
 			return 0, 0, meta.E("open snapshot", meta.ResourceExceeded, fmt.Sprintf("volume %d generation %d", k.v, k.at),
-				fmt.Errorf("this client shows %d snapshots; those that were deleted are forgotten a minute after they were used last", most))
+				fmt.Errorf("this client shows %d snapshots; it forgets a deleted snapshot a minute after the last use", most))
 		}
 		id = s.find(k)
 		if n := s.all[id]; n != nil {

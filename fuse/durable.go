@@ -59,7 +59,7 @@ func (a *abandonment) tell() {
 }
 
 // errAbandoned ends a wait for bytes that an operator gave up.
-var errAbandoned = errors.New("an operator gave up what was not durable")
+var errAbandoned = errors.New("an operator gave up the bytes that were not durable")
 
 // allVolumes returns the volumes opened by the mount, and the volumes to which the client put
 // back a predecessor's bytes.

@@ -384,7 +384,7 @@ func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
 	}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return "", meta.E("mount", meta.Busy, dir, errors.New("what is mounted there does not answer; clear it with umount -f -l"))
+		return "", meta.E("mount", meta.Busy, dir, errors.New("the present mount there does not answer; clear it with umount -f -l"))
 	case errors.Is(err, syscall.ENOENT):
 		return "", meta.E("mount", meta.NotFound, dir, errors.New("the mount point does not exist; make it with mkdir -p"))
 	case err != nil:

@@ -98,9 +98,9 @@ func Remount(dir string, o Options) error {
 	}
 	switch {
 	case slices.Contains(has, optionFrozen) && !o.ReadOnly:
-		return meta.E(op, meta.ReadOnly, at, errors.New("it is a snapshot or an immutable volume, which nobody writes: say ro"))
+		return meta.E(op, meta.ReadOnly, at, errors.New("a snapshot or an immutable volume can't be mounted for writing: say ro"))
 	case o.Private && !slices.Contains(has, optionPrivate), o.AllowOther && slices.Contains(has, optionPrivate):
-		return meta.E(op, meta.Invalid, at, errors.New("who may look into a mount is decided when it is mounted: unmount it before"))
+		return meta.E(op, meta.Invalid, at, errors.New("a remount can't change which users may look into the mount: unmount it first"))
 	case o.NoBlock && kind == typeBlock:
 		return meta.E(op, meta.Invalid, at, errors.New("noblock is decided when it is mounted: unmount it before"))
 	case o.NoOpen && !slices.Contains(has, optionNoOpen), o.Passthrough && slices.Contains(has, optionNoOpen):

@@ -224,7 +224,7 @@ func (s source) find(ctx context.Context, c *penstock.Client, k *Succession, log
 	}
 	if err != nil {
 		return nil, 0, 0, meta.E("take over mount", meta.Busy, h.Dir,
-			fmt.Errorf("what is mounted there was asked for as %s, and this is %s: %w; unmount it first, or say the same", cmp.Or(h.Asked, h.Source), s, err))
+			fmt.Errorf("%s is mounted there, and %s was asked for: %w; unmount it first, or ask for the same", cmp.Or(h.Asked, h.Source), s, err))
 	}
 	return root, id, ino, nil
 }

@@ -234,7 +234,7 @@ func (g *gathering) read(ctx context.Context, src uint32, p []byte, off uint64) 
 		}
 		errs = append(errs, fmt.Errorf("chunk servers %v: %w", place.Servers, err))
 	}
-	return meta.E("gather pieces", meta.Unavailable, c.Chunk.String(), fmt.Errorf("nobody serves %d bytes at %d: %w", len(p), off, errors.Join(errs...)))
+	return meta.E("gather pieces", meta.Unavailable, c.Chunk.String(), fmt.Errorf("no server has the %d bytes at %d: %w", len(p), off, errors.Join(errs...)))
 }
 
 // replicas are the replicas of one source.

@@ -353,7 +353,7 @@ func (s *Server) receiveFrom(ctx context.Context, o meta.Order, st *store.Store,
 			return none, context.Cause(ctx)
 		}
 		if !got {
-			return none, meta.E(op, meta.Unavailable, o.Chunk.String(), fmt.Errorf("nobody serves %d bytes at %d: %w", len(p), at, errors.Join(errs...)))
+			return none, meta.E(op, meta.Unavailable, o.Chunk.String(), fmt.Errorf("no server has the %d bytes at %d: %w", len(p), at, errors.Join(errs...)))
 		}
 		if _, err := in.Write(p); err != nil {
 			return none, err

@@ -47,7 +47,7 @@ func newTicketSeal() cipher.AEAD {
 // ticket makes a ticket for a peer with a certificate.
 func (s *Server) ticket(who peer.Identity, now time.Time) (wire.Answer, error) {
 	if who.Role == "" {
-		return wire.Answer{}, meta.E("give ticket", meta.AccessDenied, who.String(), errors.New("tickets are for those whose certificate is known"))
+		return wire.Answer{}, meta.E("give ticket", meta.AccessDenied, who.String(), errors.New("tickets are for peers with a known certificate"))
 	}
 	end := now.Add(ticketLife)
 	if end.After(who.Expires) {

@@ -598,9 +598,9 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 // differs makes the error for a frame that decodes to wrong bytes or, with err, not at all.
 func differs(at uint64, err error) error {
 	if err == nil {
-		return fmt.Errorf("what was compressed at %d decodes to other bytes", at)
+		return fmt.Errorf("the compressed block at %d decodes to other bytes", at)
 	}
-	return fmt.Errorf("what was compressed at %d can't be decoded: %w", at, err)
+	return fmt.Errorf("the compressed block at %d can't be decoded: %w", at, err)
 }
 
 // isDense reports whether compression would save nothing.

@@ -472,7 +472,7 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 		}
 	}
 	if c.length != keep {
-		return meta.E("recover", meta.Corrupt, c.id.String(), errors.New("synced beyond what was appended"))
+		return meta.E("recover", meta.Corrupt, c.id.String(), errors.New("synced beyond the appended bytes"))
 	}
 	// Blocks that were checked piece by piece count as verified.
 	for b := chunkserver.Blocks(f.base); b < chunkserver.Blocks(good); b++ {

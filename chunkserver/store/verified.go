@@ -237,7 +237,7 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 				if try < 3 {
 					continue
 				}
-				err = meta.E(op, meta.Busy, id.String(), errors.New("somebody else writes to the data file"))
+				err = meta.E(op, meta.Busy, id.String(), errors.New("another process writes to the data file"))
 			}
 		case sealed:
 			s.vouch(id, stamp, upTo)

@@ -83,5 +83,5 @@ func (m *macs) open(header, body []byte) ([]byte, error) {
 			return body[:n], nil
 		}
 	}
-	return nil, meta.E("read frame", meta.AccessDenied, "", errors.New("a frame was not made by who was let in"))
+	return nil, meta.E("read frame", meta.AccessDenied, "", errors.New("a frame was not made by the peer that was let in"))
 }

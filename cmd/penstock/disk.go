@@ -99,7 +99,7 @@ func findDisk(ctx context.Context, c *admin.Client, id string) (diskView, error)
 	}
 	switch len(found) {
 	case 0:
-		return diskView{}, fmt.Errorf("no disk of a connected chunk server has an id that begins with %s; 'penstock disk list' shows those that there are", printable(id))
+		return diskView{}, fmt.Errorf("no disk of a connected chunk server has an id that begins with %s; 'penstock disk list' shows the disks", printable(id))
 	case 1:
 		return found[0], nil
 	}
@@ -257,7 +257,7 @@ func waitEmptied(cmd *cobra.Command, c *admin.Client, d diskView) error {
 		case len(all) == 0:
 			p.show(fmt.Sprintf("chunk server %d is not connected", d.Server))
 		case all[0].State == meta.DiskFailed.String() || all[0].State == meta.DiskRemoved.String():
-			return meta.E("empty disk", meta.IO, d.ID, fmt.Errorf("it can't be read any more (%s): what it held is copied from other servers, see 'penstock cluster status'", all[0].Detail))
+			return meta.E("empty disk", meta.IO, d.ID, fmt.Errorf("it can't be read any more (%s): its replicas are copied from other servers, see 'penstock cluster status'", all[0].Detail))
 		case all[0].State != meta.DiskFailing.String():
 			p.show("the metadata server has not heard of it yet")
 		case all[0].Chunks > 0:

@@ -299,7 +299,7 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 		return meta.E(op, meta.NotPermitted, dir, fmt.Errorf("process %d, which serves it, is of a unit of systemd, which would lose sight of its successor: systemctl reload %s", mounts[0].PID, unit))
 	}
 	if len(start.Args) == 0 {
-		return meta.E(op, meta.NotFound, dir, errors.New("the holder doesn't know how it was mounted; restart whoever serves it"))
+		return meta.E(op, meta.NotFound, dir, errors.New("the holder does not know how it was mounted; restart the mount's process"))
 	}
 	self, err := os.Executable()
 	if err != nil {

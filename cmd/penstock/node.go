@@ -204,7 +204,7 @@ func findNode(ctx context.Context, c *admin.Client, word string) (nodeView, erro
 	}
 	switch len(found) {
 	case 0:
-		return nodeView{}, fmt.Errorf("no chunk server has the number or name %s; 'penstock node list' shows those that there are", printable(word))
+		return nodeView{}, fmt.Errorf("no chunk server has the number or name %s; 'penstock node list' shows the chunk servers", printable(word))
 	case 1:
 		return found[0], nil
 	}

@@ -166,7 +166,7 @@ func newUnpin() *cobra.Command {
 			return w.ofVolume(cmd.Context(), volume, func(c *admin.Client, v *admin.VolumeRef) error {
 				answer, err := c.Snapshots.UnpinSnapshot(cmd.Context(), &admin.UnpinSnapshotRequest{Volume: v, Snapshot: snapshot, Holder: holder})
 				if err == nil && !answer.Released {
-					err = meta.E("unpin snapshot", meta.NotFound, args[0], fmt.Errorf("%s has no pin of it; 'penstock pin list %s' shows those that there are", printable(holder), volume))
+					err = meta.E("unpin snapshot", meta.NotFound, args[0], fmt.Errorf("%s has no pin of it; 'penstock pin list %s' shows the pins", printable(holder), volume))
 				}
 				return err
 			})

@@ -54,7 +54,7 @@ func (w *where) ofVolume(ctx context.Context, name string, fn func(c *admin.Clie
 func adviseSnapshot(err error, volume string) error {
 	switch {
 	case errors.Is(err, meta.NoSuchSnapshot):
-		return fmt.Errorf("%w; 'penstock snapshot list %s' shows those that there are", err, volume)
+		return fmt.Errorf("%w; 'penstock snapshot list %s' shows the snapshots", err, volume)
 	case errors.Is(err, meta.Busy) && strings.Contains(err.Error(), "pinned by"):
 		return fmt.Errorf("%w; 'penstock unpin' releases it", err)
 	case errors.Is(err, meta.Exists):

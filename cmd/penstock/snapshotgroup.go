@@ -112,7 +112,7 @@ func adviseGroup(err error) error {
 		if e, ok := errors.AsType[*meta.Error](err); ok {
 			name = " " + printable(e.Subject)
 		}
-		return fmt.Errorf("there is no group of snapshots%s; 'penstock snapshot group list' shows those that there are", name)
+		return fmt.Errorf("there is no group of snapshots%s; 'penstock snapshot group list' shows the groups", name)
 	}
 	return adviseSnapshot(err, "VOLUME")
 }

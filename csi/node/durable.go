@@ -152,9 +152,9 @@ func (s *Server) durable(ctx context.Context, f folder, path string) error {
 		}
 		switch {
 		case !answered:
-			return meta.E("unstage", meta.Unavailable, path, errors.New("the process that serves the mount does not answer, so nobody knows what is not durable yet; to give that up, kill it"))
+			return meta.E("unstage", meta.Unavailable, path, errors.New("the mount's process does not answer, so the driver can't tell which bytes are not durable yet; to give them up, kill the process"))
 		case len(last) == 0:
-			return meta.E("unstage", meta.Unavailable, path, errors.New("what was written is being made durable"))
+			return meta.E("unstage", meta.Unavailable, path, errors.New("written bytes are still being made durable"))
 		}
 		return waitsFor(path, last)
 	}

@@ -47,7 +47,7 @@ func (s *Server) takeAway(ctx context.Context, path string, dead bool) error {
 		}
 		if err := unix.Unmount(path, flags); err != nil && !errors.Is(err, unix.EINVAL) {
 			if errors.Is(err, unix.EBUSY) {
-				return meta.E("unmount", meta.Busy, path, errors.New("somebody uses it"))
+				return meta.E("unmount", meta.Busy, path, errors.New("a process uses it"))
 			}
 			return meta.E("unmount", meta.IO, path, err)
 		}

@@ -373,10 +373,10 @@ func fill(t string, values map[string]string) (string, error) {
 		}
 		v := values[k]
 		if v == "" {
-			return "", fmt.Errorf("nobody says what {%s} is; start the provisioner with --extra-create-metadata", k)
+			return "", fmt.Errorf("the request has no value for {%s}; start the provisioner with --extra-create-metadata", k)
 		}
 		if len(v) > meta.MaxName || v == "." || v == ".." || strings.IndexFunc(v, outsideName) >= 0 {
-			return "", fmt.Errorf("what {%s} is can't be a name in a path: at most %d letters, digits, dots, dashes, underscores", k, meta.MaxName)
+			return "", fmt.Errorf("the value of {%s} can't be a name in a path: at most %d letters, digits, dots, dashes, underscores", k, meta.MaxName)
 		}
 		at = strings.ReplaceAll(at, "{"+k+"}", v)
 	}

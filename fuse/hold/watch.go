@@ -57,7 +57,7 @@ func (d *Daemon) inspect(m *record) {
 	}
 	for _, t := range slices.Clone(m.waiting) {
 		if now.After(t.until) {
-			d.refuse(m, t, meta.E("take over mount", meta.Busy, m.name, errors.New("who serves it did not go")))
+			d.refuse(m, t, meta.E("take over mount", meta.Busy, m.name, errors.New("the mount's present process did not end")))
 		}
 	}
 	if gone {
@@ -141,14 +141,14 @@ func (d *Daemon) cantEnd(m *record, pid int, now time.Time) bool {
 func (d *Daemon) abortMount(m *record) error {
 	const op = "abort mount"
 	if m.number == 0 {
-		return meta.E(op, meta.NotFound, m.name, errors.New("its number is not known; it ends when nobody has its device open any more"))
+		return meta.E(op, meta.NotFound, m.name, errors.New("the number of its connection is not known; the mount ends when no process has its device open any more"))
 	}
 	f, err := d.openAbort(m.number)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // the mount has ended
 	}
 	if err != nil { // in a pod, without a capability
-		return meta.E(op, meta.IO, m.name, fmt.Errorf("%w; it ends when nobody has its device open any more", err))
+		return meta.E(op, meta.IO, m.name, fmt.Errorf("%w; the mount ends when no process has its device open any more", err))
 	}
 	defer f.Close()
 	if kernel.Ended(int(m.device.Fd())) {

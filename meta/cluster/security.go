@@ -343,7 +343,7 @@ const (
 // Check refuses impossible settings. Errors: Invalid.
 func (s *Settings) Check() error {
 	if s.KeyLife != 0 && s.KeyLife < MinKeyLife {
-		return meta.E("set", meta.Invalid, "key life", fmt.Errorf("%v: what a key signed is in use for up to %v, so it is at least %v", s.KeyLife, capability.MaxLife, MinKeyLife))
+		return meta.E("set", meta.Invalid, "key life", fmt.Errorf("%v: capabilities are in use for up to %v after their key signed them, so it is at least %v", s.KeyLife, capability.MaxLife, MinKeyLife))
 	}
 	if s.ClientRate != 0 && s.ClientRate < MinClientRate {
 		return meta.E("set", meta.Invalid, "client rate", fmt.Errorf("%d operations a second: it is at least %d", s.ClientRate, MinClientRate))

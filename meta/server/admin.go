@@ -111,7 +111,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if o == nil {
 			return s.elsewhere(m.Volume)
 		}
-		ctx, cancel := context.WithTimeoutCause(ctx, handOverWait, errors.New("the journal did not take what was answered in time"))
+		ctx, cancel := context.WithTimeoutCause(ctx, handOverWait, errors.New("the journal did not take all answered operations in time"))
 		defer cancel()
 		return o.handOver(ctx, m.Entry)
 	case wire.AdminTake:

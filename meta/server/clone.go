@@ -60,7 +60,7 @@ func isImplied(name string) bool {
 // clones need.
 func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
 	if names := clonesIn(all, v.ID, 0); len(names) > 0 {
-		return meta.E(op, meta.Busy, v.Name, fmt.Errorf("it has clones that need it: %s; promote or delete those first", strings.Join(names, ", ")))
+		return meta.E(op, meta.Busy, v.Name, fmt.Errorf("it has clones that need it: %s; promote or delete the clones first", strings.Join(names, ", ")))
 	}
 	return nil
 }
@@ -429,7 +429,7 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generat
 		if later {
 			return o.dropSnapshot(ctx, sn)
 		}
-		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; promote or delete those first", strings.Join(names, ", ")))
+		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; promote or delete the clones first", strings.Join(names, ", ")))
 	}
 	return snapshotInfo(sn), err
 }

@@ -900,7 +900,7 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 		}
 		if o.outOfReach(ino) {
 			o.compaction.heldUp = true
-			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away, or can't commit what it wrote, may have cached where they lie"))
+			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away, or can't commit its writes, may have cached their places"))
 		}
 		ch := o.askInBackground(ino, meta.LeaseNone, moveWait)
 		switch {

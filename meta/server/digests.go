@@ -583,7 +583,7 @@ func (o *owner) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64
 		}
 		pl, ok := m.places[e.Chunk]
 		if !ok {
-			return meta.E("digest", meta.Unavailable, o.subject(), fmt.Errorf("nobody says where chunk %v lies", e.Chunk))
+			return meta.E("digest", meta.Unavailable, o.subject(), fmt.Errorf("the place of chunk %v is not known", e.Chunk))
 		}
 		if err := o.srv.cfg.Chunks.ReadAt(ctx, pl, p[lo-off:hi-off], e.ChunkOff+lo-e.Off); err != nil {
 			return err

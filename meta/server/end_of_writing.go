@@ -96,7 +96,7 @@ func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, e
 		return false, false, err
 	}
 	if late.files > 0 && !how.late() {
-		return false, true, meta.E(how.op, meta.Unavailable, o.subject(), fmt.Errorf("what was written is not all in yet: %v: wait until those mounts can write it back, or end them; --force gives it up", late))
+		return false, true, meta.E(how.op, meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v: wait until the mounts can write them back, or end the mounts; --force gives the bytes up", late))
 	}
 	o.mu.Lock()
 	seals, err := o.cutOpenEnds(sealing, b)

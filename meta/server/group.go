@@ -164,7 +164,7 @@ func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
 		err = o.errHold("the time was over")
 	}
 	if err == nil && strict && late.files > 0 {
-		err = meta.E("take group", meta.Unavailable, o.subject(), fmt.Errorf("what was written is not all in yet: %v", late))
+		err = meta.E("take group", meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", late))
 	}
 	if err == nil {
 		goOn, err = o.cutOpenEnds(sealing, h.b)

@@ -188,7 +188,7 @@ func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin,
 // trust returns the Trust for the methods about identities. Errors: NotSupported.
 func (s *Server) trust() (*Trust, error) {
 	if s.cfg.Trust == nil {
-		return nil, meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, so nobody to tell apart; 'penstock cluster init' makes one that has"))
+		return nil, meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, and can't tell clients apart; 'penstock cluster init' makes a cluster with certificates"))
 	}
 	return s.cfg.Trust, nil
 }

@@ -60,7 +60,7 @@ var errRolled = errors.New("the volume is being rolled back")
 
 // errHeld: the places of all data left to copy may be cached by clients that are away, or
 // can't commit their writes.
-var errHeld = errors.New("clients that are away, or can't commit, have cached what is left")
+var errHeld = errors.New("clients that are away, or can't commit, have cached the rest")
 
 // promote begins a promotion, or returns the progress of a promotion under way. rate, unless
 // nil, holds from now on. Errors: Invalid (the rate), Busy (the volume has clones itself).
@@ -89,7 +89,7 @@ func (o *owner) promote(ctx context.Context, rate *uint64) (meta.PromoteStatus, 
 			return meta.PromoteStatus{}, err
 		}
 		if names := clonesIn(all, o.vol, 0); len(names) > 0 {
-			return meta.PromoteStatus{}, meta.E(op, meta.Busy, row.Name, fmt.Errorf("its own clones need its origin, too: %s; promote or delete those first", strings.Join(names, ", ")))
+			return meta.PromoteStatus{}, meta.E(op, meta.Busy, row.Name, fmt.Errorf("its own clones need its origin, too: %s; promote or delete the clones first", strings.Join(names, ", ")))
 		}
 	}
 	if !begun || rate != nil && *rate != row.Origin.Rate {

@@ -63,7 +63,7 @@ func (o *owner) checkReplay(s *session, c *wire.Call) error {
 		return o.replays.check(ino)
 	}
 	if ino != 0 || when != 0 {
-		return meta.E("create", meta.NotPermitted, fmt.Sprintf("inode %d", ino), errors.New("only replays name the number and time of what they make"))
+		return meta.E("create", meta.NotPermitted, fmt.Sprintf("inode %d", ino), errors.New("only replays name the number and time of their new inode"))
 	}
 	return nil
 }

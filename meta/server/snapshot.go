@@ -224,7 +224,7 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 		o.mu.Unlock()
 	}()
 	if err == nil && how.strict && p.late.files > 0 {
-		err = meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("what was written is not all in yet: %v", p.late))
+		err = meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", p.late))
 	}
 	if err == nil {
 		p.seals, err = o.cutOpenEnds(sealing, b)

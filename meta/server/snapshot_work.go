@@ -537,7 +537,7 @@ func (o *owner) endAll() error {
 			return o.flush(o.ctx)
 		}
 		if time.Since(began) > settleFor {
-			return meta.E("roll back", meta.Unavailable, o.subject(), errors.New("what its sessions were writing can't be sealed"))
+			return meta.E("roll back", meta.Unavailable, o.subject(), errors.New("the open chunks of its sessions can't be sealed"))
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):

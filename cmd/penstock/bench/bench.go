@@ -498,4 +498,4 @@ func (s *side) findPIDs(ctx context.Context) error {
 }
 
 // errMismatch marks a difference between the bytes read and the bytes written.
-var errMismatch = errors.New("the bytes read are not those that were written")
+var errMismatch = errors.New("the read bytes are not the written bytes")

@@ -128,7 +128,7 @@ func checkMethod(f protoreflect.FileDescriptor, m protoreflect.MethodDescriptor)
 	case err != nil:
 		return err
 	case roles == 0:
-		return errors.New("it has no (rule) with roles: say who may call it")
+		return errors.New("it has no (rule) with roles: say which roles may call it")
 	case right && !namesVolume(m.Input()):
 		return errors.New("its rule has a right, and its request names no VolumeRef")
 	case options.GetIdempotencyLevel() != descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN:
