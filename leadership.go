@@ -159,6 +159,18 @@ func (l *Leadership) Valid() bool {
 	return l.since == l.v.epoch.Load() && l.v.c.sess.LeaseLeft(l.v.id) > 0
 }
 
+// Write writes all of p at an offset of the file, as Volume.Write does, in the session of the
+// leadership only: a leader that slept while others led the file writes nothing. Errors:
+// SessionExpired, and errors of Volume.Write.
+func (l *Leadership) Write(ctx context.Context, p []byte, off int64) (int, error) {
+	in := l.v.node(l.ino)
+	defer in.put()
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return l.v.writeIn(ctx, nil, in, p, writing{off: off, epoch: l.since})
+}
+
 // Release ends the leadership. What the client wrote before is kept. Release of a leadership
 // that has ended does nothing.
 func (l *Leadership) Release(ctx context.Context) error {

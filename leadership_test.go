@@ -104,6 +104,16 @@ func TestLeaderThatWasCutOff(t *testing.T) {
 	if err := appendTo(t.Context(), va, ino, []byte("latest"), size+4); !errors.Is(err, meta.NotPermitted) {
 		t.Errorf("DATA: an append by the first leader: %v", err)
 	}
+	if err := second.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	// Nobody leads the file, so that a plain write would be taken.
+	if _, err := first.Write(t.Context(), []byte("latest"), size); !errors.Is(err, meta.SessionExpired) {
+		t.Errorf("DATA: the first leader writes in a session that does not lead: %v", err)
+	}
+	if second, err = vb.Leaderships().Lead(t.Context(), ino, LeadOptions{Address: "b:1"}); err != nil {
+		t.Fatal(err)
+	}
 	for _, v := range []*Volume{vb, vc} {
 		if got, want := contents(t, v, ino), append(bytes.Clone(log), "of b"...); !bytes.Equal(got, want) {
 			t.Errorf("DATA: the file has %d bytes, and ends in %q", len(got), got[max(0, len(got)-20):])

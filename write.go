@@ -43,8 +43,8 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 type writing struct {
 	off   int64
 	atEnd bool   // at the end of the file instead
-	page  bool   // the bytes are written back from a mapping (see WritePage),
-	epoch uint64 // of this epoch
+	page  bool   // the bytes are written back from a mapping (see WritePage)
+	epoch uint64 // the bytes are taken in this epoch only; 0: in any, unless page is set
 }
 
 // writeIn buffers p.
@@ -76,6 +76,9 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 			p = p[:min(uint64(len(p)), f.size-uint64(off))]
 		} else if f, err = in.toWrite(ctx); err != nil {
 			return 0, err
+		} else if w.epoch != 0 && (w.epoch != f.epoch || w.epoch != v.epoch.Load()) {
+			in.mu.Unlock()
+			return 0, meta.E("write", meta.SessionExpired, v.subject(in.ino), errors.New("the leadership of the file has ended with its session"))
 		}
 		if !w.page {
 			err = f.toldByWrite()

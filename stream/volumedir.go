@@ -12,14 +12,12 @@ import (
 	"penstock.io/penstock/stream/partition"
 )
 
-// volumeDir is a directory of a volume as a partition.Dir. The inode names the directory, so
-// that a renamed stream keeps working.
+// volumeDir is a directory of a volume. The inode names the directory, so that a renamed stream
+// keeps working.
 type volumeDir struct {
 	v   *penstock.Volume
 	ino meta.Ino
 }
-
-var _ partition.Dir = volumeDir{}
 
 // Modes of what a stream has. The files are read-only for mounts; the library acts as root.
 const (
@@ -93,23 +91,16 @@ func (d volumeDir) makeSub(ctx context.Context, name string) (volumeDir, error) 
 
 const writing = uint32(os.O_RDWR)
 
-func (d volumeDir) Open(ctx context.Context, name string) (partition.File, error) {
+// open opens a file for reading.
+func (d volumeDir) open(ctx context.Context, name string) (partition.File, error) {
 	e, err := d.lookup(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := d.v.Open(ctx, nil, e.Attr.Ino, writing); err != nil {
+	if _, err := d.v.Open(ctx, nil, e.Attr.Ino, 0); err != nil {
 		return nil, err
 	}
 	return &volumeFile{ctx: ctx, v: d.v, ino: e.Attr.Ino}, nil
-}
-
-func (d volumeDir) Create(ctx context.Context, name string) (partition.File, error) {
-	info, err := d.v.CreateOpen(ctx, nil, meta.Create{Parent: d.ino, Name: name, Mode: meta.TypeRegular | fileMode, Excl: true}, writing)
-	if err != nil {
-		return nil, err
-	}
-	return &volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino}, nil
 }
 
 func (d volumeDir) ReadFile(ctx context.Context, name string) ([]byte, error) {
@@ -130,7 +121,7 @@ func (d volumeDir) Replace(ctx context.Context, name string, data []byte) error 
 	if err != nil {
 		return err
 	}
-	f := &volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino}
+	f := &volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino, flags: writing}
 	_, err = f.WriteAt(data, 0)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
@@ -147,9 +138,10 @@ func (d volumeDir) Remove(ctx context.Context, name string) error {
 
 // volumeFile is an open file of a volumeDir.
 type volumeFile struct {
-	ctx context.Context
-	v   *penstock.Volume
-	ino meta.Ino
+	ctx   context.Context
+	v     *penstock.Volume
+	ino   meta.Ino
+	flags uint32 // of open(2)
 }
 
 func (f *volumeFile) ReadAt(p []byte, off int64) (int, error) {
@@ -173,6 +165,6 @@ func (f *volumeFile) Sync() error { return f.v.Fsync(f.ctx, f.ino, true) }
 
 func (f *volumeFile) Close() error {
 	err := f.v.Flush(f.ctx, nil, f.ino, 0)
-	f.v.Release(f.ctx, f.ino, writing)
+	f.v.Release(f.ctx, f.ino, f.flags)
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/stream"
 )
 
 // closeTimeout bounds an orderly stop; a second signal ends at once.
@@ -101,6 +102,7 @@ served.`,
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
 	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients, on loopback")
 	f.StringVar(&cfg.Ingest, "ingest", defaultIngest, "address at which the gateway takes records over HTTP, on loopback")
+	f.DurationVar(&cfg.StreamIdle, "stream-idle", stream.DefaultIdle, "how long after its last use the gateway holds a partition; when it holds none, it has no session, and volumes can be rolled back")
 	f.BoolVar(&noGateway, "no-gateway", false, "run no gateway: streams are not served")
 	port.flag(cmd, "DIR/admin.sock")
 	port.openFlag(cmd)

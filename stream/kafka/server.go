@@ -23,8 +23,8 @@ import (
 
 // Config configures a Server. Zero values take the defaults.
 type Config struct {
-	// Host gives the streams. The server calls Host at the first need, again after an
-	// error; a Host must give the same value every time.
+	// Host gives the streams. The server calls Host at each need, because a host is closed
+	// when nobody uses the streams, and another one is opened later.
 	Host    func(ctx context.Context) (*stream.Host, error)
 	Cluster string // id of the cluster
 	Node    int32  // id of the gateway; default 1

@@ -112,7 +112,7 @@ func Open(ctx context.Context, dir partition.Dir, name string) (*Offsets, error)
 }
 
 func (o *Offsets) open() error {
-	f, err := o.dir.Open(o.ctx, o.name)
+	f, err := o.dir.Open(o.ctx, o.name, true)
 	if errors.Is(err, meta.NotFound) {
 		f, err = o.dir.Create(o.ctx, o.name)
 	}

@@ -25,7 +25,7 @@ func (f *oneFile) List(context.Context) ([]partition.Info, error) { return nil, 
 func (f *oneFile) Remove(context.Context, string) error           { return meta.NotSupported }
 func (f *oneFile) Close() error                                   { return nil }
 
-func (f *oneFile) Open(context.Context, string) (partition.File, error) {
+func (f *oneFile) Open(context.Context, string, bool) (partition.File, error) {
 	if !f.exists {
 		return nil, meta.E("open", meta.NotFound, "g", nil)
 	}

@@ -43,7 +43,7 @@ func (l *Log) Append(p []byte) (*Append, error) {
 	case log.OutOfOrder, log.Fenced:
 		return nil, &SequenceError{Verdict: verdict, Producer: b.Producer, Epoch: b.Epoch, Sequence: b.Sequence}
 	}
-	b.Assign(p, l.next, l.lead.Epoch())
+	b.Assign(p, l.next, l.epoch)
 	l.arrived.Add(&b, l.cfg.Now().UnixMilli())
 	l.next = b.Next()
 	l.pending = append(l.pending, arrival{batch: b, bytes: p})
@@ -152,7 +152,7 @@ func (l *Log) takeLocked() []arrival {
 func (l *Log) commit(p []byte) error {
 	select {
 	case <-l.lead.Done():
-		return l.fail("append", meta.Fenced, fmt.Errorf("the leadership of epoch %d has ended", l.lead.Epoch()))
+		return l.over()
 	default:
 	}
 	l.mu.Lock()

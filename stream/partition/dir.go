@@ -8,6 +8,7 @@
 //	00000000000000004711.seg   only the last segment grows
 //	producers                  state of the producers where the last segment begins
 //	epochs                     the leaders so far, and the offset where each leader began
+//	leader                     an empty file, which the leader of the partition leads
 //
 // An append is acknowledged when the segment was synced. All batches arriving during a
 // sync are written and synced together by the next sync: many producers share a sync.
@@ -27,9 +28,10 @@ import (
 type Dir interface {
 	// List returns the files, in any order.
 	List(ctx context.Context) ([]Info, error)
-	// Open opens a file for reading and writing.
-	Open(ctx context.Context, name string) (File, error)
-	// Create makes an empty file. File.Sync makes the name durable, too.
+	// Open opens a file for reading; with write, for writing, too: nobody else can then write
+	// to the file any more.
+	Open(ctx context.Context, name string, write bool) (File, error)
+	// Create makes an empty file for writing, as Open. File.Sync makes the name durable, too.
 	Create(ctx context.Context, name string) (File, error)
 	// ReadFile reads a whole small file.
 	ReadFile(ctx context.Context, name string) ([]byte, error)

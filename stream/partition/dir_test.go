@@ -75,7 +75,7 @@ func (d *memDir) List(context.Context) (l []Info, err error) {
 	return l, nil
 }
 
-func (d *memDir) Open(_ context.Context, name string) (File, error) {
+func (d *memDir) Open(_ context.Context, name string, _ bool) (File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f := d.files[name]

@@ -16,6 +16,7 @@ import (
 // Config configures a Log. Zero values take the defaults.
 type Config struct {
 	Name         string        // of the partition, for errors and the program's log
+	Volume       uint64        // number of the volume that counts the leaderships
 	SegmentBytes int64         // a segment of the size is followed by the next; default 64 MiB
 	SegmentAge   time.Duration // a segment of the age is followed by the next; default 24 h
 	MaxBatch     int           // bytes of a batch; default DefaultMaxBatch
@@ -69,9 +70,13 @@ type Log struct {
 	dir  Dir
 	cfg  Config
 	lead Leadership
-	ctx  context.Context // of the files; ends with Close
-	stop context.CancelFunc
-	wg   sync.WaitGroup // of the flushing goroutine
+	// epoch is Kafka's number of the leadership.
+	epoch   int32
+	ctx     context.Context // of the files; ends with Close
+	stop    context.CancelFunc
+	closing chan struct{}  // closed by Close
+	once    sync.Once      // closes closing
+	wg      sync.WaitGroup // of the goroutines that flush, and that wait for the leadership's end
 
 	// loading is held while older segments are scanned or removed. Order: loading, mu.
 	loading sync.Mutex
@@ -96,7 +101,7 @@ type arrival struct {
 }
 
 // Epoch returns the epoch of the log's leader.
-func (l *Log) Epoch() int32 { return l.lead.Epoch() }
+func (l *Log) Epoch() int32 { return l.epoch }
 
 // Bounds returns the offset of the first record, and the high watermark: the offset after the
 // last durable record.
@@ -138,6 +143,13 @@ func (l *Log) Err() error {
 	return l.err
 }
 
+// Watched reports that somebody watches the log.
+func (l *Log) Watched() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.watchers) > 0
+}
+
 // Watch sends to a channel, without waiting, whenever the high watermark has grown or the log
 // has failed, until cancel is called.
 func (l *Log) Watch(to chan<- struct{}) (cancel func()) {
@@ -171,6 +183,7 @@ func (l *Log) Close() error {
 	l.mu.Lock()
 	l.failLocked(l.fail("close", meta.Unavailable, errClosed))
 	l.mu.Unlock()
+	l.once.Do(func() { close(l.closing) })
 	l.wg.Wait()
 	l.loading.Lock()
 	defer l.loading.Unlock()

@@ -45,11 +45,11 @@ func open(t *testing.T, dir Dir, cfg Config) *Log {
 func tryOpen(t *testing.T, dir Dir, cfg Config) (*Log, error) {
 	t.Helper()
 	cfg.Name, cfg.Logger = "test", slog.New(slog.DiscardHandler)
-	lead, err := Alone(t.Context(), dir)
+	led, err := readLeaders(t.Context(), dir)
 	if err != nil {
 		return nil, err
 	}
-	return Open(t.Context(), dir, cfg, lead)
+	return Open(t.Context(), dir, cfg, &leadership{epoch: uint64(led.list.last() + 1)})
 }
 
 // batch makes a batch of records with the given values, at a time.
@@ -248,12 +248,100 @@ func TestLeadership(t *testing.T) {
 }
 
 type leadership struct {
-	epoch int32
+	epoch uint64
 	done  chan struct{}
 }
 
-func (l *leadership) Epoch() int32          { return l.epoch }
+func (l *leadership) Epoch() uint64         { return l.epoch }
 func (l *leadership) Done() <-chan struct{} { return l.done }
+func (l *leadership) Valid() bool           { return true }
+
+// TestLostLeadership: who waits for records or for a sync learns that the leadership has ended.
+func TestLostLeadership(t *testing.T) {
+	dir := newMemDir()
+	lead := &leadership{epoch: 5, done: make(chan struct{})}
+	l, err := Open(t.Context(), dir, Config{}, lead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	notice := make(chan struct{}, 1)
+	defer l.Watch(notice)()
+	close(lead.done)
+	<-notice
+	if err := l.Err(); !errors.Is(err, meta.Fenced) {
+		t.Errorf("DATA: a log without a leadership: %v", err)
+	}
+}
+
+// TestEpochNumbers: Kafka's epochs grow with the counter of a volume, over a rollback that takes
+// the file back, and in a volume into which the files were copied.
+func TestEpochNumbers(t *testing.T) {
+	var led leaders
+	add := func(l leaders, volume, count uint64, end int64) (leaders, int32) {
+		t.Helper()
+		again, err := decodeLeaders(l.encode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		epoch, err := again.number(volume, count)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again.list = again.list.begin(epoch, end)
+		return again, epoch
+	}
+	led, _ = add(led, 1, 1, 0)
+	snapshot, first := add(led, 1, 3, 10)
+	later, second := add(snapshot, 1, 9, 20)
+	rolled, third := add(snapshot, 1, 10, 15)
+	if first != 3 || second != 9 || third != 10 {
+		t.Errorf("DATA: epochs %d, %d, %d", first, second, third)
+	}
+	if epoch, end := rolled.list.end(second, 30); epoch != first || end != 15 {
+		t.Errorf("DATA: the undone epoch %d has become epoch %d, which ends at %d", second, epoch, end)
+	}
+	if _, err := later.number(1, 9); !errors.Is(err, meta.Fenced) {
+		t.Errorf("DATA: the same count again: %v", err)
+	}
+	// A clone counts from 1 on, also after it was rolled back to its first state.
+	clone, fourth := add(later, 2, 1, 30)
+	_, fifth := add(clone, 2, 2, 40)
+	_, sixth := add(later, 2, 3, 30)
+	if fourth != 10 || fifth != 11 || sixth != 12 {
+		t.Errorf("DATA: epochs %d, %d, %d in the clone", fourth, fifth, sixth)
+	}
+	if _, err := led.number(1, 1<<31); !errors.Is(err, meta.ResourceExceeded) {
+		t.Errorf("a count beyond Kafka's epochs: %v", err)
+	}
+}
+
+// TestEmptySegments: a segment that a leader began, and to which it appended nothing, is removed.
+func TestEmptySegments(t *testing.T) {
+	dir := newMemDir()
+	l := open(t, dir, Config{})
+	for i := range 3 {
+		if _, err := appendAll(l, batch(log.NoProducer, 0, 1, fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, first := range []int64{2, 3} { // of leaders that were late, and in time
+		if _, err := dir.Create(t.Context(), segmentName(first)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l = open(t, dir, Config{})
+	defer l.Close()
+	if base, err := appendAll(l, batch(log.NoProducer, 0, 1, "3")); base != 3 || err != nil {
+		t.Fatalf("DATA: the next record is at %d, %v", base, err)
+	}
+	if start, all := values(t, l, 1000); start != 0 || fmt.Sprint(all) != "[0 1 2 3]" {
+		t.Errorf("DATA: %v from %d on", all, start)
+	}
+}
 
 // TestRetention removes whole segments by time and by size, and empties an idle partition.
 func TestRetention(t *testing.T) {
@@ -450,14 +538,14 @@ func TestManyProducers(t *testing.T) {
 }
 
 func FuzzEpochs(f *testing.F) {
-	f.Add(epochs{{0, 0}, {3, 17}}.encode())
+	f.Add((&leaders{7, 2, epochs{{0, 0}, {3, 17}}}).encode())
 	f.Add([]byte(`{"version":2}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		l, err := decodeEpochs(b)
+		l, err := decodeLeaders(b)
 		if err != nil {
 			return
 		}
-		again, err := decodeEpochs(l.encode())
+		again, err := decodeLeaders(l.encode())
 		if err != nil || fmt.Sprint(again) != fmt.Sprint(l) {
 			t.Errorf("%v becomes %v, %v", l, again, err)
 		}

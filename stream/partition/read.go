@@ -116,7 +116,7 @@ func (l *Log) load(s *segment) error {
 	case gone:
 		return l.fail("read", meta.Range, fmt.Errorf("segment %s was removed by retention", segmentName(s.First)))
 	}
-	f, err := l.dir.Open(l.ctx, segmentName(s.First))
+	f, err := l.dir.Open(l.ctx, segmentName(s.First), false)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sort"
 
 	"penstock.io/penstock/meta"
@@ -19,20 +20,38 @@ func Open(ctx context.Context, dir Dir, cfg Config, lead Leadership) (*Log, erro
 	cfg.defaults()
 	l := &Log{dir: dir, cfg: cfg, lead: lead}
 	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
+	l.closing = make(chan struct{})
 	if err := l.recover(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
+	l.wg.Go(l.untilOver)
 	return l, nil
+}
+
+// untilOver ends the appends, and wakes everybody who waits, when the leadership ends.
+func (l *Log) untilOver() {
+	select {
+	case <-l.closing:
+	case <-l.lead.Done():
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.failLocked(l.over())
+	}
+}
+
+// over is the error of a log whose leadership has ended.
+func (l *Log) over() error {
+	return l.fail("append", meta.Fenced, fmt.Errorf("the leadership of epoch %d has ended", l.epoch))
 }
 
 // recover runs before anybody else knows the log.
 func (l *Log) recover(ctx context.Context) error {
-	leaders, err := readEpochs(ctx, l.dir)
+	led, err := readLeaders(ctx, l.dir)
 	if err != nil {
 		return err
 	}
-	if e := l.lead.Epoch(); e <= leaders.last() {
-		return l.fail("open", meta.Fenced, fmt.Errorf("a leader of epoch %d has opened the log, epoch %d is over", leaders.last(), e))
+	if l.epoch, err = led.number(l.cfg.Volume, l.lead.Epoch()); err != nil {
+		return l.fail("open", meta.KindOf(err), err)
 	}
 	if err := l.findSegments(ctx); err != nil {
 		return err
@@ -50,8 +69,9 @@ func (l *Log) recover(ctx context.Context) error {
 		return err
 	}
 	l.arrived, l.next = copied, l.high
-	l.epochs = leaders.begin(l.lead.Epoch(), l.high)
-	return l.dir.Replace(ctx, epochsFile, l.epochs.encode())
+	led.list = led.list.begin(l.epoch, l.high)
+	l.epochs = led.list
+	return l.dir.Replace(ctx, epochsFile, led.encode())
 }
 
 // findSegments lists the segments in order.
@@ -98,19 +118,50 @@ func (l *Log) readProducers(ctx context.Context) (from int64, err error) {
 	return end, nil
 }
 
+// openTail opens the last segment for appends. An empty segment after another one is removed:
+// a leader began the segment and appended nothing.
+func (l *Log) openTail() error {
+	for n := len(l.segments) - 1; n >= 0; n-- {
+		s := l.segments[n]
+		f, err := l.dir.Open(l.ctx, segmentName(s.First), true)
+		if err != nil {
+			return err
+		}
+		s.file = f
+		if n == 0 {
+			return nil
+		}
+		if _, err := f.ReadAt(make([]byte, 1), 0); !errors.Is(err, io.EOF) {
+			return err
+		}
+		s.file = nil
+		l.segments = l.segments[:n]
+		if err := errors.Join(f.Close(), l.dir.Remove(l.ctx, segmentName(s.First))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // scanTail scans the segments with batches at or after an offset, and the last segment in any case.
 func (l *Log) scanTail(from int64) error {
+	if err := l.openTail(); err != nil {
+		return err
+	}
 	now := l.cfg.Now().UnixMilli()
 	for i, s := range l.segments {
 		last := i == len(l.segments)-1
 		if !last && s.Next <= from {
 			continue
 		}
-		f, err := l.dir.Open(l.ctx, segmentName(s.First))
-		if err != nil {
-			return err
+		if !last {
+			f, err := l.dir.Open(l.ctx, segmentName(s.First), false)
+			if err != nil {
+				return err
+			}
+			s.file = f
 		}
-		s.file = f
+		f := s.file
 		found, torn, err := l.scan(f, s.First, func(b *log.Batch) {
 			if b.Base >= from {
 				l.durable.Add(b, now)

@@ -588,3 +588,62 @@ func TestCommands(t *testing.T) {
 		}
 	}
 }
+
+// TestRollback: a gateway that nobody uses has no session, so that its volume can be rolled
+// back. A consumer that has read beyond learns that the log was cut, also when the log has
+// grown again, and a group goes on where the snapshot has it.
+func TestRollback(t *testing.T) {
+	m := newMachine(t, "--stream-idle", "500ms")
+	m.Must("volume", "create", "v", "--attach", "/v")
+	m.Must("stream", "create", "/v/t")
+	produce := func(c *kgo.Client, values ...string) {
+		t.Helper()
+		for _, v := range values {
+			if err := c.ProduceSync(t.Context(), &kgo.Record{Topic: "v.t", Value: []byte(v)}).FirstErr(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// A client refreshes what it knows of topics, which is a use of them, when it wants to.
+	rare := kgo.MetadataMaxAge(time.Hour)
+	p := m.client(rare)
+	produce(p, "0", "1")
+	m.Must("snapshot", "create", "v", "s")
+	produce(p, "2", "3")
+	c := m.client(rare, kgo.MetadataMinAge(10*time.Millisecond), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"v.t": {0: kgo.NewOffset().AtStart()}}))
+	for i, r := range m.poll(c, 4) {
+		if string(r.Value) != strconv.Itoa(i) {
+			t.Fatalf("DATA: record %d is %q", i, r.Value)
+		}
+	}
+	c.PauseFetchTopics("v.t") // its waiting request is a use of the partition
+	m.Until("nobody uses the volume, and it is rolled back", func() error {
+		_, err := m.Ctl("snapshot", "rollback", "v", "s", "--yes")
+		return err
+	})
+	produce(m.client(), "a", "b", "c")
+	c.ResumeFetchTopics("v.t")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var loss *kgo.ErrDataLoss
+	for loss == nil {
+		f := c.PollFetches(ctx)
+		if err := f.Err0(); err != nil && ctx.Err() != nil {
+			t.Fatal("DATA: the consumer hears nothing of the cut log:", err)
+		}
+		f.EachRecord(func(r *kgo.Record) {
+			if loss == nil {
+				t.Errorf("DATA: record %d is %q, and the consumer knows of no cut", r.Offset, r.Value)
+			}
+		})
+		f.EachError(func(_ string, _ int32, err error) { errors.As(err, &loss) })
+	}
+	if loss.ResetTo != 2 {
+		t.Errorf("DATA: the log was cut at offset 2: %v", loss)
+	}
+	for i, r := range m.consume("v.t", 0, 5) {
+		if want := []string{"0", "1", "a", "b", "c"}[i]; string(r.Value) != want || r.Offset != int64(i) {
+			t.Errorf("DATA: record %d is %q at %d", i, r.Value, r.Offset)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,11 +32,15 @@ type GatewayConfig struct {
 	// message in the log.
 	KafkaOptional  bool
 	IngestOptional bool
-	Logger         *slog.Logger
+	// Idle is how long the gateway leads a partition, and keeps a session with the cluster,
+	// after the last use; 0: stream.DefaultIdle.
+	Idle   time.Duration
+	Logger *slog.Logger
 }
 
-// Gateway is a running gateway. It connects to the cluster when a request needs a stream
-// first, so that a gateway that nobody uses holds no session.
+// Gateway is a running gateway. It connects to the cluster when a request needs a stream, and
+// ends the session when it leads nothing any more: a gateway that nobody uses holds no session,
+// which would keep volumes from being rolled back.
 type Gateway struct {
 	Kafka  string // address of the Kafka server; "": none
 	Ingest string // address of the HTTP server for appends; "": none
@@ -47,9 +52,11 @@ type Gateway struct {
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu     sync.Mutex // held while the client connects
+	mu     sync.Mutex // held while the client connects and disconnects
 	client *penstock.Client
 	host   *stream.Host
+	end    context.CancelFunc // of host.Run
+	ran    chan struct{}      // closed when host.Run has ended
 }
 
 // StartGateway starts a gateway; nil if no server has an address, or no address is free and all
@@ -71,6 +78,7 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	}
 	g := &Gateway{cfg: cfg}
 	g.ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
+	g.wg.Go(g.disconnectIdle)
 	if kl != nil {
 		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Cluster: cfg.Cluster, Logger: cfg.Logger})
 		g.serve("kafka", g.kafka.Serve, kl)
@@ -141,10 +149,46 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close(dial))
 	}
-	g.client, g.host = c, stream.NewHost(c, root, g.cfg.Logger)
-	host := g.host
-	g.wg.Go(func() { host.Run(g.ctx) })
-	return g.host, nil
+	host := stream.NewHost(c, root, g.cfg.Logger)
+	host.Address, host.Idle = cmp.Or(g.Kafka, g.Ingest), cmp.Or(g.cfg.Idle, host.Idle)
+	g.client, g.host, g.ran = c, host, make(chan struct{})
+	var run context.Context
+	run, g.end = context.WithCancel(g.ctx)
+	ran := g.ran
+	g.wg.Go(func() {
+		defer close(ran)
+		host.Run(run)
+	})
+	return host, nil
+}
+
+// disconnectIdle ends the session whenever the gateway leads nothing, until the gateway stops.
+func (g *Gateway) disconnectIdle() {
+	for {
+		select {
+		case <-time.After(cmp.Or(g.cfg.Idle, stream.DefaultIdle) / 4):
+		case <-g.ctx.Done():
+			return
+		}
+		g.mu.Lock()
+		if g.host != nil && g.host.CloseIdle() {
+			if err := g.disconnect(context.WithoutCancel(g.ctx)); err != nil {
+				g.cfg.Logger.Warn("the session of an unused gateway could not be ended; it expires", "error", err)
+			}
+		}
+		g.mu.Unlock()
+	}
+}
+
+// disconnect closes the streams and ends the session. The caller holds mu.
+func (g *Gateway) disconnect(ctx context.Context) error {
+	g.end()
+	<-g.ran
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	err := errors.Join(g.host.Close(), g.client.Close(ctx))
+	g.client, g.host = nil, nil
+	return err
 }
 
 // Close ends the connections, then the streams, then the session. What was acknowledged is
@@ -163,5 +207,5 @@ func (g *Gateway) Close(ctx context.Context) error {
 	if g.client == nil {
 		return nil
 	}
-	return errors.Join(g.host.Close(), g.client.Close(ctx))
+	return g.disconnect(ctx)
 }

@@ -36,7 +36,9 @@ type Config struct {
 	// Ingest and IngestOptional are the same for appends over HTTP.
 	Ingest         string
 	IngestOptional bool
-	Unsafe         Unsafe
+	// StreamIdle is how long the gateway leads an unused partition; 0: stream.DefaultIdle.
+	StreamIdle time.Duration
+	Unsafe     Unsafe
 }
 
 // Unsafe switches safety mechanisms off. Only 'make controls' sets Unsafe, to prove that the
@@ -193,7 +195,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	s.Gateway, err = StartGateway(ctx, GatewayConfig{
 		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Logger: cfg.Logger,
-		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional,
+		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Idle: cfg.StreamIdle,
 	})
 	if err != nil {
 		return s, err

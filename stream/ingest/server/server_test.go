@@ -51,7 +51,9 @@ func (d *memDir) file(name string) (*memFile, error) {
 	return nil, meta.E("open", meta.NotFound, name, nil)
 }
 
-func (d *memDir) Open(_ context.Context, name string) (partition.File, error) { return d.file(name) }
+func (d *memDir) Open(_ context.Context, name string, _ bool) (partition.File, error) {
+	return d.file(name)
+}
 
 func (d *memDir) Create(_ context.Context, name string) (partition.File, error) {
 	d.mu.Lock()
@@ -125,7 +127,9 @@ type rig struct {
 	url    string
 	addr   string
 	dirs   []*memDir
-	ended  chan struct{} // closed when Serve has returned
+	// leaders counts the leaderships of all partitions.
+	leaders int
+	ended   chan struct{} // closed when Serve has returned
 
 	mu   sync.Mutex
 	logs []*partition.Log
@@ -186,13 +190,18 @@ func (r *rig) partition(ctx context.Context, n int32) (*partition.Log, error) {
 		}
 		_ = l.Close() // it has failed
 	}
-	lead, err := partition.Alone(ctx, r.dirs[n])
-	if err != nil {
-		return nil, err
-	}
-	r.logs[n], err = partition.Open(ctx, r.dirs[n], partition.Config{Logger: r.server.cfg.Logger}, lead)
+	r.leaders++
+	var err error
+	r.logs[n], err = partition.Open(ctx, r.dirs[n], partition.Config{Logger: r.server.cfg.Logger}, leader(r.leaders))
 	return r.logs[n], err
 }
+
+// leader is the leadership of the only process, in an epoch.
+type leader uint64
+
+func (l leader) Epoch() uint64       { return uint64(l) }
+func (leader) Done() <-chan struct{} { return nil }
+func (leader) Valid() bool           { return true }
 
 // values returns the values in a partition.
 func (r *rig) values(n int32) (all []string) {
