@@ -13,17 +13,17 @@ func newClusterBackup() *cobra.Command {
 	var logs logFlags
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
-		Short: "Keep what etcd holds of the cluster in a file",
-		Long: `Writes the cluster's records and every volume's journal, as they are at one
-moment, into FILE, which 'penstock cluster restore --from FILE' takes if etcd is lost.
-It is not in the way of anybody, and takes moments. What files consist of is
-not in it: that, and the checkpoints of volumes, are on the chunk servers.
+		Short: "Save the cluster's records and journals from etcd in a file",
+		Long: `Writes the cluster's records and every volume's journal, as of one moment, into FILE.
+If etcd is lost, 'penstock cluster restore --from FILE' reads the file. The command
+takes moments and disturbs no client. FILE does not have the contents of files: the
+chunk servers have them, and the checkpoints of volumes.
 
-FILE HOLDS SECRETS: the keys that capabilities are signed with, and the certificate
-authority, sealed. Only its owner may read it (mode 0600): keep it as you keep the
-credentials of a metadata server, and beside copies of their cluster.key.
+FILE HOLDS SECRETS: the keys that sign capabilities, and the sealed certificate
+authority. Only its owner may read it (mode 0600). Keep FILE as carefully as the
+credentials of a metadata server, and together with copies of their cluster.key.
 
-It speaks to etcd itself: run it where a metadata server runs.`,
+The command connects to etcd itself: run it on the machine of a metadata server.`,
 		Example: `  penstock cluster backup /var/backups/penstock.backup --etcd https://10.0.0.1:2379 \
       --etcd-ca /etc/penstock/etcd-ca.pem --etcd-cert /etc/penstock/etcd.pem --etcd-key /etc/penstock/etcd.key
   penstock cluster backup /var/backups/penstock.backup --dir /srv/penstock`,

@@ -18,7 +18,7 @@ import (
 func newChunk() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "chunk",
-		Short: "List the chunks that are lost, and accept that they are",
+		Short: "List lost chunks, and accept their loss",
 		Long: `A chunk is lost while none of its replicas can serve it. Files with bytes there give
 EIO when these are read. If one of its servers or disks comes back with a good
 replica, so do the bytes. When none will ever, accept the loss:
@@ -115,16 +115,17 @@ func newChunkLost() *cobra.Command {
 	var only []string
 	cmd := &cobra.Command{
 		Use:   "lost",
-		Short: "List the chunks of which no good replica is left, with the files that they are of",
-		Long: `Lists the chunks of which no good replica can be reached, each with the files,
-by their paths in the volume, that have bytes in it. States:
+		Short: "List the chunks without a good replica, with their files",
+		Long: `Lists the chunks without a reachable good replica. For each chunk the list has the
+files with bytes in the chunk, by their paths in the volume. States:
 
-  waits     a node or disk that may have it is out of reach and was not given up
-  damaged   replicas are left that serve only what matches its checksums
-  short     it was being written, and what its nodes have ends before what its
-            writer was told is safe
-  lost      nobody has it any more
-  accepted  that was accepted ('penstock chunk accept-loss')`,
+  waits     a node or disk that may have a replica is out of reach, and was not given up
+  damaged   only damaged replicas are left; they serve the bytes that match their
+            checksums
+  short     the chunk was being written, and its replicas end before the bytes that
+            its writer synced
+  lost      no node has a replica any more
+  accepted  an administrator accepted the loss ('penstock chunk accept-loss')`,
 		Example: `  penstock chunk lost
   penstock chunk lost --volume datasets --output json`,
 		Args: cobra.NoArgs,
@@ -152,11 +153,10 @@ func newChunkAcceptLoss() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accept-loss [CHUNK...]",
 		Short: "Accept that chunks are lost for good",
-		Long: `Records that chunks of which no good replica is left are lost for good: all that
-'penstock chunk lost' shows as lost or short, with --all, or those that are named. It cannot be
-taken back: a replica that turns up later is deleted. Chunks whose nodes or disks may
-come back are refused; so are, without --damaged, those of which damaged
-replicas still serve a part.`,
+		Long: `Records that chunks are lost for good: the named chunks or, with --all, all chunks that
+'penstock chunk lost' shows as lost or short. This can't be undone: a replica that
+turns up later is deleted. The command refuses chunks whose nodes or disks may come
+back and, without --damaged, chunks of which damaged replicas still serve a part.`,
 		Example: `  penstock chunk accept-loss --all --volume datasets --yes
   penstock chunk accept-loss 00000003000000010000000000000007 --damaged --yes`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -215,11 +215,11 @@ func unsyncedTable(t *table, l []unsyncedView) {
 func newClient() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "client",
-		Short: "Look at what mounts of this machine wrote and is not durable, and give it up",
-		Long: `What programs wrote through a mount and did not sync is durable a second later, as
-long as chunk servers take it. While they are away it waits in the mount's process, and
-so does whoever unmounts: umount(8), NodeUnstageVolume of the CSI driver, a signal.
-Only 'penstock client abandon' gives it up.`,
+		Short: "List or give up bytes of this machine's mounts that are not durable",
+		Long: `Bytes that a program wrote through a mount and did not sync become durable a second
+later, as long as chunk servers take them. While chunk servers are away, the bytes wait
+in the mount's process, and every unmount waits too: umount(8), NodeUnstageVolume of
+the CSI driver, a signal. Only 'penstock client abandon' gives the bytes up.`,
 		Example: `  penstock client unsynced
   penstock client abandon /mnt/penstock`,
 	}
@@ -232,7 +232,7 @@ func newClientUnsynced() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "unsynced [DIR...]",
-		Short: "List what mounts of this machine wrote and is not durable",
+		Short: "List the bytes of this machine's mounts that are not durable",
 		Example: `  penstock client unsynced
   penstock client unsynced /mnt/penstock --output json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -250,13 +250,13 @@ func newClientAbandon() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "abandon DIR...",
-		Short: "Give up what was written to mounts and is not durable",
-		Long: `Has the process of each mount, or its holder if nobody serves it, give up what programs
-wrote and is not durable: the bytes are lost for good, files stay as they were synced
-last. Do so only if the servers that are missing will not come back. What is given up is
-listed before, and is an ERROR in the mount's log; penstock_client_lost_bytes_total
-counts it. Whoever has one of the files open gets EIO. A mount that goes on
-is not ended by this; one that waits to end, ends.`,
+		Short: "Give up written bytes of mounts that are not durable",
+		Long: `Makes the process of each mount, or the holder of a mount without a process, give up
+written bytes that are not durable. The bytes are lost for good; the files are then as
+of their last sync. Do so only if the missing servers will not come back. The command
+first lists the bytes; the mount's log has them as an ERROR, and
+penstock_client_lost_bytes_total counts them. A program with one of the files open gets
+EIO. A mount in use goes on; a mount that waits for its end, ends.`,
 		Example: `  penstock client abandon /mnt/penstock
   penstock client abandon /var/lib/kubelet/plugins/kubernetes.io/csi/csi.penstock.io/0123/globalmount --yes`,
 		Args: cobra.MinimumNArgs(1),

@@ -19,10 +19,10 @@ func newClone() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clone",
 		Short: "Make writable copies of volumes that share their data, and list them",
-		Long: `A clone is a volume of its own that begins as a snapshot of another. Making one
-takes a moment whatever the size, and no data is copied: both lie in the same
-chunks until one of them is written. As long as a clone is there, neither the
-snapshot nor the volume that it was made of can be deleted.
+		Long: `A clone is a volume of its own that begins as a snapshot of another volume, its origin.
+Making a clone takes a moment whatever the size, and copies no data: clone and origin
+share chunks until one of the two is written. While the clone exists, neither the
+snapshot nor the origin can be deleted.
 A clone is deleted like any volume: 'penstock volume delete'.`,
 	}
 	cmd.AddCommand(newCloneCreate(), newCloneList())
@@ -95,7 +95,7 @@ func newCloneList() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "list [VOLUME]",
-		Short: "List the clones of a volume, or all, with what they were made of",
+		Short: "List the clones of a volume, or all clones, with their origins",
 		Example: `  penstock clone list
   penstock clone list imagenet --output json`,
 		Args: cobra.MaximumNArgs(1),

@@ -93,10 +93,10 @@ func newClusterJoinToken() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "join-token",
 		Short: "Make a secret that lets a machine join the cluster",
-		Long: `Prints a token for one role. Who has it may join until its time is over or it
-is revoked. The token names the cluster's authority, so that a joiner believes
-nobody else. Without --name each bearer joins under a name that is new; with it
-under that name alone, which may be one whose bearer is to be replaced.`,
+		Long: `Prints a token for one role. Any program with the token may join until the token ends
+or is revoked. The token names the cluster's authority, so that a joining program
+trusts no other cluster. Without --name each bearer joins under a new name. With --name
+the bearer joins under that name alone, also in place of an earlier bearer.`,
 		Example: `  penstock cluster join-token --role chunkserver --ttl 1h
   penstock cluster join-token --list
   penstock cluster join-token --revoke abcdefghij`,
@@ -266,9 +266,9 @@ func newClusterEvict() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "evict ROLE/NAME",
 		Short: "Make an identity's certificates worthless",
-		Long: `Ends the sessions and connections of an identity and refuses it from now on, on
-every metadata server and chunk server within seconds. A token for its name lets it
-in again, with a new certificate: its earlier ones stay worthless.`,
+		Long: `Ends the sessions and connections of an identity, and refuses the identity from now
+on, on every metadata server and chunk server within seconds. A token for the name lets
+the identity in again with a new certificate; its earlier certificates stay refused.`,
 		Example: `  penstock cluster evict client/pod-7`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -294,16 +294,17 @@ func newClusterSet() *cobra.Command {
 		Use:   "set",
 		Short: "Change or show the cluster's settings",
 		Long: `--plain-bulk lets the bytes of files go over plain TCP, on connections that
-tickets open, so that the kernel can send files to sockets by itself. Everything
-else stays encrypted, and so do volumes with the policy encrypt. Who can watch
-the network then reads files, and who can change packets can change them.
+tickets open, so that the kernel can send files to sockets by itself. All other
+traffic stays encrypted, and so do volumes with the policy encrypt. An attacker who can
+watch the network can then read files; an attacker who can change packets can change
+files.
 
---key-life is how long a key signs capabilities before the next one does: 2h at
-least, 24h if nothing else is set. What an older one signed holds until it ends.
+--key-life is how long a key signs capabilities before the next key does: 2h at
+least, 24h by default. Capabilities of an older key stay valid until they end.
 
---client-rate is how many operations a second one client identity may have done by
-one metadata server, all its mounts together (50000 if nothing else is set). Who asks for
-more waits; nothing fails.`,
+--client-rate is the number of operations in a second that a metadata server does for
+one client identity, all its mounts together (50000 by default). Further operations
+wait; none fails.`,
 		Example: `  penstock cluster set --plain-bulk=true
   penstock cluster set --key-life 12h`,
 		Args: cobra.NoArgs,

@@ -57,18 +57,19 @@ func newCSI() *cobra.Command {
 		Use:   "csi",
 		Short: "Serve the Container Storage Interface, for Kubernetes and others",
 		Long: `Serves the Container Storage Interface (CSI) 1.13 on a Unix socket, as the driver
-csi.penstock.io. The controller makes, changes and deletes volumes, and grants nodes
-those that are published to them as long as they are; it needs an administrator's
-credentials. The node part has volumes mounted on its machine, each by a process of
-its own that outlives this one, and binds them to where pods look for them; it needs
-root, and a client's credentials. Where the orchestrator publishes nothing, that
-client needs grants for the volumes. Without --controller and --node both are served.
+csi.penstock.io. The controller makes, changes and deletes volumes, and grants a volume
+to a node as long as the volume is published to the node; it needs an administrator's
+credentials. The node part mounts volumes on its machine and binds them to the paths
+of pods. Each mount has a process of its own, which outlives this process. The node
+part needs root, and a client's credentials. Where the orchestrator does not publish
+volumes, the client needs grants for them. Without --controller and --node both parts
+are served.
 
 As the first process of a container the node part is a supervisor: it starts the
-node agent as its child, and the next one when that ends, whatever ended it, so
-that mounts, whose processes are in the container too, go on. SIGHUP has the agent
-replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
---hold these are durable then, and left to the holder.`,
+node agent as its child, and another agent whenever the agent ends. So mounts, whose
+processes are in the container too, go on. At SIGHUP the supervisor replaces the agent,
+which reads its configuration anew. SIGTERM ends agent and mounts; with --hold the
+mounts' bytes are then durable, and the holder keeps the mounts.`,
 		Example: `  penstock csi --controller --endpoint unix:///csi/csi.sock --cluster meta:7400 --credentials /etc/penstock/admin
   penstock csi --node --node-name "$NODE_NAME" --endpoint unix:///var/lib/kubelet/plugins/csi.penstock.io/csi.sock \
       --registration-dir /var/lib/kubelet/plugins_registry --cluster meta:7400 --credentials /etc/penstock/node`,

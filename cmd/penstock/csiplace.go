@@ -35,18 +35,18 @@ func newCSIPlace() *cobra.Command {
 	var p placeFlags
 	cmd := &cobra.Command{
 		Use:   "place",
-		Short: "Note where a node of Kubernetes stands, by its labels",
-		Long: `Asks Kubernetes for the labels of a node, and writes where it stands into a file
-that 'penstock csi --topology-file' reads. It runs in a pod, before the node agent,
-whose service account may get nodes: the agent then needs no access to Kubernetes,
-and starts while the API server is away.
+		Short: "Write the place of a Kubernetes node, taken from its labels, to a file",
+		Long: `Asks Kubernetes for the labels of a node, and writes the node's place into a file
+that 'penstock csi --topology-file' reads. The command runs in a pod before the node
+agent; the pod's service account may get nodes. So the agent needs no access to
+Kubernetes, and starts while the API server is away.
 
-The labels are named from the widest: of the zone, then of the rack. The values of
-those that the node has, up to the first that it lacks, and its name are the place:
-/ZONE/RACK/NODE. A node that lacks the first has none by its labels; the file says
-"none" then, and the chunk server on the machine says where it stands, if one does.
+--labels names the labels from the widest: the zone's, then the rack's. The place is
+made of the values of these labels, up to the first label that the node lacks, and of
+the node's name: /ZONE/RACK/NODE. If the node lacks the first label, the file says
+"none", and a chunk server on the machine, if there is one, says the place.
 
-If Kubernetes does not answer, a file of before stands.`,
+If Kubernetes does not answer, an earlier file stays as it is.`,
 		Example: `  penstock csi place --node-name "$NODE_NAME" --labels topology.kubernetes.io/zone,example.com/rack \
       --file /var/lib/penstock-csi/topology`,
 		Args: cobra.NoArgs,

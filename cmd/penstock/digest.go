@@ -263,10 +263,9 @@ func newVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify VOLUME@SNAPSHOT",
 		Short: "Read a whole snapshot, and compare it with its recorded digest",
-		Long: `Reads everything in a snapshot, names, attributes and every byte of its files, as a
-mount would, computes its digest anew and compares it with the one that was
-recorded when the snapshot was taken, or with --digest. It fails if they differ,
-or if bytes can't be read.`,
+		Long: `Reads everything in a snapshot as a mount would: names, attributes and every byte of
+every file. Then computes the digest anew, and compares it with the recorded digest of
+the snapshot, or with --digest. Fails if the digests differ, or if bytes can't be read.`,
 		Example: `  penstock verify datasets@v3
   penstock verify datasets@v3 --digest sha256-tree-1:5feceb66...`,
 		Args: cobra.ExactArgs(1),

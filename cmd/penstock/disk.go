@@ -23,19 +23,19 @@ func newDisk() *cobra.Command {
 		Use:   "disk",
 		Short: "List, give up, replace and check the disks of chunk servers",
 		Long: `A chunk server has one or more disks (--disk), each with an identity of its own.
-It remembers which: an empty directory where a disk was before (not mounted), or
-another server's disk, is refused and never changed, and counts as a failed disk
-whose data is copied from other replicas. Disks that return I/O errors, became
-read-only, or do not answer fail by themselves.
+The server remembers its disks: if another disk or an empty directory (a disk that is
+not mounted) is at a disk's path, the server refuses and never changes it, and counts
+the missing disk as failed, whose data is copied from other replicas. A disk that
+returns I/O errors, became read-only, or does not answer fails by itself.
 
 To exchange a disk:
 
-  penstock disk fail DISK --wait   # it takes nothing new, its data is moved elsewhere
-  penstock disk replace DISK       # the server lets go of it: unmount it
+  penstock disk fail DISK --wait   # takes nothing new, its data is moved elsewhere
+  penstock disk replace DISK       # the server closes the disk: unmount it
   penstock disk replace DISK       # once more, with an empty file system mounted there
 
 A disk that failed by itself needs the last two steps only. DISK is the id that
-'penstock disk list' shows, or the beginning of one.`,
+'penstock disk list' shows, or the beginning of the id.`,
 	}
 	cmd.AddCommand(newDiskList(), newDiskFail(), newDiskReplace(), newDiskCheck())
 	return cmd
@@ -283,12 +283,12 @@ func newDiskFail() *cobra.Command {
 	var yes, wait bool
 	cmd := &cobra.Command{
 		Use:   "fail DISK",
-		Short: "Give a disk up: it takes nothing new, its data is moved elsewhere",
-		Long: `Gives a disk up. It takes nothing new; what it holds is served until it was
-copied elsewhere. 'penstock disk replace' puts a new one in its place. It cannot
-be taken back. With --wait the command shows the progress and ends when nothing
-that is needed is left on it; interrupted, it leaves the copying going on. Without
-it, see TO MOVE in 'penstock disk list'.`,
+		Short: "Give a disk up: the disk takes no new data, and its data is moved elsewhere",
+		Long: `Gives a disk up. The disk takes no new data; its replicas are served until they were
+copied elsewhere. 'penstock disk replace' puts a new disk in its place. This can't be
+undone. With --wait the command shows the progress, and ends when the disk has no
+needed data; if the command is interrupted, the copying goes on. Without --wait, see TO
+MOVE in 'penstock disk list'.`,
 		Example: `  penstock disk fail 4f1c09 --yes --wait`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -318,7 +318,7 @@ func newDiskReplace() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "replace DISK",
-		Short: "Let go of a disk that failed or was given up, and take a new one in its place",
+		Short: "Exchange a disk that failed or was given up for a new disk",
 		Long: `Makes the chunk server let go of a disk that failed or was given up, so that it
 can be unmounted. If the directory is empty, it becomes a new disk; else mount
 an empty file system there and run the command again, which fails as long as
@@ -351,14 +351,14 @@ func newDiskCheck() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "check DIR",
-		Short: "Read everything on a disk, and say what is damaged or lost",
-		Long: `Reads a disk of a chunk server that does not run, with decoders of its own, and
-compares everything with its checksums. Nothing is changed. The exit status is 0
-if all is well, 1 if anything is damaged.
+		Short: "Read everything on a disk, and list damaged and lost data",
+		Long: `Reads a disk of a stopped chunk server, with decoders of its own, and compares
+everything with the checksums. The command changes nothing. The exit status is 0 if all
+is well, 1 if anything is damaged.
 
-A disk whose log is damaged is not opened by its server, which goes on with its
-others: what this command counts as sound can be copied from other replicas, and
-the disk be replaced ('penstock disk replace').`,
+A server does not open a disk with a damaged log, and goes on with its other disks.
+Replicas that this command counts as sound can be copied from other replicas, and
+'penstock disk replace' exchanges the disk.`,
 		Example: `  penstock disk check /var/lib/penstock-chunks/chunks`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

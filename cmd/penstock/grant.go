@@ -18,8 +18,8 @@ func newGrant() *cobra.Command {
 	grant := &cobra.Command{
 		Use:   "grant",
 		Short: "Say which clients may use which volumes",
-		Long: `A client may touch only volumes that it was granted. Servers and administrators
-need no grants.`,
+		Long: `A client may use only volumes that were granted to the client. Servers and
+administrators need no grants.`,
 	}
 	grant.AddCommand(newGrantAdd(), newGrantList(), newGrantRevoke())
 	return grant
@@ -32,12 +32,12 @@ func newGrantAdd() *cobra.Command {
 		Use:   "add CLIENT VOLUME",
 		Short: "Let a client use a volume",
 		Long: `CLIENT is the name in a client's certificate, or a pattern: pod-*. VOLUME is a
-volume's name, or "*" for all.
+volume's name, or "*" for all volumes.
 
---users says whose the files are that the client makes: as-is keeps the user ids
-that it sends, root-squash makes root nobody (65534), all-to=UID:GID makes
-everybody that user. It says who owns files; modes are enforced by the client's
-kernel, as on any network file system.`,
+--users chooses the owner of files that the client makes: as-is keeps the user ids
+of the client, root-squash maps root to 65534 (nobody), all-to=UID:GID maps every user
+to that user and group. Only ownership is mapped; the client's kernel enforces modes,
+as on any network file system.`,
 		Example: `  penstock grant add pod-7 datasets --rights read
   penstock grant add 'build-*' scratch --rights write --users all-to=1000:1000`,
 		Args: cobra.ExactArgs(2),
@@ -105,8 +105,9 @@ func newGrantList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the grants",
-		Long: `Those with something in the column FOR end by themselves: csi:HANDLE stands for
-a volume that the CSI driver published to the client, until it is unpublished.`,
+		Long: `A grant with a value in the column FOR ends by itself: csi:HANDLE is the grant of a
+volume that the CSI driver published to the client, and ends when the driver
+unpublishes the volume.`,
 		Example: `  penstock grant list`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -167,9 +168,9 @@ func newGrantRevoke() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke GRANT",
 		Short: "Take a grant back",
-		Long: `GRANT is the number that 'penstock grant list' shows. Within seconds metadata
-servers refuse the client, and what it has open for writing is sealed; what it
-may still read from chunk servers ends within 60 seconds.`,
+		Long: `GRANT is the number in 'penstock grant list'. Within seconds metadata servers refuse
+the client, and the chunks that the client has open for writing are sealed. The
+client's right to read from chunk servers ends within 60 seconds.`,
 		Example: `  penstock grant revoke 3`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

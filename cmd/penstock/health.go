@@ -46,18 +46,18 @@ func newHealth() *cobra.Command {
 	var which judgement
 	cmd := &cobra.Command{
 		Use:   "health",
-		Short: "Say whether all is well, and what to do next if not",
-		Long: `Asks every metadata server, and prints what is wrong with the cluster, the most
-urgent first, each with what to do next: servers that do not answer, nodes that are
-away, disks that failed or are full, chunks without their replicas, volumes near
-their quota, mirrors and followers that are behind, certificates that end soon, etcd's
-size and alarms, and clients that were cut off.
+		Short: "Show the problems of the cluster, and the next steps",
+		Long: `Asks every metadata server, and prints the problems of the cluster, the most urgent
+first, each with the next step: servers that do not answer, nodes that are away, failed
+or full disks, chunks without their replicas, volumes near their quota, mirrors and
+followers that are behind, certificates that end soon, etcd's size and alarms, and
+clients that were cut off.
 
-The exit status is what monitors expect: 0 all is well, 1 a warning, 2 critical (also
-if nobody answers), 3 the command was called wrongly.
+The exit status is the usual status for monitors: 0 all is well, 1 a warning, 2 critical
+(also if no server answers), 3 the command was called wrongly.
 
-With --process it asks one process of this machine, at its --admin address, whether
-it can serve, and nothing else: for probes, where no curl is.`,
+With --process the command asks a single process of this machine, at the process's
+--admin address, whether the process can serve: for probes, where no curl is.`,
 		Example: `  penstock health
   penstock health --json
   penstock health --process unix:/var/lib/penstock-chunks/admin.sock`,

@@ -38,21 +38,22 @@ func newHold() *cobra.Command {
 	)
 	cmd := configurable(&cobra.Command{
 		Use:   "hold --socket PATH",
-		Short: "Hold mounts, so that they outlive the processes that serve them",
-		Long: `Holds what mounts with --hold=PATH need to go on when the process that serves
-them is killed, upgraded or restarted: the connection to the kernel, and memory
-with what was written and is not committed yet. It belongs outside the control
-group and the pod of those processes, and needs no access to the cluster.
+		Short: "Keep mounts alive while their processes are replaced",
+		Long: `Keeps mounts alive (mount --hold=PATH) while their processes are killed, upgraded or
+restarted: the holder has each mount's connection to the kernel, and memory with the
+written bytes that are not committed yet. The holder belongs outside the control group
+and the pod of the mounts' processes, and needs no access to the cluster.
 
-A mount that nobody serves for --patience is given up: who uses it gets errors,
-as without a holder. So it is if all that come end within --settle, or hang
-before they serve.
+If no process serves a mount for --patience, the holder gives the mount up: programs in
+the mount get errors, as without a holder. The same happens if all processes end within
+--settle, or hang before they serve.
 
-It must see the processes that serve: in a pod, with the machine's name space of
+The holder must see the mounts' processes: in a pod, with the machine's name space of
 processes (hostPID).
 
-The holder itself may be restarted: the processes that serve give the next one what
-the last one had. Told to end, it goes on for 25 s at most while nobody serves a mount.`,
+The holder itself may be restarted: the mounts' processes give the next holder all that
+the last holder had. Told to end while a mount has no process, the holder goes on for
+25 s at most.`,
 		Example: `  penstock hold --socket /run/penstock/hold.sock
   penstock hold --socket /run/penstock/hold.sock --list`,
 		Args: cobra.NoArgs,

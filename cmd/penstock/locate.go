@@ -76,11 +76,11 @@ func newLocate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "locate PATH",
 		Short: "Show in which chunks, on which chunk servers, a file's bytes lie",
-		Long: `Shows the extents of a file: which bytes lie in which chunk, and which chunk
-servers hold it; of a chunk with fewer replicas than its volume wants, how many can
-be reached. PATH is a file on a mount of this machine, also one in a
-snapshot; the cluster that is asked must be the one that the mount is of. What was
-written and not yet synced has no place until it is.`,
+		Long: `Shows the extents of a file: each range of bytes with its chunk and the chunk servers
+that have the chunk, and, for a chunk with fewer replicas than the volume wants, the
+number of reachable replicas. PATH is a file on a mount of this machine, also in a
+snapshot; --cluster must be the cluster of the mount. Bytes that were written and not
+yet synced have no place yet.`,
 		Example: `  penstock locate /mnt/penstock/datasets/shard-0001.tar
   penstock locate /mnt/penstock/a.jpg --output json`,
 		Args: cobra.ExactArgs(1),

@@ -557,13 +557,13 @@ func newMirrorResync() *cobra.Command {
 	var back elsewhere
 	cmd := &cobra.Command{
 		Use:   "resync TARGET",
-		Short: "Make a promoted target a mirror again, or its source a mirror of it",
-		Long: `Both volumes have the last complete snapshot, so only what changed is copied. What
-was written since to the volume that becomes the target goes: --discard says that
-it may. Its sessions end.
+		Short: "Make a promoted target a mirror again, or make its source the mirror of the target",
+		Long: `Both volumes have the last complete snapshot, so only later changes are copied. Bytes
+that were written later to the volume that becomes the target are deleted; --discard
+permits that. The sessions in that volume end.
 
-With --reverse the source becomes the mirror of TARGET; its record moves to the
-source's cluster, whose 'penstock up' or 'penstock mirror run' copies, and reaches
+With --reverse the source becomes the mirror of TARGET. The mirror's record moves to the
+source's cluster, whose 'penstock up' or 'penstock mirror run' then copies, and reaches
 the cluster of TARGET at --back-cluster.`,
 		Example: `  penstock mirror resync datasets-rack2 --discard
   penstock mirror resync datasets --reverse --discard --back-cluster meta.west:7400 --back-credentials /etc/penstock/west`,
@@ -649,10 +649,11 @@ func newMirrorRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the mirrors of a cluster",
-		Long: `Copies for all mirrors whose targets are in this cluster, until it is stopped.
-Several may run, on several machines: each mirror is run by one of them, and by
-another one when that ends. It needs a certificate that may administer the targets
-and, for each source in another cluster, one that may administer the source.`,
+		Long: `Copies for all mirrors with a target in this cluster, until the command is stopped.
+Several processes may run, on several machines: a single process runs a mirror at a
+time, and another process takes over when that process ends. The command needs a
+certificate that may administer the targets and, for each source in another cluster, a
+certificate that may administer the source.`,
 		Example: `  penstock mirror run --cluster meta1:7400,meta2:7400 --credentials /etc/penstock/mirror`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

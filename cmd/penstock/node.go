@@ -19,14 +19,14 @@ func newNode() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node",
 		Short: "List, empty and remove chunk servers",
-		Long: `A node is a chunk server that the cluster has seen. To take one away for good:
+		Long: `A node is a chunk server that the cluster has seen. To remove a node for good:
 
-  penstock node drain NODE --wait    # everything on it is copied elsewhere
-  (stop it)
+  penstock node drain NODE --wait    # all its data is copied elsewhere
+  (stop the server)
   penstock node remove NODE
 
-A node that died needs 'penstock node remove NODE' only: what it had is copied
-again from other replicas as soon as it is away for long, removed or not.`,
+A dead node needs 'penstock node remove NODE' only: its data is copied again from other
+replicas once the node has been away for long, removed or not.`,
 	}
 	cmd.AddCommand(newNodeList(), newNodeDrain(), newNodeRemove())
 	return cmd
@@ -217,14 +217,14 @@ func newNodeDrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain NODE",
 		Short: "Copy everything on a chunk server elsewhere, so that it can be stopped",
-		Long: `Has everything on a chunk server copied elsewhere. It takes nothing new and goes
-on to serve meanwhile. With --wait the command shows the progress and ends when
-the server can be stopped; without it, see 'penstock node list'. Interrupted, it
-leaves the drain going on; --cancel takes it back.
+		Long: `Copies everything on a chunk server elsewhere. Meanwhile the server takes no new data,
+and goes on serving its replicas. With --wait the command shows the progress, and ends
+when the server can be stopped; without --wait, see 'penstock node list'. If the command
+is interrupted, the drain goes on; --cancel ends the drain.
 
-Before it begins it says which volumes will have fewer copies of new data, or can't
-be written, with the servers that are left, and asks; a script gives --yes. What
-those volumes have on the server has nowhere to go until another one is there.`,
+First the command lists the volumes that will have fewer copies of new data, or that
+can't be written, on the remaining servers, and asks; a script gives --yes. The data of
+such volumes stays on the server until another server is there.`,
 		Example: `  penstock node drain 3 --wait
   penstock node drain 3 --cancel`,
 		Args: cobra.ExactArgs(1),
@@ -367,9 +367,9 @@ func newNodeRemove() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "remove NODE",
 		Short: "Give a chunk server up for good",
-		Long: `Gives a chunk server up for good: it is not waited for any more, and not let in
-again. It must be empty ('penstock node drain'), or with --force may still hold
-replicas; those that are nowhere else are lost then.`,
+		Long: `Gives a chunk server up for good: the cluster does not wait for the server any more,
+and does not let it in again. The server must be empty ('penstock node drain'). With
+--force it may still have replicas; data without another replica is lost then.`,
 		Example: `  penstock node remove 3 --yes`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

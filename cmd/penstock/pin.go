@@ -150,9 +150,10 @@ func newUnpin() *cobra.Command {
 	var w where
 	var holder string
 	cmd := &cobra.Command{
-		Use:     "unpin VOLUME@SNAPSHOT",
-		Short:   "Release a pin: the snapshot may be deleted, unless others pinned it",
-		Long:    `Releases a holder's pin. Who made it may, and who administers the volume.`,
+		Use:   "unpin VOLUME@SNAPSHOT",
+		Short: "Release a pin: the snapshot may be deleted, unless others pinned it",
+		Long: `Releases a holder's pin. The maker of the pin may do so, and administrators of the
+volume.`,
 		Example: `  penstock unpin datasets@v3 --holder run-42`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

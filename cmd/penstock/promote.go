@@ -25,12 +25,12 @@ func newVolumePromote() *cobra.Command {
 	var rate sizeFlag
 	cmd := &cobra.Command{
 		Use:   "promote NAME",
-		Short: "Copy what a clone shares with its origin, so that it needs that no more",
-		Long: `Copies, from server to server, what a clone still shares with the volume that it
-was cloned from. The clone and its snapshots are used meanwhile. Afterwards the
-origin and its snapshot may be deleted. It goes on in the background when the
-command is interrupted; run again, the command waits on. With --rate it takes its
-time: a bound holds until the command is run with another one.`,
+		Short: "Copy the data that a clone shares with its origin, so that the clone does not need the origin",
+		Long: `Copies the data that a clone still shares with its origin, from server to server. The
+clone and its snapshots stay in use. Afterwards the origin and its snapshot may be
+deleted. If the command is interrupted, the copying goes on in the background; run
+again, the command waits for its end. --rate bounds the copying, until the command is
+run with another --rate.`,
 		Example: `  penstock volume promote experiment-17
   penstock volume promote experiment-17 --rate 100M --detach
   penstock volume promote experiment-17 --rate 0`,

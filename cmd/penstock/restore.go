@@ -20,23 +20,24 @@ func newClusterRestore() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore",
 		Short: "Make a cluster again whose etcd was lost whole",
-		Long: `Rebuilds the cluster's records and every volume from the newest complete
-checkpoint that the chunk servers hold, and writes them into an etcd that holds
-no cluster. Stop every metadata server, leave the chunk servers running, and
-start this where a metadata server ran: with its directory, its --listen and its
-certificates, so that the chunk servers find it.
+		Long: `Rebuilds the cluster's records and every volume from the newest complete checkpoint on
+the chunk servers, and writes them into an etcd that has no cluster. Stop every metadata
+server, leave the chunk servers running, and start this command where a metadata server
+ran: with that server's directory, --listen and certificates, so that the chunk servers
+find it.
 
-With --from FILE, of 'penstock cluster backup', volumes and records come back as they
-were at the backup, or at the checkpoint where that is newer. Never is an older state
-taken where a newer complete one is found.
+With --from FILE, of 'penstock cluster backup', volumes and records come back as of the
+backup, or as of a checkpoint that is newer. The command never takes an older state where
+it finds a newer complete one.
 
-Everything that was done after that is lost: how long ago that was is shown, how many operations it were is not known. Chunks that no
-checkpoint knows are kept on the disks for 14 days. Without --yes it only shows
-what it would do. Clients must mount again.
+All later changes are lost. The command shows how old the restored state is; the number
+of lost operations is not known. Chunks that no checkpoint names stay on the disks for
+14 days. Without --yes the command only shows what it would do. Clients must mount
+again.
 
-An etcd that holds a cluster is refused. If it is an older copy of this one, or is broken, and
-no metadata server runs, --overwrite takes its place: what it held is kept in a file in DIR,
-and is the backup unless --from names another.`,
+The command refuses an etcd that has a cluster. If that is an older copy of this
+cluster, or is broken, and no metadata server runs, --overwrite replaces it: etcd's old
+contents are kept in a file in DIR, and are the backup unless --from names another file.`,
 		Example: `  penstock cluster restore --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12
   penstock cluster restore --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12 --yes
   penstock cluster restore --from /var/backups/penstock.backup --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12 --yes`,

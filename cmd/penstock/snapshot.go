@@ -23,11 +23,11 @@ import (
 func newSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot",
-		Short: "Take, list, delete and compare snapshots of a volume, and go back to one",
-		Long: `A snapshot keeps a volume as it was at one moment. It takes a moment whatever
-the size of the volume, and then holds just what has changed since. Whatever
-write() had returned for is in it and durable; bytes in memory maps are in it as
-far as they were flushed.`,
+		Short: "Take, list, delete and compare snapshots of a volume, and roll back to a snapshot",
+		Long: `A snapshot keeps a volume as of one moment. Taking a snapshot takes a moment whatever
+the size of the volume; afterwards the snapshot keeps only the bytes that have changed
+since. Bytes for which write() had returned are in the snapshot and durable; bytes in
+memory maps are in it as far as they were flushed.`,
 	}
 	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotShow(), newSnapshotUsage(), newSnapshotDelete(), newSnapshotDiff(), newSnapshotRollback(), newSnapshotSchedule(), newSnapshotGroup())
 	return cmd
@@ -69,11 +69,11 @@ func newSnapshotCreate() *cobra.Command {
 	var strict bool
 	cmd := &cobra.Command{
 		Use:   "create VOLUME [NAME]",
-		Short: "Take a snapshot; without a name it is called after the time",
-		Long: `Takes a snapshot; without a name it is called after the time. Clients commit what
-they have buffered first. The files of one that can't within a second are in the
-snapshot as they were synced last, which the command says; with --strict there is no
-snapshot then, and it fails.`,
+		Short: "Take a snapshot; without a name the snapshot is called after the time",
+		Long: `Takes a snapshot. Without a name the snapshot is called after the time. Clients first
+commit their buffered bytes. If a client can't within a second, its files are in the
+snapshot as of their last sync, and the command says so; with --strict the command then
+fails and takes no snapshot.`,
 		Example: `  penstock snapshot create datasets v3
   penstock snapshot create results --strict --output json`,
 		Args: cobra.RangeArgs(1, 2),
@@ -183,7 +183,7 @@ func newSnapshotShow() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "show VOLUME NAME",
-		Short:   "Show one snapshot: its digest, and who pinned it",
+		Short:   "Show one snapshot: its digest and its pins",
 		Example: `  penstock snapshot show datasets v3`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -232,15 +232,15 @@ func newSnapshotUsage() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "usage VOLUME [NAME...]",
-		Short: "Count what snapshots hold, and what deleting some would give back",
-		Long: `Counts to the byte what the snapshots of a volume hold beside the volume as it is
-now. A stored byte counts once, however many snapshots have it, and not if the
-volume still has it. ALONE is what deleting that one snapshot gives back; with names,
-the last line says what deleting all of those gives back, which is more than the sum
-if they share what nobody else has. Bytes are those of files, as a quota counts them:
-before compression, one replica.
+		Short: "Count the bytes that only snapshots keep, and the bytes that deleting some would free",
+		Long: `Counts, to the byte, the data that the snapshots of a volume keep beside the volume as
+it is now. A stored byte counts once, however many snapshots have it, and does not count
+if the volume still has it. ALONE is the number of bytes that deleting the snapshot
+gives back. With names, the last line has the number for deleting all named snapshots;
+the number is more than the sum if they share bytes that no other snapshot has. Bytes
+are bytes of files, as a quota counts them: before compression, one replica.
 
-It looks at everything that changed since the oldest snapshot, which takes some
+The command looks at everything that changed since the oldest snapshot, which takes some
 seconds for a million changes; the volume stays in use. Nothing is changed.`,
 		Example: `  penstock snapshot usage results
   penstock snapshot usage results v1 v2 --output json`,
@@ -282,7 +282,7 @@ func newSnapshotDelete() *cobra.Command {
 	var yes, wait bool
 	cmd := &cobra.Command{
 		Use:   "delete VOLUME NAME...",
-		Short: "Delete snapshots; what they alone hold is freed in the background",
+		Short: "Delete snapshots; their bytes are freed in the background",
 		Long: `Deletes snapshots, for ever: nobody can read them from now on. What they alone
 hold is freed in the background; --wait waits for that. On a terminal the command
 asks; a script gives --yes.`,
@@ -385,10 +385,10 @@ func newSnapshotDiff() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "diff VOLUME FROM [TO]",
-		Short: "List what changed between two snapshots, or since one",
-		Long: `Lists the paths that were added, removed, renamed and changed from one snapshot
-to a later one or, without TO, to the volume as it is committed now. It takes time
-in proportion to what changed. A renamed directory is one line, whatever it holds.`,
+		Short: "List the changes between two snapshots, or since a snapshot",
+		Long: `Lists the paths that were added, removed, renamed and changed from one snapshot to a
+later snapshot or, without TO, to the volume as committed now. The time grows with the
+number of changes. A renamed directory is one line, whatever the size of its tree.`,
 		Example: `  penstock snapshot diff datasets v1 v2
   penstock snapshot diff datasets v2 --output json`,
 		Args: cobra.RangeArgs(2, 3),
@@ -439,12 +439,11 @@ func newSnapshotRollback() *cobra.Command {
 	var yes, force bool
 	cmd := &cobra.Command{
 		Use:   "rollback VOLUME NAME",
-		Short: "Make a volume what a snapshot is; what came later is lost",
-		Long: `Makes a volume again what it was when a snapshot was taken. What was written
-since is lost, unless a later snapshot has it. Nobody may be in the volume; --force
-ends the sessions of those who are: their open files fail, what they had not synced
-is lost. Meanwhile nobody is let in. On a terminal the command asks; a script gives
---yes.`,
+		Short: "Bring a volume back to a snapshot; later changes are lost",
+		Long: `Brings a volume back to the state of a snapshot. Later writes are lost, unless a later
+snapshot has them. No session may be in the volume; --force ends the sessions: their
+open files fail, and their unsynced bytes are lost. No session may enter until the
+rollback is over. On a terminal the command asks; a script gives --yes.`,
 		Example: `  penstock snapshot rollback results before-the-run --yes`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -18,10 +18,11 @@ import (
 func newSnapshotGroup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "group",
-		Short: "Take, list and delete snapshots of several volumes that show one moment",
-		Long: `A group is a snapshot of each of several volumes, of one name and one moment: what
-was written in one volume because of something in another is not in it without
-that. Each is a snapshot of its volume, and used like others. There are all of them, or none.`,
+		Short: "Take, list and delete snapshots of several volumes, of one moment",
+		Long: `A group is a snapshot of each of several volumes, with one name and of one moment: if a
+program wrote in one volume because of a write in another volume, no group has the
+later write without the earlier write. Each is a snapshot of its volume, and used like
+other snapshots. Either all snapshots of a group exist, or none.`,
 	}
 	cmd.AddCommand(newSnapshotGroupCreate(), newSnapshotGroupList(), newSnapshotGroupDelete())
 	return cmd
@@ -191,9 +192,9 @@ func newSnapshotGroupDelete() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete NAME",
 		Short: "Delete the snapshots of a group",
-		Long: `Deletes the snapshots of a group. Those that clones need go with the last of these;
-those that were deleted by themselves are none. On a terminal the command asks; a
-script gives --yes.`,
+		Long: `Deletes the snapshots of a group. A snapshot that a clone needs is deleted with the last
+such clone. A snapshot of the group that is deleted already is no error. On a terminal
+the command asks; a script gives --yes.`,
 		Example: `  penstock snapshot group delete before-the-upgrade --yes`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

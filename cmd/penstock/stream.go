@@ -116,10 +116,10 @@ func newStreamCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create PATH",
 		Short: "Make a stream",
-		Long: `Makes the directory PATH a stream, with the directories above it that are missing.
-Records of one partition have an order; consumers of a group share the partitions.
-The number of partitions can't be changed later. --format is for those who read the
-records; the stream keeps bytes as they came.`,
+		Long: `Makes the directory PATH a stream, and missing parent directories. The records of a
+partition have an order; the consumers of a group share the partitions. The number of
+partitions can't be changed later. --format describes the records for their readers; the
+stream keeps the bytes as they came.`,
 		Example: `  penstock stream create /v/clicks --partitions 4
   penstock stream create /logs/train --retention 7d --format json`,
 		Args: cobra.MatchAll(cobra.ExactArgs(1), func(_ *cobra.Command, args []string) error { return treePath(args[0]) }),

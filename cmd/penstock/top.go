@@ -19,7 +19,7 @@ func newTop() *cobra.Command {
 	var rounds int
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show what the system does now: counters and their rates, again and again",
+		Short: "Show the present activity: counters and their rates, again and again",
 		Example: `  penstock top
   penstock top --interval 5s --rounds 12`,
 		Args: cobra.NoArgs,

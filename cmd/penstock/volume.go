@@ -25,8 +25,8 @@ func newVolume() *cobra.Command {
 		Use:   "volume",
 		Short: "Create, list, show, change, attach, rename and delete volumes",
 		Long: `A volume is a part of the tree with a policy of its own: quota, replicas, how
-its files are sealed and synced. It hangs in the tree where it is attached; a
-mount of the tree shows it there, and it can be mounted by its name alone.`,
+its files are sealed and synced. A volume is attached to a path of the tree; a mount of
+the tree shows the volume there. A volume can also be mounted by its name alone.`,
 	}
 	cmd.AddCommand(newVolumeCreate(), newVolumeList(), newVolumeShow(), newVolumeSet(), newVolumeAttach(), newVolumeDetach(), newVolumeRename(), newVolumeDelete(), newVolumePromote(), newVolumeUndelete())
 	return cmd
@@ -472,7 +472,7 @@ func newVolumeSet() *cobra.Command {
 	var events eventsFlag
 	cmd := &cobra.Command{
 		Use:   "set NAME",
-		Short: "Change a volume's policy; what no flag names stays",
+		Short: "Change a volume's policy; settings without a flag stay",
 		Long: `Changes a volume's policy. Whatever is written after the command has returned lies as
 the policy says, also in files that are open; what lies elsewhere is moved in the
 background while it is read and written, which 'penstock volume show' and --wait

@@ -148,11 +148,10 @@ func newVolumeShow() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "show NAME",
-		Short: "Show one volume: policy, use, snapshots, and where its data lies",
-		Long: `Shows one volume: its policy, what is used of it, what its snapshots hold apart
-from that, on which chunk servers its data lies, and how much of it is still to
-be moved to where the policy wants it. The parts of its last checkpoint count as
-chunks of it.`,
+		Short: "Show one volume: policy, use, snapshots, and the places of its data",
+		Long: `Shows one volume: the policy, the used bytes and files, the bytes that only snapshots
+keep, the chunk servers with the volume's data, and the number of chunks still to be
+moved for the policy. The parts of the last checkpoint count as chunks of the volume.`,
 		Example: `  penstock volume show datasets
   penstock volume show datasets --output yaml`,
 		Args: cobra.ExactArgs(1),

@@ -43,9 +43,9 @@ func newVolumeAttach() *cobra.Command {
 	cmd := onVolume(&cobra.Command{
 		Use:   "attach NAME PATH",
 		Short: "Hang a volume into the tree",
-		Long: `Hangs a volume into the tree: from then on PATH is its root directory, in every
-mount that shows PATH's parent. The last name must be free. That it hangs there
-already is no error.`,
+		Long: `Attaches a volume to the tree: from then on PATH is the volume's root directory, in
+every mount that shows PATH's parent. The last name of PATH must be free. If the volume
+is attached there already, the command succeeds.`,
 		Example: `  penstock volume attach datasets /projects/vision/datasets --parents`,
 		Args:    cobra.MatchAll(cobra.ExactArgs(2), func(_ *cobra.Command, args []string) error { return treePath(args[1]) }),
 	}, func(ctx context.Context, s *client.Session, v client.Volume, args []string) error {
@@ -70,9 +70,10 @@ func newVolumeDetach() *cobra.Command {
 func newVolumeRename() *cobra.Command {
 	return onVolume(&cobra.Command{
 		Use:   "rename NAME NEW",
-		Short: "Give a volume another name; where it hangs stays as it is",
-		Long: `Gives a volume another name. Mounts of it go on; where it hangs in the tree is
-not changed: for that, detach and attach it. Grants are kept by number and stay.`,
+		Short: "Give a volume another name; its path in the tree stays",
+		Long: `Gives a volume another name. Mounts of the volume go on. The volume's path in the tree
+does not change: for that, detach and attach the volume. Grants refer to the volume's
+number, and stay.`,
 		Example: `  penstock volume rename scratch scratch-2026`,
 		Args:    cobra.ExactArgs(2),
 	}, func(ctx context.Context, s *client.Session, v client.Volume, args []string) error {
@@ -87,10 +88,11 @@ func newVolumeDelete() *cobra.Command {
 	cmd = onVolume(&cobra.Command{
 		Use:   "delete NAME",
 		Short: "Delete a volume with everything in it",
-		Long: `Deletes a volume with everything in it. It must be detached first, and nothing
-may be attached in it. For its trash time ('penstock volume set --trash')
-'penstock volume undelete' brings it back as it was; then, or at once with --now,
-its bytes are freed. On a terminal the command asks; a script gives --yes.`,
+		Long: `Deletes a volume with everything in it. The volume must be detached first, and no other
+volume may be attached inside. During the volume's trash time ('penstock volume set
+--trash') 'penstock volume undelete' brings the volume back as it was. After the trash
+time, or at once with --now, the volume's bytes are freed. On a terminal the command
+asks; a script gives --yes.`,
 		Example: `  penstock volume delete scratch --yes
   penstock volume delete scratch --now --yes`,
 		Args: cobra.ExactArgs(1),
@@ -125,10 +127,10 @@ func newVolumeUndelete() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undelete NAME|NUMBER",
 		Short: "Take a volume out of the trash",
-		Long: `Takes a volume out of the trash, as it was when it was deleted. It hangs nowhere
-then. Of several with one name the one that was deleted last is taken; the number
-('penstock volume list --trash') says which. If another volume has the name by
-now, --as gives it a new one.`,
+		Long: `Takes a volume out of the trash, in the state of its deletion. The volume is not
+attached. Of several volumes with one name the command takes the volume that was deleted
+last; a number ('penstock volume list --trash') names any of them. If another volume has
+the name now, --as gives a new name.`,
 		Example: `  penstock volume undelete scratch
   penstock volume undelete 42 --as scratch-old`,
 		Args: cobra.ExactArgs(1),
