@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// The library's own calls of the administrative API: for mirrors, pins, digests, indexes and
-// health. Programs that administer use package meta/admin.
+// The library's own calls of the administrative API: for mirrors, groups, pins, digests, indexes
+// and health. Programs that administer use package meta/admin.
 
 // administration is a client of the administrative API, made at the first call. Only mounts
 // that pin a snapshot, demand a snapshot's digest or use its index need the client.
@@ -181,6 +181,32 @@ func (s session) SnapshotIndex(ctx context.Context, v meta.VolumeID, name string
 	return called(s, func(c *admin.Client) (*admin.SnapshotIndex, error) {
 		return c.Snapshots.GetSnapshotIndex(ctx, &admin.GetSnapshotIndexRequest{Volume: admin.Numbered(v), Snapshot: name})
 	}, func(x *admin.SnapshotIndex) *admin.SnapshotIndex { return x })
+}
+
+func (s session) Groups(ctx context.Context) ([]meta.Group, error) {
+	return called(s, func(c *admin.Client) (*admin.ListGroupsResponse, error) {
+		return c.Groups.ListGroups(ctx, &admin.ListGroupsRequest{})
+	}, (*admin.ListGroupsResponse).Records)
+}
+
+func (s session) Group(ctx context.Context, name string) (meta.Group, error) {
+	return called(s, func(c *admin.Client) (*admin.Group, error) {
+		return c.Groups.GetGroup(ctx, &admin.GetGroupRequest{Group: &admin.GroupRef{Name: name}})
+	}, (*admin.Group).Record)
+}
+
+func (s session) TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error) {
+	return called(s, func(c *admin.Client) (*admin.Group, error) {
+		return c.TakeGroup(ctx, name, volumes, strict)
+	}, (*admin.Group).Record)
+}
+
+func (s session) DeleteGroup(ctx context.Context, name string) error {
+	c, err := s.administration.any()
+	if err != nil {
+		return err
+	}
+	return c.DeleteGroup(ctx, name)
 }
 
 // Mirrors lists the records of mirrors. Errors: AccessDenied, Unavailable.

@@ -10,9 +10,9 @@ import (
 type Group = meta.Group
 
 // groupSession is what a session does about groups; the methods' promises are at
-// meta/client.
+// meta/admin.
 type groupSession interface {
-	Groups(ctx context.Context, v meta.VolumeID) ([]meta.Group, error)
+	Groups(ctx context.Context) ([]meta.Group, error)
 	Group(ctx context.Context, name string) (meta.Group, error)
 	TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error)
 	DeleteGroup(ctx context.Context, name string) error
@@ -57,7 +57,7 @@ func (g Groups) Take(ctx context.Context, name string, strict bool, volumes ...*
 
 // All lists the groups by name, also those that are being taken or were given up: see
 // Group.State. Errors: AccessDenied (the identity is no administrator).
-func (g Groups) All(ctx context.Context) ([]Group, error) { return g.s.Groups(ctx, 0) }
+func (g Groups) All(ctx context.Context) ([]Group, error) { return g.s.Groups(ctx) }
 
 // Find returns the complete group of a name. Errors: NotFound.
 func (g Groups) Find(ctx context.Context, name string) (Group, error) {

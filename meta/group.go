@@ -4,7 +4,7 @@ package meta
 // record decides whether the snapshots are complete. The cluster keeps it under the group's
 // name, which is also the name of each snapshot in its volume.
 type Group struct {
-	Version int    `json:"v"`
+	Version int    `json:"v" pb:"version"`
 	Name    string `json:"name"`
 	// ID is drawn for each attempt, even and not zero: the token of the snapshots.
 	ID    uint64     `json:"id"`

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 )
 
@@ -71,7 +71,7 @@ a second at most, changes in the volumes wait.`,
 		Example: `  penstock snapshot group create before-the-upgrade data index wal`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
+			return w.withAPI(cmd.Context(), func(s *client.Session, api *admin.Client) error {
 				names := map[meta.VolumeID]string{}
 				var ids []meta.VolumeID
 				for _, name := range args[1:] {
@@ -82,10 +82,11 @@ a second at most, changes in the volumes wait.`,
 					names[v.ID] = name
 					ids = append(ids, v.ID)
 				}
-				g, err := s.TakeGroup(cmd.Context(), args[0], ids, strict)
+				taken, err := api.TakeGroup(cmd.Context(), args[0], ids, strict)
 				if err != nil {
 					return adviseGroup(err)
 				}
+				g := taken.Record()
 				a := groupAnswerOf(&g, names)
 				for _, v := range a.Volumes {
 					if v.Unanswered > 0 {
@@ -149,19 +150,16 @@ func newSnapshotGroupList() *cobra.Command {
 		Example: `  penstock snapshot group list`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				var of meta.VolumeID
+			return w.withAPI(cmd.Context(), func(s *client.Session, api *admin.Client) error {
+				q := &admin.ListGroupsRequest{}
 				if len(args) > 0 {
-					v, err := volumeByName(cmd.Context(), s, args[0])
-					if err != nil {
-						return err
-					}
-					of = v.ID
+					q.Volume = admin.Named(args[0])
 				}
-				l, err := s.Groups(cmd.Context(), of)
+				answer, err := api.Groups.ListGroups(cmd.Context(), q)
 				if err != nil {
 					return err
 				}
+				l := answer.Records()
 				names, err := namesOfVolumes(cmd.Context(), s, l)
 				if err != nil {
 					return err
@@ -199,13 +197,13 @@ the command asks; a script gives --yes.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			return w.with(ctx, func(s *client.Session) error {
+			return w.withAPI(ctx, func(s *client.Session, api *admin.Client) error {
 				if !yes {
-					if err := confirmGroup(ctx, cmd, s, args[0]); err != nil {
+					if err := confirmGroup(ctx, cmd, s, api, args[0]); err != nil {
 						return err
 					}
 				}
-				return adviseGroup(s.DeleteGroup(ctx, args[0]))
+				return adviseGroup(api.DeleteGroup(ctx, args[0]))
 			})
 		},
 	}
@@ -215,20 +213,17 @@ the command asks; a script gives --yes.`,
 }
 
 // confirmGroup names the volumes with snapshots of a group, and asks for confirmation.
-func confirmGroup(ctx context.Context, cmd *cobra.Command, s *client.Session, name string) error {
-	l, err := s.Groups(ctx, 0)
+func confirmGroup(ctx context.Context, cmd *cobra.Command, s *client.Session, api *admin.Client, name string) error {
+	record, err := api.Groups.GetGroup(ctx, &admin.GetGroupRequest{Group: &admin.GroupRef{Name: name}})
+	if err != nil {
+		return adviseGroup(err)
+	}
+	l := []meta.Group{record.Record()}
+	names, err := namesOfVolumes(ctx, s, l)
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(l, func(g meta.Group) bool { return g.Name == name })
-	if i < 0 {
-		return adviseGroup(meta.E("delete group", meta.NotFound, name, nil))
-	}
-	names, err := namesOfVolumes(ctx, s, l[i:i+1])
-	if err != nil {
-		return err
-	}
-	g := groupAnswerOf(&l[i], names)
+	g := groupAnswerOf(&l[0], names)
 	var of []string
 	for _, v := range g.Volumes {
 		of = append(of, v.Volume)

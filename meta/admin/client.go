@@ -57,6 +57,7 @@ type Client struct {
 	Events    EventsClient
 	Mirrors   MirrorsClient
 	Clones    ClonesClient
+	Groups    GroupsClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -135,7 +136,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
 	c.Grants, c.Volumes, c.Events = NewGrantsClient(c.conn), NewVolumesClient(c.conn), NewEventsClient(c.conn)
-	c.Mirrors, c.Clones = NewMirrorsClient(c.conn), NewClonesClient(c.conn)
+	c.Mirrors, c.Clones, c.Groups = NewMirrorsClient(c.conn), NewClonesClient(c.conn), NewGroupsClient(c.conn)
 	return c, nil
 }
 

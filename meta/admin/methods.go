@@ -80,21 +80,28 @@ func (m *Method) NameRequest(request proto.Message) {
 }
 
 // VolumesOf returns the volumes named by a request.
-func VolumesOf(request proto.Message) (all []*VolumeRef) {
+func VolumesOf(request proto.Message) []*VolumeRef { return namedBy[*VolumeRef](request) }
+
+// GroupsOf returns the groups of snapshots named by a request.
+func GroupsOf(request proto.Message) []*GroupRef { return namedBy[*GroupRef](request) }
+
+// namedBy returns the references of one kind in a request.
+func namedBy[Ref proto.Message](request proto.Message) (all []Ref) {
+	var kind Ref
 	m := request.ProtoReflect()
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		f := fields.Get(i)
-		if x := f.Message(); x == nil || x.FullName() != "penstock.admin.v1.VolumeRef" || !m.Has(f) {
+		if x := f.Message(); x == nil || x.FullName() != kind.ProtoReflect().Descriptor().FullName() || !m.Has(f) {
 			continue
 		}
 		if !f.IsList() {
-			all = append(all, m.Get(f).Message().Interface().(*VolumeRef))
+			all = append(all, m.Get(f).Message().Interface().(Ref))
 			continue
 		}
 		l := m.Get(f).List()
 		for j := range l.Len() {
-			all = append(all, l.Get(j).Message().Interface().(*VolumeRef))
+			all = append(all, l.Get(j).Message().Interface().(Ref))
 		}
 	}
 	return all

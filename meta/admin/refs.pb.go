@@ -109,6 +109,52 @@ func (*VolumeRef_Id) isVolumeRef_Volume() {}
 
 func (*VolumeRef_Name) isVolumeRef_Volume() {}
 
+// GroupRef names a group of snapshots. A method whose rule has a right asks for it on every
+// volume of the group.
+type GroupRef struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupRef) Reset() {
+	*x = GroupRef{}
+	mi := &file_penstock_admin_v1_refs_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupRef) ProtoMessage() {}
+
+func (x *GroupRef) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_refs_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupRef.ProtoReflect.Descriptor instead.
+func (*GroupRef) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_refs_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GroupRef) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 var File_penstock_admin_v1_refs_proto protoreflect.FileDescriptor
 
 const file_penstock_admin_v1_refs_proto_rawDesc = "" +
@@ -117,7 +163,9 @@ const file_penstock_admin_v1_refs_proto_rawDesc = "" +
 	"\tVolumeRef\x12\x10\n" +
 	"\x02id\x18\x01 \x01(\rH\x00R\x02id\x12\x14\n" +
 	"\x04name\x18\x02 \x01(\tH\x00R\x04nameB\b\n" +
-	"\x06volumeB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
+	"\x06volume\"\x1e\n" +
+	"\bGroupRef\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04nameB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
 
 var (
 	file_penstock_admin_v1_refs_proto_rawDescOnce sync.Once
@@ -131,9 +179,10 @@ func file_penstock_admin_v1_refs_proto_rawDescGZIP() []byte {
 	return file_penstock_admin_v1_refs_proto_rawDescData
 }
 
-var file_penstock_admin_v1_refs_proto_msgTypes = make([]protoimpl.MessageInfo, 1)
+var file_penstock_admin_v1_refs_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
 var file_penstock_admin_v1_refs_proto_goTypes = []any{
 	(*VolumeRef)(nil), // 0: penstock.admin.v1.VolumeRef
+	(*GroupRef)(nil),  // 1: penstock.admin.v1.GroupRef
 }
 var file_penstock_admin_v1_refs_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -158,7 +207,7 @@ func file_penstock_admin_v1_refs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_admin_v1_refs_proto_rawDesc), len(file_penstock_admin_v1_refs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   1,
+			NumMessages:   2,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -145,7 +145,8 @@ type Rule struct {
 	// call everything.
 	Roles []Role `protobuf:"varint,1,rep,packed,name=roles,proto3,enum=penstock.admin.v1.Role" json:"roles,omitempty"`
 	// A client may call it as well, if its grants give it this right on every volume that
-	// the request names, and the request names one. Without a right only roles count.
+	// the request names, and on every volume of a group that the request names, and there is
+	// one. Without a right only roles count.
 	Right         Right `protobuf:"varint,2,opt,name=right,proto3,enum=penstock.admin.v1.Right" json:"right,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

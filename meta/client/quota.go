@@ -96,7 +96,7 @@ func (s *Session) quota(c *conn, m *wire.Quota) {
 	if !here {
 		return // c leads to a former owner; the present owner sends its own message
 	}
-	answer := func() {
+	settled := func() {
 		s.wg.Go(func() {
 			if _, err := s.Reserve(s.ctx, m.Volume, AnyEpoch, 0, 0, m.Round, Place{}); err != nil {
 				s.log.Warn("the owner waits for an answer about the quota", "volume", m.Volume, "error", err)
@@ -106,10 +106,10 @@ func (s *Session) quota(c *conn, m *wire.Quota) {
 	h, ok := s.cfg.Handler.(QuotaHandler)
 	switch {
 	case !ok && m.Round != 0:
-		answer()
+		settled()
 	case !ok:
 	case m.Settle:
-		h.Metered(m.Volume, true, m.Overwrites, answer)
+		h.Metered(m.Volume, true, m.Overwrites, settled)
 	case m.Round != 0:
 		h.Reclaim(m.Volume, m.Round)
 	default:

@@ -129,8 +129,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.listViews(ctx, m, re)
 	case wire.AdminTakeTarget, wire.AdminRollBackTarget, wire.AdminShowTarget:
 		return s.targetOp(ctx, sess, m)
-	case wire.AdminGroups, wire.AdminGroupPut, wire.AdminGroupStep:
-		return s.groupOp(ctx, sess, m, re)
 	case wire.AdminCloneSettle, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
 	case wire.AdminRenew:
@@ -166,15 +164,6 @@ func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) err
 
 // adminOf returns the volumes that a request concerns.
 func (s *Server) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, error) {
-	switch {
-	case m.Op == wire.AdminGroupPut:
-		var q wire.GroupRequest
-		err := readBody(m, &q)
-		return q.Volumes, err
-	case m.Op == wire.AdminGroups && m.Entry != "":
-		g, err := s.cfg.Cluster.Group(ctx, m.Entry)
-		return g.Volumes(), err
-	}
 	v, err := s.find(ctx, m)
 	if err != nil {
 		return nil, err

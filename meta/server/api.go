@@ -66,6 +66,7 @@ func newAPI(s *Server) *api {
 	admin.RegisterEventsServer(a.grpc, eventsAPI{s: s})
 	admin.RegisterMirrorsServer(a.grpc, mirrorsAPI{s: s})
 	admin.RegisterClonesServer(a.grpc, clonesAPI{s: s})
+	admin.RegisterGroupsServer(a.grpc, groupsAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }
@@ -294,17 +295,12 @@ func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, reque
 	}
 	refused := meta.E("call", meta.AccessDenied, sess.who.String(), fmt.Errorf("%s is not for its role", m.Name))
 	right := cluster.Rights(m.Rule.Right) // see TestRightsAreThoseOfGrants
-	named := admin.VolumesOf(request)
-	if right == cluster.NoRights || sess.who.Role != peering.Client || len(named) == 0 {
+	if right == cluster.NoRights || sess.who.Role != peering.Client {
 		return refused
 	}
-	var volumes []meta.VolumeID
-	for _, ref := range named {
-		v, err := a.s.named(ctx, ref)
-		if err != nil {
-			return refused // don't reveal whether the volume exists
-		}
-		volumes = append(volumes, v.ID)
+	volumes, err := a.volumesOf(ctx, request)
+	if err != nil || len(volumes) == 0 {
+		return refused // don't reveal whether the volume or the group exists
 	}
 	enough := func() error {
 		for _, v := range volumes {
@@ -314,8 +310,7 @@ func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, reque
 		}
 		return nil
 	}
-	err := enough()
-	if err == nil {
+	if err = enough(); err == nil {
 		return nil
 	}
 	// The grant may have been made a moment ago, through another server.
@@ -325,6 +320,39 @@ func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, reque
 		return err
 	}
 	return enough()
+}
+
+// volumesOf returns the volumes on which a request needs the right of its rule. Errors:
+// NoSuchVolume (of a name), NotFound (of a group).
+func (a *api) volumesOf(ctx context.Context, request proto.Message) (volumes []meta.VolumeID, err error) {
+	if volumes, err = a.s.numbersOf(ctx, admin.VolumesOf(request)); err != nil {
+		return nil, err
+	}
+	for _, ref := range admin.GroupsOf(request) {
+		g, err := a.s.cfg.Cluster.Group(ctx, ref.Name)
+		if err != nil {
+			return nil, err
+		}
+		volumes = append(volumes, g.Volumes()...)
+	}
+	return volumes, nil
+}
+
+// numbersOf returns the numbers of volumes that a request names. A volume named by its number may
+// be gone. Errors: NoSuchVolume, Invalid.
+func (s *Server) numbersOf(ctx context.Context, refs []*admin.VolumeRef) (volumes []meta.VolumeID, err error) {
+	for _, ref := range refs {
+		id := meta.VolumeID(ref.GetId())
+		if id == 0 {
+			v, err := s.named(ctx, ref)
+			if err != nil {
+				return nil, err
+			}
+			id = v.ID
+		}
+		volumes = append(volumes, id)
+	}
+	return volumes, nil
 }
 
 // named returns the volume that a request names. Errors: NoSuchVolume, Invalid.

@@ -32,8 +32,8 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// requestOf makes an empty request of a method and, with volume, names one in every field
-// that can.
+// requestOf makes an empty request of a method and, with volume, names it in every field that can
+// name a volume, and the group of its number in every field that can name a group.
 func requestOf(t *testing.T, m *admin.Method, volume *admin.VolumeRef) proto.Message {
 	t.Helper()
 	name := protoreflect.FullName(strings.ReplaceAll(m.Name[1:], "/", "."))
@@ -49,7 +49,10 @@ func requestOf(t *testing.T, m *admin.Method, volume *admin.VolumeRef) proto.Mes
 	for i := range in.Descriptor().Fields().Len() {
 		f := in.Descriptor().Fields().Get(i)
 		switch x := f.Message(); {
-		case volume == nil || x == nil || x.FullName() != "penstock.admin.v1.VolumeRef":
+		case volume == nil || x == nil:
+		case x.FullName() == "penstock.admin.v1.GroupRef":
+			q.Set(f, protoreflect.ValueOfMessage((&admin.GroupRef{Name: fmt.Sprint(volume.GetId())}).ProtoReflect()))
+		case x.FullName() != "penstock.admin.v1.VolumeRef":
 		case f.IsList():
 			q.Mutable(f).List().Append(protoreflect.ValueOfMessage(volume.ProtoReflect()))
 		default:
@@ -68,6 +71,9 @@ func TestWhoMayCall(t *testing.T) {
 		s.grants(time.Now().UnixNano(), cluster.Grant{ID: 1, Who: "client/x", Volume: 1, Rights: r})
 	}
 	granted(cluster.NoRights)
+	if _, err := s.cluster.PutGroup(t.Context(), meta.Group{Version: meta.GroupVersion, Name: "1", Members: []meta.GroupMember{{Volume: 1}}}); err != nil {
+		t.Fatal(err)
+	}
 	clients := map[peering.Role]*session{}
 	for _, role := range allRoles {
 		who := peering.Identity{Cluster: "test", Role: role, Name: "x"}
@@ -198,6 +204,7 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.SnapshotUsage{}, meta.SnapshotUse{}, nil},
 		{&admin.Clone{}, meta.CloneInfo{}, nil},
 		{&admin.Promotion{}, meta.PromoteStatus{}, nil},
+		{&admin.Group{}, meta.Group{}, nil},
 		{&admin.Grant{}, cluster.Grant{}, nil},
 		{&admin.JoinToken{}, cluster.TokenRecord{}, nil},
 		{&admin.Member{}, cluster.Member{}, nil},
@@ -246,6 +253,8 @@ func fill(v reflect.Value, n *int) {
 			v.SetString(string(LossShort))
 		case reflect.TypeFor[meta.MirrorState]():
 			v.SetString(string(meta.MirrorPromoting))
+		case reflect.TypeFor[meta.GroupState]():
+			v.SetString(string(meta.GroupAborted))
 		case reflect.TypeFor[cluster.Users]():
 			v.SetString(string(cluster.UsersNoRoot))
 		case reflect.TypeFor[peering.Role]():

@@ -11,12 +11,10 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	peering "penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Snapshots of several volumes at one moment. The client leads each volume's owner through the
-// same steps (meta/client, TakeGroup):
+// same steps (meta/admin, TakeGroup):
 //
 //  1. hold: raise the barrier, in the order of volumes;
 //  2. ready: exclusive leases are back, no file ends open any more;
@@ -45,7 +43,7 @@ const (
 	groupHold   = 4 * time.Second
 	groupFrozen = time.Second
 	// groupOverdue is the age after which any server aborts an undecided group. No attempt of
-	// a live client takes so long (meta/client).
+	// a live client takes so long (meta/admin).
 	groupOverdue = 30 * time.Second
 )
 
@@ -102,14 +100,14 @@ func (o *owner) endHold(h *groupHolding) {
 	o.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
 }
 
-// hold raises the barrier for an undecided group, and begins to recall exclusive leases.
-// Errors: those of mayTake, Again.
-func (o *owner) hold(ctx context.Context, name string, q wire.GroupStep) error {
+// hold raises the barrier for the undecided group name, and begins to recall exclusive leases.
+// strict: the group fails if some clients do not commit. Errors: those of mayTake, Again.
+func (o *owner) hold(ctx context.Context, name string, id uint64, strict bool) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
-	op := &meta.TakeSnapshot{Name: name, Token: q.ID}
-	if err := o.lockWithoutBarrier(ctx, func() bool { return o.group != nil && o.group.id == q.ID }); err != nil {
+	op := &meta.TakeSnapshot{Name: name, Token: id}
+	if err := o.lockWithoutBarrier(ctx, func() bool { return o.group != nil && o.group.id == id }); err != nil {
 		return err
 	}
 	if o.group != nil {
@@ -125,18 +123,18 @@ func (o *owner) hold(ctx context.Context, name string, q wire.GroupStep) error {
 		return err
 	}
 	h := &groupHolding{
-		id: q.ID, op: op, began: time.Now(), ready: make(chan struct{}), b: o.raiseBarrier(barrierWait),
+		id: id, op: op, began: time.Now(), ready: make(chan struct{}), b: o.raiseBarrier(barrierWait),
 	}
 	waiting, stop := context.WithCancel(o.ctx)
 	h.stop = stop
 	h.over = time.AfterFunc(cmp.Or(o.srv.cfg.groupHold, groupHold), func() { o.giveUp(h) })
 	o.group = h
 	o.mu.Unlock()
-	o.wg.Go(func() { o.makeReady(waiting, h, q.Strict) })
+	o.wg.Go(func() { o.makeReady(waiting, h, strict) })
 	// Read the record only after o.group is set: a server that aborts the group from now on
 	// ends this hold, too.
 	g, err := o.srv.cfg.Cluster.Group(ctx, name)
-	if err == nil && (g.ID != q.ID || g.State != meta.GroupTaking || !slices.Contains(g.Volumes(), o.vol)) {
+	if err == nil && (g.ID != id || g.State != meta.GroupTaking || !slices.Contains(g.Volumes(), o.vol)) {
 		err = o.errHold("the group was given up")
 	}
 	if err != nil {
@@ -301,7 +299,7 @@ func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error 
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
-	g, err := o.srv.endOverdue(ctx, name, id)
+	g, err := groupRecords{o.srv.cfg.Cluster}.endOverdue(ctx, name, id)
 	if err == nil && (g.ID != id || g.State == meta.GroupTaking) {
 		err = meta.E("delete group", meta.Busy, name, errors.New("it is another one, or being taken"))
 	}
@@ -448,7 +446,7 @@ func (o *owner) dropUndecided() (more bool, err error) {
 		}
 		open, g, err := o.undecided(s)
 		if err == nil && open && g.State == meta.GroupTaking {
-			if g, err = o.srv.abortOverdue(o.ctx, g); errors.Is(err, meta.Again) {
+			if g, err = (groupRecords{o.srv.cfg.Cluster}).abortOverdue(o.ctx, g); errors.Is(err, meta.Again) {
 				more = true // the group was decided this moment
 				continue
 			}
@@ -470,21 +468,21 @@ func overdue(g *meta.Group) bool { return time.Since(time.Unix(0, int64(g.Began)
 
 // abortOverdue aborts a group that is undecided for too long: its client is gone. abortOverdue
 // returns any other group unchanged. Errors: Again (the group was decided this moment).
-func (s *Server) abortOverdue(ctx context.Context, g meta.Group) (meta.Group, error) {
+func (r groupRecords) abortOverdue(ctx context.Context, g meta.Group) (meta.Group, error) {
 	if g.State != meta.GroupTaking || !overdue(&g) {
 		return g, nil
 	}
 	g.State = meta.GroupAborted
-	return s.cfg.Cluster.PutGroup(ctx, g)
+	return r.cluster.PutGroup(ctx, g)
 }
 
 // endOverdue reads the record of a group, and aborts the group if the record has this id and
 // is overdue. Errors: NotFound.
-func (s *Server) endOverdue(ctx context.Context, name string, id uint64) (meta.Group, error) {
+func (r groupRecords) endOverdue(ctx context.Context, name string, id uint64) (meta.Group, error) {
 	for {
-		g, err := s.cfg.Cluster.Group(ctx, name)
+		g, err := r.cluster.Group(ctx, name)
 		if err == nil && g.ID == id {
-			g, err = s.abortOverdue(ctx, g)
+			g, err = r.abortOverdue(ctx, g)
 		}
 		if !errors.Is(err, meta.Again) {
 			return g, err
@@ -492,161 +490,126 @@ func (s *Server) endOverdue(ctx context.Context, name string, id uint64) (meta.G
 	}
 }
 
-// ---- requests
+// groupRecords changes the records of groups as callers ask.
+type groupRecords struct{ cluster Cluster }
 
-// groupOp answers a request about group snapshots.
-func (s *Server) groupOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	switch m.Op {
-	case wire.AdminGroups:
-		return s.listGroups(ctx, sess, m, re)
-	case wire.AdminGroupPut:
-		var q wire.GroupRequest
-		if err := readBody(m, &q); err != nil {
-			return err
-		}
-		g, err := s.putGroup(ctx, m.Entry, &q)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, g)
-	}
-	var q wire.GroupStep
-	if err := readBody(m, &q); err != nil {
-		return err
-	}
-	if !meta.IsGroupID(q.ID) {
-		return meta.E("take group", meta.Protocol, m.Entry, fmt.Errorf("%d can't be a group's", q.ID))
-	}
-	find := s.ownerFor
-	if q.Step == wire.GroupDelete {
-		find = s.ownerOfMember
-	}
-	o, err := find(ctx, m.Volume)
-	if err != nil {
-		return err
-	}
-	switch q.Step {
-	case wire.GroupHold:
-		if err := o.mayMirror(ctx, sess, "snapshot"); err != nil {
-			return err
-		}
-		return o.hold(ctx, m.Entry, q)
-	case wire.GroupReady:
-		return o.awaitReady(ctx, q.ID)
-	case wire.GroupTake:
-		x, err := o.takeHeld(ctx, q.ID)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, x)
-	case wire.GroupRelease:
-		return o.releaseHold(q.ID)
-	case wire.GroupDelete:
-		return o.deleteMember(ctx, m.Entry, q.ID)
-	}
-	return meta.E("take group", meta.NotSupported, q.Step, nil)
+// groupWanted is the group that a caller means: the record's name and id, and the group's volumes,
+// ascending.
+type groupWanted struct {
+	name    string
+	id      uint64
+	volumes []meta.VolumeID
 }
 
-// listGroups lists the groups of which the session may administer every volume.
-func (s *Server) listGroups(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	var all []meta.Group
-	var err error
-	if m.Entry != "" {
-		var g meta.Group
-		if g, err = s.cfg.Cluster.Group(ctx, m.Entry); err == nil {
-			all = append(all, g)
-		}
-	} else {
-		all, err = s.cfg.Cluster.Groups(ctx)
+const opGroup = "take group"
+
+// read reads the record of a group's name. mine: the record is of this attempt. absent: there is
+// no record. Errors: Invalid, NameTooLong, Exists (a group of other volumes has the name).
+func (r groupRecords) read(ctx context.Context, w *groupWanted) (g meta.Group, mine, absent bool, err error) {
+	slices.Sort(w.volumes)
+	if n := len(w.volumes); n == 0 || n > meta.MaxGroup || len(slices.Compact(slices.Clone(w.volumes))) != n {
+		return g, false, false, errGroupVolumes(w.name)
 	}
-	if err != nil {
-		return err
+	if err := checkGroupID(w.name, w.id); err != nil {
+		return g, false, false, err
 	}
-	all = slices.DeleteFunc(all, func(g meta.Group) bool {
-		return m.Volume != 0 && !slices.Contains(g.Volumes(), m.Volume) || sess.who.Role == peering.Client && sess.mayAdmin(m.Op, g.Volumes()...) != nil
-	})
-	if all == nil {
-		all = []meta.Group{}
+	if err := checkSnapshotName(w.name); err != nil {
+		return g, false, false, err
 	}
-	return reportJSON(re, all)
+	g, err = r.cluster.Group(ctx, w.name)
+	switch {
+	case errors.Is(err, meta.NotFound):
+		return g, false, true, nil
+	case err != nil:
+		return g, false, false, err
+	case !slices.Equal(g.Volumes(), w.volumes):
+		return g, false, false, meta.E(opGroup, meta.Exists, w.name, errors.New("there is a group of this name, of other volumes"))
+	}
+	return g, g.ID == w.id, false, nil
 }
 
-// putGroup makes, decides or removes the record of a group. Errors: Exists (a ready group, or
-// a group of other volumes, has the name), Busy (the group is being taken), Again (the group
-// was decided otherwise), NotFound.
-func (s *Server) putGroup(ctx context.Context, name string, q *wire.GroupRequest) (meta.Group, error) {
-	const op = "take group"
-	c := s.cfg.Cluster
-	if n := len(q.Volumes); n == 0 || n > meta.MaxGroup || !slices.IsSorted(q.Volumes) || len(slices.Compact(slices.Clone(q.Volumes))) != n {
-		return meta.Group{}, meta.E(op, meta.Invalid, name, fmt.Errorf("a group has 1 to %d volumes, each once", meta.MaxGroup))
+func errGroupVolumes(name string) error {
+	return meta.E(opGroup, meta.Invalid, name, fmt.Errorf("a group has 1 to %d volumes, each once", meta.MaxGroup))
+}
+
+func checkGroupID(name string, id uint64) error {
+	if !meta.IsGroupID(id) {
+		return meta.E(opGroup, meta.Invalid, name, fmt.Errorf("%d can't be a group's id, which is even and not zero", id))
 	}
-	if !meta.IsGroupID(q.ID) {
-		return meta.Group{}, meta.E(op, meta.Protocol, name, fmt.Errorf("%d can't be a group's", q.ID))
-	}
-	if err := checkSnapshotName(name); err != nil {
-		return meta.Group{}, err
-	}
-	g, err := c.Group(ctx, name)
-	absent := errors.Is(err, meta.NotFound)
-	if err != nil && !absent {
+	return nil
+}
+
+// begin makes a record, undecided. If an aborted group has the name, begin returns the aborted
+// group. Errors: as of read; Exists (a ready group has the name), Busy (the group is being taken),
+// NoSuchVolume, Again (another caller changed the record).
+func (r groupRecords) begin(ctx context.Context, w *groupWanted) (meta.Group, error) {
+	g, mine, absent, err := r.read(ctx, w)
+	switch {
+	case err != nil || mine || g.State == meta.GroupAborted:
+		return g, err
+	case g.State == meta.GroupReady:
+		return g, meta.E(opGroup, meta.Exists, w.name, nil)
+	case !absent:
+		if g, err = r.abortOverdue(ctx, g); err == nil && g.State == meta.GroupTaking {
+			err = meta.E(opGroup, meta.Busy, w.name, errors.New("it is being taken"))
+		}
 		return g, err
 	}
-	if !absent && !slices.Equal(g.Volumes(), q.Volumes) {
-		return g, meta.E(op, meta.Exists, name, errors.New("there is a group of this name, of other volumes"))
+	g = meta.Group{Version: meta.GroupVersion, Name: w.name, ID: w.id, State: meta.GroupTaking, Began: meta.Time(time.Now().UnixNano())}
+	for _, v := range w.volumes {
+		if row, err := r.cluster.Volume(ctx, v); err != nil {
+			return g, err
+		} else if row.State != cluster.VolumeActive {
+			return g, meta.E(opGroup, meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
+		}
+		g.Members = append(g.Members, meta.GroupMember{Volume: v})
 	}
-	mine := !absent && g.ID == q.ID
-	switch q.Do {
-	case wire.GroupBegin:
-		switch {
-		case absent:
-			g = meta.Group{Version: meta.GroupVersion, Name: name, ID: q.ID, State: meta.GroupTaking, Began: meta.Time(time.Now().UnixNano())}
-			for _, v := range q.Volumes {
-				if row, err := c.Volume(ctx, v); err != nil {
-					return g, err
-				} else if row.State != cluster.VolumeActive {
-					return g, meta.E(op, meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
-				}
-				g.Members = append(g.Members, meta.GroupMember{Volume: v})
-			}
-			return c.PutGroup(ctx, g)
-		case mine || g.State == meta.GroupAborted:
-			return g, nil
-		case g.State == meta.GroupReady:
-			return g, meta.E(op, meta.Exists, name, nil)
-		}
-		if g, err = s.abortOverdue(ctx, g); err == nil && g.State == meta.GroupTaking {
-			err = meta.E(op, meta.Busy, name, errors.New("it is being taken"))
-		}
+	return r.cluster.PutGroup(ctx, g)
+}
+
+// decide sets a group ready. Errors: as of read; Invalid (members is not a member for each volume,
+// in order), Again (the group was decided otherwise, or another caller changed the record).
+func (r groupRecords) decide(ctx context.Context, w *groupWanted, members []meta.GroupMember) (meta.Group, error) {
+	g, mine, _, err := r.read(ctx, w)
+	switch {
+	case err != nil || mine && g.State == meta.GroupReady:
 		return g, err
-	case wire.GroupDecide:
-		switch {
-		case !mine || g.State == meta.GroupAborted:
-			return g, meta.E(op, meta.Again, name, errors.New("it was given up"))
-		case g.State == meta.GroupReady:
-			return g, nil
-		}
-		if len(q.Members) != len(q.Volumes) || !slices.Equal((&meta.Group{Members: q.Members}).Volumes(), q.Volumes) {
-			return g, meta.E(op, meta.Protocol, name, errors.New("not a snapshot of each volume"))
-		}
-		g.State, g.Members = meta.GroupReady, q.Members
-		return c.PutGroup(ctx, g)
-	case wire.GroupAbort:
-		if !mine || g.State != meta.GroupTaking {
-			return g, err
-		}
-		g.State = meta.GroupAborted
-		return c.PutGroup(ctx, g)
-	case wire.GroupForget:
-		if !mine {
-			return g, nil
-		}
-		if g, err = s.abortOverdue(ctx, g); err != nil { // no owner of a member is left to abort the group
-			return g, err
-		}
-		if g.State == meta.GroupTaking {
-			return g, meta.E(op, meta.Busy, name, errors.New("it is being taken"))
-		}
-		return g, c.DropGroup(ctx, g)
+	case !mine || g.State == meta.GroupAborted:
+		return g, meta.E(opGroup, meta.Again, w.name, errors.New("it was given up"))
+	case !slices.Equal((&meta.Group{Members: members}).Volumes(), w.volumes):
+		return g, meta.E(opGroup, meta.Invalid, w.name, errors.New("not a snapshot of each volume"))
 	}
-	return g, meta.E(op, meta.NotSupported, q.Do, nil)
+	g.State, g.Members = meta.GroupReady, members
+	return r.cluster.PutGroup(ctx, g)
+}
+
+// abort aborts an undecided group. It returns the record, also of a group that is decided, and of
+// another group of the name. Errors: as of read; NotFound, Again (another caller changed the
+// record).
+func (r groupRecords) abort(ctx context.Context, w *groupWanted) (meta.Group, error) {
+	g, mine, absent, err := r.read(ctx, w)
+	if absent {
+		err = meta.E(opGroup, meta.NotFound, w.name, errors.New("there is no such group of snapshots"))
+	}
+	if err != nil || !mine || g.State != meta.GroupTaking {
+		return g, err
+	}
+	g.State = meta.GroupAborted
+	return r.cluster.PutGroup(ctx, g)
+}
+
+// forget deletes the record of a decided or aborted group. Errors: as of read; Busy (the group is
+// being taken), Again (another caller changed the record).
+func (r groupRecords) forget(ctx context.Context, w *groupWanted) error {
+	g, mine, _, err := r.read(ctx, w)
+	if err != nil || !mine {
+		return err
+	}
+	if g, err = r.abortOverdue(ctx, g); err != nil { // no owner of a member is left to abort the group
+		return err
+	}
+	if g.State == meta.GroupTaking {
+		return meta.E(opGroup, meta.Busy, w.name, errors.New("it is being taken"))
+	}
+	return r.cluster.DropGroup(ctx, g)
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,47 +11,64 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/metadata"
+
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/operator"
 )
 
 // groupID is that of the groups that tests lead through the steps themselves.
 const groupID = 42
 
-func adminJSON(t *testing.T, a wire.Admin, body any) wire.Admin {
-	t.Helper()
-	b, err := json.Marshal(body)
-	if err != nil {
-		t.Fatal(err)
+// The steps of a group at a volume, in order.
+const (
+	groupHeld     = "hold"
+	groupAwaited  = "ready"
+	groupTaken    = "take"
+	groupReleased = "release"
+)
+
+var groupSteps = []string{groupHeld, groupAwaited, groupTaken, groupReleased}
+
+func numbered(volumes []meta.VolumeID) (refs []*admin.VolumeRef) {
+	for _, v := range volumes {
+		refs = append(refs, admin.Numbered(v))
 	}
-	a.Body = b
-	return a
+	return refs
 }
 
-func fromJSON(t *testing.T, b []byte, to any) {
+func (p *peer) beginGroup(t *testing.T, name string, volumes ...meta.VolumeID) error {
 	t.Helper()
-	if err := json.Unmarshal(b, to); err != nil {
-		t.Fatal(err)
-	}
+	_, err := p.API.Groups.BeginGroup(t.Context(), &admin.BeginGroupRequest{Name: name, Id: groupID, Volumes: numbered(volumes)})
+	return err
 }
 
-func (p *peer) putGroup(t *testing.T, do string, name string, members []meta.GroupMember, volumes ...meta.VolumeID) (g meta.Group, err error) {
+func (p *peer) abortGroup(t *testing.T, name string, volumes ...meta.VolumeID) {
 	t.Helper()
-	re, err := p.Admin(t.Context(), adminJSON(t, wire.Admin{Op: wire.AdminGroupPut, Entry: name}, wire.GroupRequest{Do: do, ID: groupID, Volumes: volumes, Members: members}))
-	if err == nil {
-		fromJSON(t, re.Report, &g)
+	if _, err := p.API.Groups.AbortGroup(t.Context(), &admin.AbortGroupRequest{Name: name, Id: groupID, Volumes: numbered(volumes)}); err != nil {
+		t.Fatal(err)
 	}
-	return g, err
 }
 
 func (p *peer) groupStep(t *testing.T, v meta.VolumeID, name, step string) (m meta.GroupMember, err error) {
 	t.Helper()
-	re, err := p.Admin(t.Context(), adminJSON(t, wire.Admin{Op: wire.AdminGroupStep, Volume: v, Entry: name}, wire.GroupStep{Step: step, ID: groupID}))
-	if err == nil && step == wire.GroupTake {
-		fromJSON(t, re.Report, &m)
+	volume, api, ctx := admin.Numbered(v), p.API.Groups, t.Context()
+	switch step {
+	case groupHeld:
+		_, err = api.HoldVolume(ctx, &admin.HoldVolumeRequest{Volume: volume, Name: name, Id: groupID})
+	case groupAwaited:
+		_, err = api.AwaitVolume(ctx, &admin.AwaitVolumeRequest{Volume: volume, Id: groupID})
+	case groupTaken:
+		var x *admin.GroupMember
+		if x, err = api.TakeMember(ctx, &admin.TakeMemberRequest{Volume: volume, Id: groupID}); err == nil {
+			admin.Hear(&m, x)
+		}
+	case groupReleased:
+		_, err = api.ReleaseVolume(ctx, &admin.ReleaseVolumeRequest{Volume: volume, Id: groupID})
 	}
 	return m, err
 }
@@ -69,10 +85,10 @@ func patient(t *testing.T, frozen time.Duration) *site {
 // toStep leads a group to after a step at all volumes, in their order.
 func (p *peer) toStep(t *testing.T, name, last string, volumes ...meta.VolumeID) {
 	t.Helper()
-	if _, err := p.putGroup(t, wire.GroupBegin, name, nil, volumes...); err != nil {
+	if err := p.beginGroup(t, name, volumes...); err != nil {
 		t.Fatal(err)
 	}
-	for _, step := range []string{wire.GroupHold, wire.GroupReady, wire.GroupTake, wire.GroupRelease} {
+	for _, step := range groupSteps {
 		for _, v := range volumes {
 			if _, err := p.groupStep(t, v, name, step); err != nil {
 				t.Fatalf("%s at %d: %v", step, v, err)
@@ -123,17 +139,17 @@ func TestGroupIsOneMoment(t *testing.T) {
 	second := a.volume(t, "second")
 	for try := 0; ; try++ {
 		name := fmt.Sprint("g", try)
-		if _, err := a.putGroup(t, wire.GroupBegin, name, nil, 1, second); err != nil {
+		if err := a.beginGroup(t, name, 1, second); err != nil {
 			t.Fatal(err)
 		}
-		for _, step := range []string{wire.GroupHold, wire.GroupReady} {
+		for _, step := range []string{groupHeld, groupAwaited} {
 			for _, v := range []meta.VolumeID{1, second} {
 				if _, err := a.groupStep(t, v, name, step); err != nil {
 					t.Fatalf("%s: %v", step, err)
 				}
 			}
 		}
-		one, err := a.groupStep(t, 1, name, wire.GroupTake)
+		one, err := a.groupStep(t, 1, name, groupTaken)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,10 +169,10 @@ func TestGroupIsOneMoment(t *testing.T) {
 		case <-written:
 		case <-time.After(groupFrozen / 4):
 		}
-		two, err := a.groupStep(t, second, name, wire.GroupTake)
+		two, err := a.groupStep(t, second, name, groupTaken)
 		for _, v := range []meta.VolumeID{1, second} {
 			if err == nil {
-				_, err = a.groupStep(t, v, name, wire.GroupRelease)
+				_, err = a.groupStep(t, v, name, groupReleased)
 			}
 		}
 		<-written // nothing is held up longer than the limit
@@ -171,9 +187,7 @@ func TestGroupIsOneMoment(t *testing.T) {
 		if !errors.Is(err, meta.Again) || try == 20 {
 			t.Fatal(err)
 		}
-		if _, err := a.putGroup(t, wire.GroupAbort, name, nil, 1, second); err != nil {
-			t.Fatal(err)
-		}
+		a.abortGroup(t, name, 1, second)
 	}
 }
 
@@ -251,11 +265,11 @@ func TestGroupsWhileOthersWrite(t *testing.T) {
 // of that name next, or by the owners, also the next ones.
 func TestGroupIsGivenUp(t *testing.T) {
 	t.Parallel()
-	for _, last := range []string{wire.GroupHold, wire.GroupReady, wire.GroupTake, wire.GroupRelease} {
+	for _, last := range groupSteps {
 		for _, by := range []string{"the next", "owners", "the next owners"} {
 			t.Run(strings.ReplaceAll(last+" "+by, " ", "-"), func(t *testing.T) {
 				t.Parallel()
-				s := patient(t, map[string]time.Duration{wire.GroupTake: groupFrozen}[last])
+				s := patient(t, map[string]time.Duration{groupTaken: groupFrozen}[last])
 				a := s.dial("a")
 				second := a.volume(t, "second")
 				a.toStep(t, "g", last, 1, second)
@@ -272,7 +286,9 @@ func TestGroupIsGivenUp(t *testing.T) {
 					}
 				}
 				s.cluster.began("g", time.Now())
-				a.refused(t, meta.Busy, adminJSON(t, wire.Admin{Op: wire.AdminGroupPut, Entry: "g"}, wire.GroupRequest{Do: wire.GroupBegin, ID: groupID + 2, Volumes: []meta.VolumeID{1, second}}))
+				if _, err := a.API.Groups.BeginGroup(ctx, &admin.BeginGroupRequest{Name: "g", Id: groupID + 2, Volumes: numbered([]meta.VolumeID{1, second})}); !errors.Is(err, meta.Busy) {
+					t.Error(err)
+				}
 				s.cluster.began("g", time.Now().Add(-2*groupOverdue))
 				if by == "the next" {
 					g, err := a.TakeGroup(ctx, "g", []meta.VolumeID{second, 1}, true)
@@ -314,7 +330,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if want := map[bool]meta.GroupState{true: meta.GroupAborted, false: meta.GroupTaking}[last == wire.GroupTake || last == wire.GroupRelease]; g.State != want {
+				if want := map[bool]meta.GroupState{true: meta.GroupAborted, false: meta.GroupTaking}[last == groupTaken || last == groupReleased]; g.State != want {
 					t.Fatalf("the group is %s, want %s", g.State, want)
 				}
 				// Nor does it stay where no owner has anything of it.
@@ -426,11 +442,11 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		s := patient(t, 0)
 		a := s.dial("a")
 		all := vols(a, t)
-		a.toStep(t, "g", wire.GroupTake, all...)
+		a.toStep(t, "g", groupTaken, all...)
 		s.crash()
 		s.start()
 		for _, v := range all {
-			if _, err := a.groupStep(t, v, "g", wire.GroupRelease); !errors.Is(err, meta.Again) {
+			if _, err := a.groupStep(t, v, "g", groupReleased); !errors.Is(err, meta.Again) {
 				t.Errorf("an owner that did not hold it says that it held: %v", err)
 			}
 		}
@@ -440,11 +456,11 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		s := patient(t, groupFrozen)
 		a := s.dial("a")
 		all := vols(a, t)
-		a.toStep(t, "g", wire.GroupTake, all...)
+		a.toStep(t, "g", groupTaken, all...)
 		for _, v := range all {
 			a.file(t, v, "x") // waits until the hold is over
 		}
-		if _, err := a.groupStep(t, 1, "g", wire.GroupRelease); !errors.Is(err, meta.Again) {
+		if _, err := a.groupStep(t, 1, "g", groupReleased); !errors.Is(err, meta.Again) {
 			t.Fatalf("a hold that was over was released: %v", err)
 		}
 		s.cluster.began("g", time.Now().Add(-2*groupOverdue))
@@ -455,12 +471,12 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		if _, err := o.dropUndecided(); err != nil {
 			t.Fatal(err)
 		}
-		members := []meta.GroupMember{{Volume: all[0], At: 1}, {Volume: all[1], At: 1}}
-		if _, err := a.putGroup(t, wire.GroupDecide, "g", members, all...); !errors.Is(err, meta.Again) {
+		members := []*admin.GroupMember{{Volume: uint32(all[0]), Generation: 1}, {Volume: uint32(all[1]), Generation: 1}}
+		if _, err := a.API.Groups.DecideGroup(t.Context(), &admin.DecideGroupRequest{Name: "g", Id: groupID, Volumes: numbered(all), Members: members}); !errors.Is(err, meta.Again) {
 			t.Fatalf("a group that was given up is ready: %v", err)
 		}
 		// Nor can a hold that comes late bring it back.
-		if _, err := a.groupStep(t, all[1], "g", wire.GroupHold); !errors.Is(err, meta.Again) {
+		if _, err := a.groupStep(t, all[1], "g", groupHeld); !errors.Is(err, meta.Again) {
 			t.Fatal(err)
 		}
 	})
@@ -480,11 +496,7 @@ func TestGroupNeedsEachVolume(t *testing.T) {
 		return cluster.Grant{ID: id, Who: "client/x", Volume: v, Rights: r, Users: cluster.UsersAsIs}
 	}
 	s.grants(2, grant(1, 1, cluster.AdminRights), grant(2, second.ID, cluster.WriteRights))
-	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
-	if p.Session, err = client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: "x", Handler: p, Creds: s.creds(peering.Client, "x")}); err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close(context.Background())
+	p := &peer{Operator: operator.New(t, s.addr, s.creds(peering.Client, "x"))}
 	denied := func(err error) {
 		t.Helper()
 		if !errors.Is(err, meta.AccessDenied) {
@@ -493,7 +505,7 @@ func TestGroupNeedsEachVolume(t *testing.T) {
 	}
 	_, err = p.TakeGroup(t.Context(), "g", all, false)
 	denied(err)
-	_, err = p.groupStep(t, second.ID, "g", wire.GroupHold)
+	_, err = p.groupStep(t, second.ID, "g", groupHeld)
 	denied(err)
 	_, err = p.Groups(t.Context(), 0)
 	denied(err)
@@ -503,16 +515,31 @@ func TestGroupNeedsEachVolume(t *testing.T) {
 	}
 	s.grants(4, grant(1, 1, cluster.AdminRights), grant(2, second.ID, cluster.WriteRights))
 	denied(p.DeleteGroup(t.Context(), "g"))
-	_, err = p.putGroup(t, wire.GroupForget, "g", nil, 1)
+	_, err = p.API.Groups.ForgetGroup(t.Context(), &admin.ForgetGroupRequest{Name: "g", Id: groupID, Volumes: numbered(all[:1])})
 	if !errors.Is(err, meta.Exists) { // a group of other volumes
 		t.Error(err)
 	}
 	if l, err := p.Groups(t.Context(), 1); err != nil || len(l) != 0 {
 		t.Error("a group of a volume that it may not administer is listed", l, err)
 	}
+	passed := metadata.AppendToOutgoingContext(t.Context(), passedOn, "client/x")
+	if l, err := operator.New(t, s.addr, s.creds(peering.Meta, "m2")).Groups(passed, 1); err != nil || len(l) != 0 {
+		t.Error("a group of a volume that it may not administer is listed by way of another server", l, err)
+	}
+	for _, name := range []string{"g", "of nobody"} { // whether it is there is not said
+		_, err = p.Group(t.Context(), name)
+		denied(err)
+	}
 	s.grants(5, grant(1, 1, cluster.AdminRights), grant(2, second.ID, cluster.AdminRights))
 	if l, err := p.Groups(t.Context(), 1); err != nil || len(l) != 1 {
 		t.Error(l, err)
+	}
+	// A volume of the group that is gone for good holds nobody up: no more do its rights.
+	if g, err := p.Group(t.Context(), "g"); err != nil || len(g.Members) != 2 {
+		t.Error(g, err)
+	}
+	if err := s.cluster.DeleteVolume(t.Context(), second.ID); err != nil {
+		t.Fatal(err)
 	}
 	if err := p.DeleteGroup(t.Context(), "g"); err != nil {
 		t.Error(err)
@@ -556,14 +583,12 @@ func TestGroupWithVolumeInTrash(t *testing.T) {
 			t.Errorf("it came back with snapshots %v", l)
 		}
 	}
-	a.toStep(t, "g", wire.GroupTake, all...)
+	a.toStep(t, "g", groupTaken, all...)
 	discard(false)
-	if _, err := a.groupStep(t, row.ID, "g", wire.GroupRelease); err == nil {
+	if _, err := a.groupStep(t, row.ID, "g", groupReleased); err == nil {
 		t.Fatal("a volume in the trash was released")
 	}
-	if _, err := a.putGroup(t, wire.GroupAbort, "g", nil, all...); err != nil {
-		t.Fatal(err)
-	}
+	a.abortGroup(t, "g", all...)
 	forget("g")
 	comesBack()
 
@@ -577,7 +602,7 @@ func TestGroupWithVolumeInTrash(t *testing.T) {
 	if _, err := a.TakeGroup(t.Context(), "i", all, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.putGroup(t, wire.GroupBegin, "j", nil, row.ID); err != nil {
+	if err := a.beginGroup(t, "j", row.ID); err != nil {
 		t.Fatal(err)
 	}
 	discard(true)
@@ -593,10 +618,8 @@ func TestNoMemberForSure(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
 	a := s.dial("a")
-	a.toStep(t, "g", wire.GroupRelease, 1)
-	if _, err := a.putGroup(t, wire.GroupAbort, "g", nil, 1); err != nil {
-		t.Fatal(err)
-	}
+	a.toStep(t, "g", groupReleased, 1)
+	a.abortGroup(t, "g", 1)
 	o, err := s.srv.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
@@ -669,9 +692,9 @@ func TestReleaseNeedsTheRight(t *testing.T) {
 		"leaving":  func(on bool) { leave(o, on) },
 		"in order": nil,
 	} {
-		a.toStep(t, what, wire.GroupTake, 1)
+		a.toStep(t, what, groupTaken, 1)
 		if lose == nil {
-			if _, err := a.groupStep(t, 1, what, wire.GroupRelease); err != nil {
+			if _, err := a.groupStep(t, 1, what, groupReleased); err != nil {
 				t.Error(err)
 			}
 			continue
@@ -731,13 +754,41 @@ func TestGroupAnswersLost(t *testing.T) {
 	}
 }
 
+// TestGroupCallsAgain: each call by which a group is taken or deleted is done, and its answer is
+// lost. There is one group, of one attempt: but that of a release says no more whether the volume
+// was held up, and the group is taken anew.
+func TestGroupCallsAgain(t *testing.T) {
+	t.Parallel()
+	s := patient(t, 0)
+	b := newBreaker(t, s.addr)
+	a := operator.New(t, b.addr(), nil)
+	for lost := range uint64(8) { // begin, hold, await, take, release, decide; delete, forget
+		name := fmt.Sprint("g", lost)
+		before := s.srv.api.done.Load()
+		when := func() bool { return s.srv.api.done.Load() > before+lost }
+		b.when.Store(&when)
+		if g, err := a.TakeGroup(t.Context(), name, []meta.VolumeID{1}, false); err != nil || g.State != meta.GroupReady {
+			t.Fatalf("without answer %d: %v, %v", lost, g, err)
+		}
+		if l, err := a.Groups(t.Context(), 1); err != nil || len(l) != 1 || l[0].Name != name {
+			t.Fatalf("without answer %d: groups are %v, %v", lost, l, err)
+		}
+		if err := a.DeleteGroup(t.Context(), name); err != nil {
+			t.Fatalf("without answer %d: %v", lost, err)
+		}
+		if l, err := a.Groups(t.Context(), 0); err != nil || len(l) != 0 {
+			t.Fatalf("without answer %d: groups are %v, %v", lost, l, err)
+		}
+	}
+}
+
 // TestMemberGoesWhileListed: who lists snapshots has seen one of a group that is aborted,
 // and looks for its record when both are gone.
 func TestMemberGoesWhileListed(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
 	a := s.dial("a")
-	a.toStep(t, "g", wire.GroupRelease, 1)
+	a.toStep(t, "g", groupReleased, 1)
 	o, err := s.srv.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
@@ -746,9 +797,7 @@ func TestMemberGoesWhileListed(t *testing.T) {
 	if err != nil || !there {
 		t.Fatal(there, err)
 	}
-	if _, err := a.putGroup(t, wire.GroupAbort, "g", nil, 1); err != nil {
-		t.Fatal(err)
-	}
+	a.abortGroup(t, "g", 1)
 	if err := a.DeleteGroup(t.Context(), "g"); err != nil {
 		t.Fatal(err)
 	}
@@ -778,12 +827,10 @@ func TestGroupRecordUnreadable(t *testing.T) {
 		s.cluster.readGroup = nil
 		s.cluster.mu.Unlock()
 		for _, name := range []string{bad, aborted} {
-			a.toStep(t, name, wire.GroupRelease, 1)
+			a.toStep(t, name, groupReleased, 1)
 		}
 		a.take(t, 1, single)
-		if _, err := a.putGroup(t, wire.GroupAbort, aborted, nil, 1); err != nil {
-			t.Fatal(err)
-		}
+		a.abortGroup(t, aborted, 1)
 		s.cluster.mu.Lock()
 		s.cluster.readGroup = func(name string) error {
 			if name == bad {

@@ -116,10 +116,6 @@ var adminRules = [...]adminRule{
 
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
-
-	wire.AdminGroups:    {roles: admins, right: cluster.AdminRights},
-	wire.AdminGroupPut:  {roles: admins, right: cluster.AdminRights}, // on each volume
-	wire.AdminGroupStep: {roles: admins, right: cluster.AdminRights},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

@@ -565,11 +565,6 @@ const (
 	// AdminChunkPlaces asks Volume's owner for the places of chunks. Body: a list of ids in
 	// hex. Report: a list of ChunkWhere. With Entry "seal" the owner seals open chunks.
 	AdminChunkPlaces
-	// AdminGroups lists the records of group snapshots: of Volume, or all; with Entry, the
-	// record of that name. Report: a list of meta.Group.
-	AdminGroups
-	AdminGroupPut  // Entry: the group's name; Body: GroupRequest; Report: meta.Group
-	AdminGroupStep // at Volume; Entry: the group's name; Body: GroupStep; Report, of GroupTake: meta.GroupMember
 	lastAdminOp
 )
 

@@ -174,3 +174,35 @@ func (o *Operator) Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (
 	}
 	return st.Status(), nil
 }
+
+// TakeGroup takes a snapshot of each volume, all of one moment.
+func (o *Operator) TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error) {
+	return record(o.API.TakeGroup(ctx, name, volumes, strict))
+}
+
+// Groups lists the groups of a volume; 0: of all volumes.
+func (o *Operator) Groups(ctx context.Context, v meta.VolumeID) ([]meta.Group, error) {
+	q := &admin.ListGroupsRequest{}
+	if v != 0 {
+		q.Volume = admin.Numbered(v)
+	}
+	l, err := o.API.Groups.ListGroups(ctx, q)
+	return l.Records(), err
+}
+
+// Group finds a group of any state.
+func (o *Operator) Group(ctx context.Context, name string) (meta.Group, error) {
+	return record(o.API.Groups.GetGroup(ctx, &admin.GetGroupRequest{Group: &admin.GroupRef{Name: name}}))
+}
+
+func record(g *admin.Group, err error) (meta.Group, error) {
+	if err != nil {
+		return meta.Group{}, err
+	}
+	return g.Record(), nil
+}
+
+// DeleteGroup deletes a group and its snapshots.
+func (o *Operator) DeleteGroup(ctx context.Context, name string) error {
+	return o.API.DeleteGroup(ctx, name)
+}

@@ -103,7 +103,7 @@ const ruleField = 50816
 // check refuses services that break the rules of the house:
 //
 //   - each method has a rule, with at least one role;
-//   - a method whose rule has a right names a volume in its request;
+//   - a method whose rule has a right names a volume or a group in its request;
 //   - a method that changes something is idempotent, has a request_id, or says in its
 //     comment that a call whose answer is lost "is not sent again".
 func check(files linker.Files) error {
@@ -130,7 +130,7 @@ func checkMethod(f protoreflect.FileDescriptor, m protoreflect.MethodDescriptor)
 	case roles == 0:
 		return errors.New("it has no (rule) with roles: say which roles may call it")
 	case right && !namesVolume(m.Input()):
-		return errors.New("its rule has a right, and its request names no VolumeRef")
+		return errors.New("its rule has a right, and its request names no VolumeRef and no GroupRef")
 	case options.GetIdempotencyLevel() != descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN:
 		return nil
 	case m.Input().Fields().ByName("request_id") != nil:
@@ -183,10 +183,10 @@ func ruleOf(options *descriptorpb.MethodOptions) (roles int, right bool, err err
 	return roles, right, errors.Join(err, inner)
 }
 
-// namesVolume tells whether a message has a field that names a volume.
+// namesVolume tells whether a message has a field that names a volume, or a group of them.
 func namesVolume(m protoreflect.MessageDescriptor) bool {
 	for i := range m.Fields().Len() {
-		if x := m.Fields().Get(i).Message(); x != nil && x.FullName() == "penstock.admin.v1.VolumeRef" {
+		if x := m.Fields().Get(i).Message(); x != nil && (x.FullName() == "penstock.admin.v1.VolumeRef" || x.FullName() == "penstock.admin.v1.GroupRef") {
 			return true
 		}
 	}

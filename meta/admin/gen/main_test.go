@@ -46,6 +46,7 @@ func TestBadMethodsAreRefused(t *testing.T) {
 		{"good", "option idempotency_level = NO_SIDE_EFFECTS; option (rule) = {roles: [ROLE_ADMIN]};", "", ""},
 		{"good with an id", "option (rule) = {roles: [ROLE_ADMIN]};", "uint64 request_id = 1;", ""},
 		{"good with a right", "option idempotency_level = IDEMPOTENT; option (rule) = {roles: [ROLE_ADMIN], right: RIGHT_READ};", "VolumeRef volume = 1;", ""},
+		{"good with a right on a group", "option idempotency_level = IDEMPOTENT; option (rule) = {roles: [ROLE_ADMIN], right: RIGHT_READ};", "GroupRef group = 1;", ""},
 		{"no rule", "option idempotency_level = NO_SIDE_EFFECTS;", "", "which roles may call it"},
 		{"no roles", "option idempotency_level = NO_SIDE_EFFECTS; option (rule) = {right: RIGHT_READ};", "VolumeRef volume = 1;", "which roles may call it"},
 		{"a right on nothing", "option idempotency_level = NO_SIDE_EFFECTS; option (rule) = {roles: [ROLE_ADMIN], right: RIGHT_READ};", "string volume = 1;", "names no VolumeRef"},
