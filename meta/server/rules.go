@@ -103,7 +103,7 @@ var adminRules = [...]adminRule{
 	wire.AdminHandOver:     {roles: admins},
 	wire.AdminJoin:         {roles: nobody}, // strangers only: see stranger
 	wire.AdminRenew:        {roles: members},
-	wire.AdminPathOf:       {roles: admins},
+	wire.AdminPathOf:       {roles: []peering.Role{peering.Meta}},
 	wire.AdminTake:         {roles: []peering.Role{peering.Meta}},
 
 	wire.AdminViews:          {roles: admins, right: cluster.ReadRights},
