@@ -34,6 +34,9 @@ type Config struct {
 	Congestion string
 	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
 	Creds *peer.Credentials
+	// Streams: the client serves streams, or copies them. Other clients can't change the
+	// contents of a stream's files (meta.FlagStream), nor make names beside the files.
+	Streams bool
 	// UnsafeNoVerify skips the verification of read bytes (positive control).
 	UnsafeNoVerify bool
 	// UnsafeNoGrowthSync tells other clients the length of a file without a sync; a control of

@@ -24,7 +24,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	// Grants and recalls come only after the first operation, so the handler
 	// is whole by then; an expiry may come earlier and finds nothing to void.
-	mc := metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host, Creds: cfg.Creds, Succeeded: cfg.Keep != nil, Linger: cfg.Linger}
+	mc := metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host, Creds: cfg.Creds, Succeeded: cfg.Keep != nil, Linger: cfg.Linger, Streams: cfg.Streams}
 	if p := cfg.Process; p.PID != 0 {
 		mc.Host, mc.PID, mc.Start = p.Space(), uint32(p.PID), p.Start
 	}

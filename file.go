@@ -362,8 +362,21 @@ func (in *inode) openedLocked(f *file, info OpenInfo) {
 	in.direct = info.DirectIO && (in.direct || f.opens == 1)
 }
 
+// keptByStreamLocked reports that the file is known to be a stream's, and that this client does
+// not serve streams. The caller holds mu.
+func (in *inode) keptByStreamLocked() bool {
+	return in.attr.Flags&meta.FlagStream != 0 && !in.vol.c.cfg.Streams
+}
+
+func (in *inode) keptByStream() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.keptByStreamLocked()
+}
+
 // Open counts an opener of a regular file and takes the lease for the flags of open(2);
-// O_TRUNC truncates. Errors: IsDir, and NotPermitted (a sealed file opened for writing).
+// O_TRUNC truncates. Errors: IsDir, and NotPermitted (a sealed file, or a stream's, opened for
+// writing).
 func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint32) (OpenInfo, error) {
 	in := v.node(ino)
 	defer in.put()
@@ -372,6 +385,9 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 	if write {
 		if err := v.readOnly("open"); err != nil {
 			return OpenInfo{}, err
+		}
+		if in.keptByStream() { // before the file is taken from the gateway that writes it
+			return OpenInfo{}, meta.E("open", meta.NotPermitted, v.subject(ino), nil)
 		}
 		v.refreshPolicy(ctx)
 		want = meta.LeaseExclusive
@@ -392,7 +408,7 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 		switch {
 		case a.IsDir():
 			bad = meta.IsDir
-		case write && (a.Flags&meta.FlagSealed != 0 || f.sealWant):
+		case write && (a.Flags&meta.FlagSealed != 0 || f.sealWant || in.keptByStreamLocked()):
 			bad = meta.NotPermitted
 		}
 		if bad != 0 {

@@ -765,6 +765,11 @@ func (m *mirrorCopy) setOwner(ctx context.Context, src, dst meta.Ino, a, t *meta
 		}
 		t = &e.Attr
 	}
+	if a.Flags&^t.Flags&meta.FlagStream != 0 {
+		if _, err := m.dst.SetAttr(ctx, nil, meta.SetAttr{Ino: dst, Mask: meta.SetStream}); err != nil {
+			return err
+		}
+	}
 	if (a.Flags|t.Flags)&meta.FlagHasXattrs != 0 {
 		if err := m.copyXattrs(ctx, src, dst); err != nil {
 			return err

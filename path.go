@@ -208,6 +208,17 @@ func (t *Tree) MkdirAll(ctx context.Context, path string, mode uint32) error {
 	return nil
 }
 
+// MarkStream makes a file or directory one of a stream's: see meta.FlagStream. Errors:
+// NotPermitted (Config.Streams is not set).
+func (t *Tree) MarkStream(ctx context.Context, path string) error {
+	v, e, err := t.find(ctx, "mark stream", path, true)
+	if err != nil {
+		return err
+	}
+	_, err = v.SetAttr(ctx, nil, meta.SetAttr{Ino: e.Attr.Ino, Mask: meta.SetStream})
+	return err
+}
+
 // Remove removes a file or an empty directory.
 func (t *Tree) Remove(ctx context.Context, path string) error {
 	p, err := t.walk(ctx, "remove", path, false)

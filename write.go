@@ -168,7 +168,7 @@ func (in *inode) toWrite(ctx context.Context) (*file, error) {
 
 // mayWrite says where n bytes go, or why not. mu is held.
 func (in *inode) mayWrite(f *file, off int64, n int, atEnd bool) (at uint64, err error) {
-	if in.attr.Flags&meta.FlagSealed != 0 {
+	if in.attr.Flags&meta.FlagSealed != 0 || in.keptByStreamLocked() {
 		return 0, meta.E("write", meta.NotPermitted, in.vol.subject(in.ino), nil)
 	}
 	at = uint64(off)

@@ -102,6 +102,10 @@ const (
 	FlagUnsynced                        // some committed extent is not yet synced on its replicas
 	FlagHasCaps                         // security.capability is set: writes must drop it
 	FlagFollowed                        // in answers only: another session goes on appending; no lease comes with the answer
+	// FlagStream: a stream's file or directory. Only sessions that serve streams change the
+	// contents of the file, and add names to the directory. What is made in the directory has
+	// the flag, too. The flag is never removed.
+	FlagStream
 )
 
 // SetMask says which fields of SetAttr apply.
@@ -118,6 +122,7 @@ const (
 	SetMtimeNow
 	SetCtime
 	SetKillPriv // drop set-user-id, set-group-id (where group-executable) and security.capability
+	SetStream   // set FlagStream of a regular file or a directory; only from sessions that serve streams
 )
 
 // Dirent is one entry of a directory.

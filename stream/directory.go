@@ -42,9 +42,17 @@ func Create(ctx context.Context, t *penstock.Tree, p string, s Spec) error {
 		switch e.Name {
 		case SpecFile:
 			return meta.E(op, meta.Exists, p, nil)
-		case logDir, SpecFile + replaceSuffix: // of an interrupted Create
+		case logDir, groupsDir, SpecFile + replaceSuffix: // of an interrupted Create
 		default:
 			return meta.E(op, meta.NotEmpty, p, fmt.Errorf("it has %q: choose an empty directory", e.Name))
+		}
+	}
+	for _, name := range []string{logDir, groupsDir} {
+		if err := t.MkdirAll(ctx, path.Join(p, name), dirMode); err != nil {
+			return err
+		}
+		if err := t.MarkStream(ctx, path.Join(p, name)); err != nil {
+			return err
 		}
 	}
 	for n := range s.Partitions {
@@ -53,6 +61,9 @@ func Create(ctx context.Context, t *penstock.Tree, p string, s Spec) error {
 		}
 	}
 	if err := t.WriteFile(ctx, path.Join(p, SpecFile+replaceSuffix), s.Encode(), fileMode); err != nil {
+		return err
+	}
+	if err := t.MarkStream(ctx, path.Join(p, SpecFile+replaceSuffix)); err != nil {
 		return err
 	}
 	if err := t.Rename(ctx, path.Join(p, SpecFile+replaceSuffix), path.Join(p, SpecFile)); err != nil {

@@ -86,7 +86,17 @@ func (d volumeDir) makeSub(ctx context.Context, name string) (volumeDir, error) 
 	if _, err := d.v.Create(ctx, nil, meta.Create{Parent: d.ino, Name: name, Mode: meta.TypeDir | dirMode}); err != nil && !errors.Is(err, meta.Exists) {
 		return d, err
 	}
-	return d.sub(ctx, name)
+	if sub, err = d.sub(ctx, name); err != nil {
+		return d, err
+	}
+	return sub, mark(ctx, d.v, sub.ino)
+}
+
+// mark keeps a file or directory of a stream from being written by clients that do not serve
+// streams. What is made in a marked directory is marked.
+func mark(ctx context.Context, v *penstock.Volume, ino meta.Ino) error {
+	_, err := v.SetAttr(ctx, nil, meta.SetAttr{Ino: ino, Mask: meta.SetStream})
+	return err
 }
 
 const writing = uint32(os.O_RDWR)

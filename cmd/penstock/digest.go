@@ -250,7 +250,7 @@ func (w *where) connect(ctx context.Context) (*penstock.Client, error) {
 		host = "localhost"
 	}
 	c, err := penstock.Dial(ctx, penstock.Config{
-		Meta: addrs, Creds: creds, Logger: slog.New(slog.DiscardHandler),
+		Meta: addrs, Creds: creds, Logger: slog.New(slog.DiscardHandler), Streams: true,
 		Name: fmt.Sprintf("%s: %s %d", host, filepath.Base(os.Args[0]), os.Getpid()),
 	})
 	return c, w.advise(err, true)

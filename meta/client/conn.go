@@ -23,6 +23,7 @@ func (c *Config) hello(id meta.SessionID, cluster string) wire.Hello {
 	return wire.Hello{
 		Min: wire.Version, Max: wire.Version, Role: c.Role, Session: id, Name: c.Name,
 		Host: c.Host, PID: c.PID, Start: c.Start, Cluster: cluster, Resumed: c.Session != 0, TTL: uint64(c.Linger.Milliseconds()),
+		Streams: c.Streams,
 	}
 }
 

@@ -130,6 +130,8 @@ type Config struct {
 	// sessions wait for its leases or locks: another process may continue the session. If
 	// Linger is shorter than a lease, or 0, the session ends with its lease.
 	Linger time.Duration
+	// Streams: the client serves streams, and changes files with meta.FlagStream.
+	Streams bool
 }
 
 // retained is a mutation with an early reply, sent again if the journal never got the

@@ -36,6 +36,11 @@ func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
 			}
 		}
 	}
+	if op.Mask&meta.SetStream != 0 {
+		if err := t.c.markStream(in); err != nil {
+			return err
+		}
+	}
 	if op.Mask&meta.SetUID != 0 {
 		in.UID = op.UID
 	}
@@ -92,6 +97,9 @@ func (t *tx) setSize(in *inode, size uint64) error {
 		return fail("truncate", meta.FileTooBig, fmt.Sprintf("size %d", size))
 	case in.Flags&meta.FlagSealed != 0:
 		return fail("truncate", meta.NotPermitted, fmt.Sprintf("inode %d was sealed when it was closed", in.Ino))
+	}
+	if err := t.c.keepStream("truncate", in); err != nil {
+		return err
 	}
 	if err := in.checkClosed("truncate"); err != nil {
 		return err

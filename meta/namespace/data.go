@@ -31,6 +31,9 @@ func (t *tx) writable(op string, ino meta.Ino) (*inode, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := t.c.keepStream(op, in); err != nil {
+		return nil, err
+	}
 	return in, in.checkWritable(op)
 }
 
@@ -158,6 +161,11 @@ func (t *tx) write(op *meta.Write, res *meta.Result) error {
 	}
 	closes := op.CloseEnded && in.Flags&meta.FlagOpenEnded != 0
 	content := len(op.Extents) > 0 || op.Inline || op.Size > in.Size
+	if content || closes || op.Seal {
+		if err := t.c.keepStream("write", in); err != nil {
+			return err
+		}
+	}
 	if content || closes {
 		if err := in.checkWritable("write"); err != nil {
 			return err

@@ -227,6 +227,9 @@ func (t *tx) create(op *meta.Create, res *meta.Result) error {
 	if t.vol.policy.Immutable {
 		return fail("create", meta.ReadOnly, op.Name)
 	}
+	if err := t.c.keepStream("create", dir); err != nil {
+		return err
+	}
 	isDir := mode&meta.TypeMask == meta.TypeDir
 	if isDir && dir.Nlink >= meta.MaxLinks {
 		return fail("create", meta.TooManyLinks, op.Name)
@@ -301,6 +304,9 @@ func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, n
 		}
 	}
 	in := t.newInode(ino, mode, uid, gid, now)
+	if in.IsRegular() || in.IsDir() {
+		in.Flags |= dir.Flags & meta.FlagStream
+	}
 	in.known, in.under = true, under
 	if mode&meta.TypeMask == meta.TypeSymlink {
 		return in, nil
@@ -325,6 +331,9 @@ func (t *tx) tmpfile(op *meta.Tmpfile, res *meta.Result) error {
 	}
 	if ty := op.Mode & meta.TypeMask; ty != 0 && ty != meta.TypeRegular {
 		return fail("tmpfile", meta.Invalid, fmt.Sprintf("file type %#o", ty))
+	}
+	if err := t.c.keepStream("tmpfile", dir); err != nil {
+		return err
 	}
 	if t.c.Session == 0 {
 		return fail("tmpfile", meta.Invalid, "no session to hold it")
@@ -376,6 +385,9 @@ func (t *tx) link(op *meta.Link, res *meta.Result) error {
 		return fail("link", meta.NotFound, fmt.Sprintf("the last name of inode %d is gone", op.Ino))
 	case in.Nlink >= meta.MaxLinks:
 		return fail("link", meta.TooManyLinks, op.Name)
+	}
+	if err := t.c.keepStream("link", dir); err != nil {
+		return err
 	}
 	kind := meta.EventLinked
 	if in.tmp != 0 {
@@ -559,6 +571,14 @@ func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
 	}
 	if err := checkKinds(op, from, to, in, old, exchange); err != nil {
 		return err
+	}
+	if err := t.c.keepStream("rename", to); err != nil {
+		return err
+	}
+	if exchange {
+		if err := t.c.keepStream("rename", from); err != nil {
+			return err
+		}
 	}
 
 	now := t.c.Now

@@ -57,6 +57,8 @@ type Context struct {
 	Reserved, Held uint64
 	// Squash says what the caller must not create.
 	Squash Squash
+	// NoStreams: the caller must not change what has FlagStream.
+	NoStreams bool
 	// At is the generation of the snapshot that Query reads; zero is the live volume. Errors:
 	// NoSuchSnapshot.
 	At meta.Generation

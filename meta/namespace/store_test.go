@@ -73,9 +73,11 @@ type fixture struct {
 	now     meta.Time
 	session meta.SessionID
 	replay  bool
-	last    []Effect
-	journal bool // entries are kept
-	entries [][]byte
+	// noStreams: the caller does not serve streams.
+	noStreams bool
+	last      []Effect
+	journal   bool // entries are kept
+	entries   [][]byte
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -125,7 +127,7 @@ func (f *fixture) commit(l []Effect) {
 }
 
 func (f *fixture) ctx() Context {
-	return Context{Now: f.now, Session: f.session, Term: 3, Volume: testVolume, Replay: f.replay}
+	return Context{Now: f.now, Session: f.session, Term: 3, Volume: testVolume, Replay: f.replay, NoStreams: f.noStreams}
 }
 
 func (f *fixture) try(op meta.Op) (*meta.Result, error) {

@@ -159,6 +159,8 @@ type view struct {
 	counters bool
 	wait     meta.Seq
 	squash   namespace.Squash // of the caller
+	// noStreams: the caller does not serve streams (namespace.Context.NoStreams).
+	noStreams bool
 }
 
 func (w *view) note(r *record) {

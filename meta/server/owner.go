@@ -255,7 +255,7 @@ func (o *owner) execute(op meta.Op, as meta.SessionID, id meta.OpID, replay bool
 func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, reserved uint64, w *view) (*meta.Result, []namespace.Effect, error) {
 	for range 1 << 20 {
 		c := o.context(as)
-		c.Op, c.Replay, c.Squash = id, replay, w.squash
+		c.Op, c.Replay, c.Squash, c.NoStreams = id, replay, w.squash, w.noStreams
 		c.Reserved, c.Held = reserved, o.quota.Promised()-reserved
 		res, effects, err := namespace.Execute(w, c, op)
 		if err == nil || !errors.Is(err, meta.Again) {
@@ -402,7 +402,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if wait := o.frozen(); wait != nil {
 		return nil, wait
 	}
-	w := &view{o: o, session: s.id, squash: s.squash(o.vol)}
+	w := &view{o: o, session: s.id, squash: s.squash(o.vol), noStreams: !s.streams && !o.srv.cfg.Unsafe.NoStreams}
 	if err := o.leases.leaders.admit(o, s, c.Op); err != nil {
 		return o.refuse(err)
 	}

@@ -162,6 +162,8 @@ type Unsafe struct {
 	NoRevoke bool
 	// NoSquash: a client with squashed root may create everything that root may create.
 	NoSquash bool
+	// NoStreams: clients that do not serve streams may change the files of streams.
+	NoStreams bool
 	// NoPace: no caller is slowed down, regardless of its load.
 	NoPace bool
 	// NoFence: the journal accepts entries of deposed owners.
@@ -536,7 +538,7 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 				id = meta.SessionID(binary.LittleEndian.Uint64(b[:]))
 			}
 			sess := &session{pace: s.paces.of(who),
-				srv: s, id: id, who: who, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start,
+				srv: s, id: id, who: who, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start, streams: h.Streams,
 				cancels: map[uint64]context.CancelCauseFunc{}, ordered: queues{}, late: queues{}, gone: make(chan struct{}),
 			}
 			sess.ctx, sess.cancel = context.WithCancelCause(s.ctx)

@@ -26,6 +26,8 @@ type session struct {
 	host  string
 	pid   uint32
 	start uint64
+	// streams: the client serves streams, and may change their files.
+	streams bool
 
 	accMu sync.Mutex // of acc; no other lock is taken under accMu
 	acc   map[meta.VolumeID]accessAt

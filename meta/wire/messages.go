@@ -88,6 +88,9 @@ type Hello struct {
 	// know the session's leases, so the server must repeat the grants with each reply. In the
 	// answer: the server will do so (a server that can't does not set Resumed).
 	Resumed bool
+	// Streams, from the dialer: the client serves streams, and changes their files
+	// (meta.FlagStream).
+	Streams bool
 	Err     meta.Kind
 	Detail  string
 }
@@ -105,6 +108,7 @@ func (m *Hello) fields(c *coder) {
 	c.str(&m.Cluster)
 	c.u64(&m.TTL)
 	c.bool(&m.Resumed)
+	c.bool(&m.Streams)
 	c.kind(&m.Err)
 	c.str(&m.Detail)
 }

@@ -47,6 +47,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-noreplaycheck", "meta/server", "TestClaimedReplays"},
 	{"meta-notellpolicy", "meta/server", "TestPolicyIsFollowedWhenAnswered"},
 	{"meta-noleadership", "meta/server", "TestLeadership"},
+	{"meta-nostreams", "test/streams", "TestKcat"},
 	{"meta-nolosswait", "meta/server", "TestSlowReplicaIsNotGivenUp"},
 	{"meta-norules", "meta/server", "TestWhoMayCall"},
 	{"admin-resend", "meta/admin", "TestSentOnce"},

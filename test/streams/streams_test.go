@@ -193,6 +193,7 @@ func TestKcat(t *testing.T) {
 	if got := sorted(m.kcat("", "-G", "g", "-X", "auto.offset.reset=earliest", "-e", "v.clicks")); !slices.Equal(got, want(1000)) {
 		t.Errorf("DATA: the group got %v", got)
 	}
+	keeps(t, filepath.Join(mnt, "v/clicks"), list[0])
 	if err := os.Rename(filepath.Join(mnt, "v/clicks"), filepath.Join(mnt, "v/moved")); err != nil {
 		t.Fatal(err)
 	}
@@ -213,6 +214,12 @@ func TestKcat(t *testing.T) {
 	}
 	if out := m.Must("stream", "list"); !strings.Contains(string(out), "/v/moved") {
 		t.Errorf("the list is %s", out)
+	}
+	m.Until("the mount serves again", func() error { _, err := os.Stat(filepath.Join(mnt, "v/moved")); return err })
+	m.Must("stream", "create", "/v/removed")
+	m.kcat("1\n", "-P", "-t", "v.removed")
+	if err := os.RemoveAll(filepath.Join(mnt, "v/removed")); err != nil {
+		t.Errorf("rm -r of a stream: %v", err)
 	}
 	m.Must("stream", "delete", "v.moved", "--yes")
 	if out := m.Must("stream", "list"); strings.Contains(string(out), "/v/moved") {

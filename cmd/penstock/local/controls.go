@@ -46,6 +46,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoRevoke = true
 		case "meta-nosquash":
 			u.Meta.NoSquash = true
+		case "meta-nostreams":
+			u.Meta.NoStreams = true
 		case "meta-nopromise":
 			u.Meta.NoPromise = true
 		case "meta-nofreeze":

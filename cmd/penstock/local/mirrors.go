@@ -53,6 +53,7 @@ func RunMirrors(ctx context.Context, cfg penstock.Config, log *slog.Logger) erro
 		return err
 	}
 	cfg.Name, cfg.WriteBuffer, cfg.MetaCache = mirrorName(), 64<<20, 100_000
+	cfg.Streams = true // streams are copied with their files
 	dial, cancel := context.WithTimeout(ctx, 30*time.Second)
 	c, err := penstock.Dial(dial, cfg)
 	cancel()
