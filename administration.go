@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"iter"
 	"sync"
 	"time"
 
@@ -157,6 +158,20 @@ func (s session) UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, holde
 	return called(s, func(c *admin.Client) (*admin.UnpinSnapshotResponse, error) {
 		return c.Snapshots.UnpinSnapshot(ctx, &admin.UnpinSnapshotRequest{Volume: admin.Numbered(v), Snapshot: name, Holder: holder})
 	}, (*admin.UnpinSnapshotResponse).GetReleased)
+}
+
+func (s session) Volumes(ctx context.Context) iter.Seq2[meta.VolumeInfo, error] {
+	c, err := s.administration.any()
+	if err != nil {
+		return func(yield func(meta.VolumeInfo, error) bool) { yield(meta.VolumeInfo{}, err) }
+	}
+	return c.EachVolume(ctx, &admin.ListVolumesRequest{})
+}
+
+func (s session) FindVolume(ctx context.Context, name string) (meta.VolumeInfo, error) {
+	return called(s, func(c *admin.Client) (*admin.Volume, error) {
+		return c.Volumes.GetVolume(ctx, &admin.GetVolumeRequest{Volume: admin.Named(name)})
+	}, (*admin.Volume).Info)
 }
 
 func (s session) Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (meta.CloneInfo, error) {

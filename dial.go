@@ -2,7 +2,6 @@ package penstock
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	chunkclient "penstock.io/penstock/chunkserver/client"
@@ -97,18 +96,13 @@ func (s session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops
 func (s session) Suspect(v meta.VolumeID, servers []meta.ServerID) { s.Trouble(v, servers, nil) }
 
 func (s session) Volume(ctx context.Context, id meta.VolumeID, name string) (volumeInfo, error) {
-	plain, err := json.Marshal(wire.VolumeQuestion{Plain: true})
-	if err != nil {
-		panic("dial: a question is plain data: " + err.Error())
-	}
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id, Name: name, Body: plain})
+	v, err := s.LookUpVolume(ctx, id, name)
 	if err != nil {
 		return volumeInfo{}, err
 	}
-	if len(re.Volumes) != 1 || re.Volumes[0].Deleting {
+	if v.Deleting {
 		return volumeInfo{}, meta.E("open volume", meta.NoSuchVolume, name, nil)
 	}
-	v := re.Volumes[0]
 	return volumeInfo{v.ID, v.Name, v.Policy}, nil
 }
 

@@ -5,29 +5,28 @@ import (
 	"iter"
 
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
 
 // VolumeInfo describes a volume to an administrator; VolumeWords are the recorded properties
 // of a volume beside its policy.
 type (
-	VolumeInfo  = metaclient.Volume
+	VolumeInfo  = meta.VolumeInfo
 	VolumeWords = wire.VolumeWords
 )
 
 // volumeSession is what a session does about volumes; the methods' promises are
-// at meta/client.
+// at meta/admin.
 type volumeSession interface {
-	Volumes(ctx context.Context) iter.Seq2[metaclient.Volume, error]
-	FindVolume(ctx context.Context, name string) (metaclient.Volume, error)
-	CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (metaclient.Volume, error)
-	SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (metaclient.Volume, error)
-	AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (metaclient.Volume, error)
+	Volumes(ctx context.Context) iter.Seq2[meta.VolumeInfo, error]
+	FindVolume(ctx context.Context, name string) (meta.VolumeInfo, error)
+	CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (meta.VolumeInfo, error)
+	SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (meta.VolumeInfo, error)
+	AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (meta.VolumeInfo, error)
 	DetachVolume(ctx context.Context, id meta.VolumeID) error
-	RenameVolume(ctx context.Context, id meta.VolumeID, name string) (metaclient.Volume, error)
+	RenameVolume(ctx context.Context, id meta.VolumeID, name string) (meta.VolumeInfo, error)
 	DeleteVolume(ctx context.Context, id meta.VolumeID, now bool) error
-	UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (metaclient.Volume, error)
+	UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (meta.VolumeInfo, error)
 }
 
 var _ volumeSession = session{}

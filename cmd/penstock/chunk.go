@@ -46,11 +46,11 @@ type lostView struct {
 // lost chunks.
 func lostIn(ctx context.Context, s *client.Session, api *admin.Client, only []string) (views []lostView, ids map[string]meta.VolumeID, err error) {
 	views, ids = []lostView{}, map[string]meta.VolumeID{}
-	for v, err := range s.Volumes(ctx) {
+	for v, err := range api.EachVolume(ctx, &admin.ListVolumesRequest{}) {
 		if err != nil {
 			return nil, nil, err
 		}
-		if v.Deleting || len(only) > 0 && !slices.Contains(only, v.Name) {
+		if !v.State.Usable() || len(only) > 0 && !slices.Contains(only, v.Name) {
 			continue
 		}
 		ids[v.Name] = v.ID

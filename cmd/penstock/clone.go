@@ -70,7 +70,7 @@ advisory quota, schedule of snapshots, labels. 'penstock volume set' changes the
 				if err != nil {
 					return err
 				}
-				c, err := s.VolumeByID(ctx, meta.VolumeID(made.Id))
+				c, err := api.FindVolume(ctx, admin.Numbered(meta.VolumeID(made.Id)))
 				if err != nil {
 					return err
 				}

@@ -252,14 +252,7 @@ func (cacheless) Expired([]meta.VolumeID, error)    {}
 
 // volumeByName finds a volume. Errors: NoSuchVolume.
 func volumeByName(ctx context.Context, s *client.Session, name string) (wire.VolumeInfo, error) {
-	r, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name})
-	if err != nil {
-		return wire.VolumeInfo{}, err
-	}
-	if len(r.Volumes) != 1 {
-		return wire.VolumeInfo{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
-	}
-	return r.Volumes[0], nil
+	return s.LookUpVolume(ctx, 0, name)
 }
 
 // running is the note of a 'penstock up' for other commands on this machine, in a file named

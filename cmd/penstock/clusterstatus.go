@@ -43,7 +43,7 @@ type metaView struct {
 
 func readCluster(ctx context.Context, s *client.Session, c *admin.Client) (*clusterView, error) {
 	v := &clusterView{Cluster: s.Cluster(), Meta: []metaView{}, Disks: []diskView{}}
-	for _, err := range s.Volumes(ctx) {
+	for _, err := range c.EachVolume(ctx, &admin.ListVolumesRequest{}) {
 		if err != nil {
 			return nil, err
 		}

@@ -122,11 +122,11 @@ func showChecks(ctx context.Context, c *admin.Client, name string, tell func(str
 
 func check(ctx context.Context, s *client.Session, c *admin.Client, only []string, tell func(string, ...any)) ([]checkView, error) {
 	views := []checkView{}
-	for v, err := range s.Volumes(ctx) {
+	for v, err := range c.EachVolume(ctx, &admin.ListVolumesRequest{}) {
 		if err != nil {
 			return nil, err
 		}
-		if v.Deleting || len(only) > 0 && !slices.Contains(only, v.Name) {
+		if !v.State.Usable() || len(only) > 0 && !slices.Contains(only, v.Name) {
 			continue
 		}
 		done := make(chan struct{})

@@ -117,7 +117,7 @@ unpublishes the volume.`,
 					return err
 				}
 				names := map[meta.VolumeID]string{0: "*"}
-				for v, err := range s.Volumes(cmd.Context()) {
+				for v, err := range c.EachVolume(cmd.Context(), &admin.ListVolumesRequest{}) {
 					if err != nil {
 						return err
 					}

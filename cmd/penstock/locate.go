@@ -13,6 +13,7 @@ import (
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
 )
 
 // locateView describes the chunks and servers of a file's bytes.
@@ -94,7 +95,7 @@ yet synced have no place yet.`,
 					return err
 				}
 				view := locateView{Path: args[0], Volume: fmt.Sprint(at.volume), Inode: uint64(at.ino), Extents: []extentView{}}
-				v, err := s.VolumeByID(cmd.Context(), at.volume)
+				v, err := s.LookUpVolume(cmd.Context(), at.volume, "")
 				if err != nil {
 					return err
 				}
@@ -111,9 +112,9 @@ yet synced have no place yet.`,
 					for _, e := range r.Extents {
 						x := viewExtent(e, r.Places)
 						if _, known := replicas[e.Chunk.Volume]; !known && !e.Chunk.IsZero() { // a clone's chunk in the origin
-							origin, err := s.VolumeByID(cmd.Context(), e.Chunk.Volume)
+							origin, err := s.LookUpVolume(cmd.Context(), e.Chunk.Volume, "")
 							if err != nil {
-								origin = client.Volume{} // without a right to the origin, its policy is unknown
+								origin = wire.VolumeInfo{} // without a right to the origin, its policy is unknown
 							}
 							replicas[e.Chunk.Volume] = origin.Policy.Replicas
 						}

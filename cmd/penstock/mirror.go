@@ -255,11 +255,11 @@ func likeSource(ctx context.Context, from *penstock.Client, src *penstock.Volume
 	if err != nil {
 		return err
 	}
-	if words.TrashSeconds == nil && v.Detail.TrashSeconds != 0 {
-		words.TrashSeconds = &v.Detail.TrashSeconds
+	if words.TrashSeconds == nil && v.TrashSeconds != 0 {
+		words.TrashSeconds = &v.TrashSeconds
 	}
-	if words.Compression == nil && v.Detail.Compression != "" && v.Detail.Compression != meta.CompressNone.String() {
-		words.Compression = &v.Detail.Compression
+	if words.Compression == nil && v.Compression != "" && v.Compression != meta.CompressNone.String() {
+		words.Compression = &v.Compression
 	}
 	return nil
 }

@@ -128,7 +128,7 @@ func namesOfVolumes(ctx context.Context, s *client.Session, groups []meta.Group)
 				continue
 			}
 			names[m.Volume] = ""
-			v, err := s.VolumeByID(ctx, m.Volume)
+			v, err := s.LookUpVolume(ctx, m.Volume, "")
 			if errors.Is(err, meta.NoSuchVolume) {
 				continue
 			}

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/server"
-	"penstock.io/penstock/meta/wire"
 )
 
 // statusView is the output of `penstock status`.
@@ -45,11 +45,11 @@ func readStatus(ctx context.Context, s *client.Session, c *admin.Client) (*statu
 		return nil, err
 	}
 	view := &statusView{Cluster: s.Cluster(), Volumes: []volumeView{}, Servers: []serverView{}}
-	for v, err := range s.Volumes(ctx) {
+	for v, err := range c.EachVolume(ctx, &admin.ListVolumesRequest{}) {
 		if err != nil {
 			return nil, err
 		}
-		if v.Detail.State != wire.VolumeInTrash {
+		if v.State != meta.VolumeInTrash {
 			view.Volumes = append(view.Volumes, viewOf(v))
 		}
 	}

@@ -78,7 +78,7 @@ type volumeView struct {
 	Closed bool `json:"closed,omitempty" yaml:"closed,omitempty"`
 }
 
-func viewOf(v client.Volume) volumeView {
+func viewOf(v meta.VolumeInfo) volumeView {
 	at := func(t time.Time) *time.Time {
 		if t.IsZero() {
 			return nil
@@ -86,15 +86,15 @@ func viewOf(v client.Volume) volumeView {
 		t = t.UTC().Truncate(time.Second)
 		return &t
 	}
-	return volumeView{ID: uint32(v.ID), Name: v.Name, Path: v.Path, State: v.Detail.State,
-		UsedBytes: v.Usage.UsedBytes, UsedInodes: v.Usage.UsedInodes,
+	return volumeView{ID: uint32(v.ID), Name: v.Name, Path: v.Path, State: string(v.State),
+		UsedBytes: v.UsedBytes, UsedInodes: v.UsedInodes,
 		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, QuotaSnapshots: v.Policy.QuotaSnapshots, Replicas: v.Policy.Replicas, MinReplicas: v.Policy.Least(),
 		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime,
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
 		LocalFirst: v.Policy.LocalFirst, Encrypt: v.Policy.Encrypt, MaxChunk: cmp.Or(v.Policy.MaxChunk, meta.DefaultChunk),
-		Compression: cmp.Or(v.Detail.Compression, meta.CompressNone.String()), AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes,
-		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver), Labels: v.Detail.Labels, LabelsUnread: v.Detail.LabelsUnread,
-		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
+		Compression: cmp.Or(v.Compression, meta.CompressNone.String()), AdvisoryBytes: v.AdvisoryBytes, AdvisoryInodes: v.AdvisoryInodes,
+		BytesOver: at(v.BytesOver), InodesOver: at(v.InodesOver), Labels: v.Labels, LabelsUnread: v.LabelsUnread,
+		TrashSeconds: v.TrashSeconds, Created: at(v.Created), Deleted: at(v.Deleted), Until: at(v.Until), Closed: !v.Open}
 }
 
 // options names the options that the policy switches on.
@@ -370,19 +370,19 @@ meet: KEY, !KEY, KEY=VALUE, KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...
 					return &usageError{err}
 				}
 			}
-			return w.with(cmd.Context(), func(s *client.Session) error {
+			return w.api(cmd.Context(), func(c *admin.Client) error {
 				views := []volumeView{}
-				for v, err := range s.Volumes(cmd.Context()) {
+				for v, err := range c.EachVolume(cmd.Context(), &admin.ListVolumesRequest{}) {
 					if err != nil {
 						return err
 					}
-					if trash != (v.Detail.State == wire.VolumeInTrash) {
+					if trash != (v.State == meta.VolumeInTrash) {
 						continue
 					}
-					if v.Detail.LabelsUnread != "" && len(selector) > 0 {
-						return fmt.Errorf("whether volume %s is meant is not known: %s", v.Name, v.Detail.LabelsUnread)
+					if v.LabelsUnread != "" && len(selector) > 0 {
+						return fmt.Errorf("whether volume %s is meant is not known: %s", v.Name, v.LabelsUnread)
 					}
-					if selector.Matches(v.Detail.Labels) {
+					if selector.Matches(v.Labels) {
 						views = append(views, viewOf(v))
 					}
 				}
@@ -485,7 +485,7 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
-				v, err := s.FindVolume(cmd.Context(), args[0])
+				v, err := c.FindVolume(cmd.Context(), admin.Named(args[0]))
 				if err != nil {
 					return err
 				}

@@ -97,7 +97,7 @@ func repairOf(ctx context.Context, c *admin.Client, v meta.VolumeID) (*server.Re
 func toMove(r *server.RepairStatus) uint64 { return r.Degraded() }
 
 func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name string) (*volumeFull, error) {
-	v, err := s.FindVolume(ctx, name)
+	v, err := c.FindVolume(ctx, admin.Named(name))
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +240,7 @@ func moveText(chunks, bytes, blocked uint64, rate float64) string {
 // setUntilHeld sets a policy, and tries again once a second while the answer is Unavailable:
 // the owner can't seal open chunks that violate the policy, or mounts can't write their data
 // back. setUntilHeld shows the reason.
-func setUntilHeld(cmd *cobra.Command, s *client.Session, v client.Volume, words wire.VolumeWords) error {
+func setUntilHeld(cmd *cobra.Command, s *client.Session, v meta.VolumeInfo, words wire.VolumeWords) error {
 	p := newProgress(cmd)
 	defer p.end()
 	for {
@@ -259,7 +259,7 @@ func setUntilHeld(cmd *cobra.Command, s *client.Session, v client.Volume, words 
 
 // waitPlaced shows how much of a volume does not lie as its policy wants, until nothing is
 // left to move.
-func waitPlaced(ctx context.Context, cmd *cobra.Command, c *admin.Client, v client.Volume) error {
+func waitPlaced(ctx context.Context, cmd *cobra.Command, c *admin.Client, v meta.VolumeInfo) error {
 	p := newProgress(cmd)
 	defer p.end()
 	for clean := 0; ; {

@@ -10,15 +10,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 )
 
 // onVolume makes a command about a single volume, named by the first argument.
-func onVolume(cmd *cobra.Command, work func(ctx context.Context, s *client.Session, v client.Volume, args []string) error) *cobra.Command {
+func onVolume(cmd *cobra.Command, work func(ctx context.Context, s *client.Session, v meta.VolumeInfo, args []string) error) *cobra.Command {
 	var w where
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return w.with(cmd.Context(), func(s *client.Session) error {
-			v, err := s.FindVolume(cmd.Context(), args[0])
+		return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+			v, err := c.FindVolume(cmd.Context(), admin.Named(args[0]))
 			if err != nil {
 				return err
 			}
@@ -48,7 +49,7 @@ every mount that shows PATH's parent. The last name of PATH must be free. If the
 is attached there already, the command succeeds.`,
 		Example: `  penstock volume attach datasets /projects/vision/datasets --parents`,
 		Args:    cobra.MatchAll(cobra.ExactArgs(2), func(_ *cobra.Command, args []string) error { return treePath(args[1]) }),
-	}, func(ctx context.Context, s *client.Session, v client.Volume, args []string) error {
+	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, args []string) error {
 		_, err := s.AttachVolume(ctx, v.ID, args[1], parents)
 		return err
 	})
@@ -62,7 +63,7 @@ func newVolumeDetach() *cobra.Command {
 		Short:   "Take a volume out of the tree; its files stay",
 		Example: `  penstock volume detach datasets`,
 		Args:    cobra.ExactArgs(1),
-	}, func(ctx context.Context, s *client.Session, v client.Volume, _ []string) error {
+	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, _ []string) error {
 		return s.DetachVolume(ctx, v.ID)
 	})
 }
@@ -76,7 +77,7 @@ does not change: for that, detach and attach the volume. Grants refer to the vol
 number, and stay.`,
 		Example: `  penstock volume rename scratch scratch-2026`,
 		Args:    cobra.ExactArgs(2),
-	}, func(ctx context.Context, s *client.Session, v client.Volume, args []string) error {
+	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, args []string) error {
 		_, err := s.RenameVolume(ctx, v.ID, args[1])
 		return err
 	})
@@ -96,14 +97,14 @@ asks; a script gives --yes.`,
 		Example: `  penstock volume delete scratch --yes
   penstock volume delete scratch --now --yes`,
 		Args: cobra.ExactArgs(1),
-	}, func(ctx context.Context, s *client.Session, v client.Volume, _ []string) error {
-		trash := time.Duration(v.Detail.TrashSeconds) * time.Second
+	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, _ []string) error {
+		trash := time.Duration(v.TrashSeconds) * time.Second
 		if !yes {
 			until := "for ever"
 			if trash > 0 && !now {
 				until = fmt.Sprintf("(%v in the trash, then for ever)", trash)
 			}
-			question := fmt.Sprintf("Delete volume %s (%s in %d files) %s?", v.Name, bytesText(v.Usage.UsedBytes), v.Usage.UsedInodes, until)
+			question := fmt.Sprintf("Delete volume %s (%s in %d files) %s?", v.Name, bytesText(v.UsedBytes), v.UsedInodes, until)
 			if err := confirm(cmd, question, v.Name); err != nil {
 				return err
 			}

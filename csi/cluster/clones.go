@@ -6,7 +6,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/client"
 )
 
 // Clone makes a volume from a snapshot of volume of or, with snapshot empty, from the present
@@ -21,7 +20,7 @@ func (c *Cluster) Clone(ctx context.Context, of meta.VolumeID, snapshot, name st
 	if err != nil {
 		return Volume{}, err
 	}
-	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.VolumeByID(ctx, meta.VolumeID(made.Id)) })
+	return c.Volume(ctx, meta.VolumeID(made.Id))
 }
 
 // Origin returns the name of the snapshot from which clone was made; "" if the cluster took

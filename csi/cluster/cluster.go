@@ -231,7 +231,7 @@ func (c *Cluster) ID(ctx context.Context) (id string, err error) {
 // Ready returns an error unless the cluster answers.
 func (c *Cluster) Ready(ctx context.Context) error {
 	return c.with(ctx, func(s *client.Session) error {
-		_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: meta.RootVolume})
+		_, err := s.LookUpVolume(ctx, meta.RootVolume, "")
 		if errors.Is(err, meta.AccessDenied) || errors.Is(err, meta.NotPermitted) || errors.Is(err, meta.NoSuchVolume) {
 			return nil // the cluster answers; the root volume is not granted
 		}
@@ -239,19 +239,19 @@ func (c *Cluster) Ready(ctx context.Context) error {
 	})
 }
 
-func volumeOf(v client.Volume) (Volume, error) {
-	terms := policy.Terms{Policy: v.Policy, TrashSeconds: v.Detail.TrashSeconds, AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes}
-	x := Volume{ID: v.ID, Name: v.Name, Path: v.Path, Terms: terms, Deleting: v.Deleting, Trashed: v.Detail.State == wire.VolumeInTrash}
-	if o := v.Detail.Origin; o != nil && !o.Implied {
+func volumeOf(v meta.VolumeInfo) (Volume, error) {
+	terms := policy.Terms{Policy: v.Policy, TrashSeconds: v.TrashSeconds, AdvisoryBytes: v.AdvisoryBytes, AdvisoryInodes: v.AdvisoryInodes}
+	x := Volume{ID: v.ID, Name: v.Name, Path: v.Path, Terms: terms, Deleting: !v.State.Usable(), Trashed: v.State == meta.VolumeInTrash}
+	if o := v.Origin; o != nil && !o.Implied {
 		x.Origin = Origin{Volume: o.Volume, Snapshot: o.Snapshot}
 	}
 	var err error
-	x.Compression, err = meta.ParseCompression(v.Detail.Compression)
+	x.Compression, err = meta.ParseCompression(v.Compression)
 	return x, err
 }
 
 // one runs a request for one volume.
-func (c *Cluster) one(ctx context.Context, ask func(*client.Session) (client.Volume, error)) (v Volume, err error) {
+func (c *Cluster) one(ctx context.Context, ask func(*client.Session) (meta.VolumeInfo, error)) (v Volume, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
 		got, err := ask(s)
 		if err == nil {
@@ -264,36 +264,49 @@ func (c *Cluster) one(ctx context.Context, ask func(*client.Session) (client.Vol
 
 // Volume finds a volume by its number. Errors: NoSuchVolume.
 func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.VolumeByID(ctx, id) })
+	return c.find(ctx, admin.Numbered(id))
 }
 
 // VolumeByName finds a volume by its name. Errors: NoSuchVolume.
 func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.FindVolume(ctx, name) })
+	return c.find(ctx, admin.Named(name))
 }
 
 // Volumes lists all volumes by number, including volumes being deleted.
 func (c *Cluster) Volumes(ctx context.Context) (all []Volume, err error) {
-	err = c.with(ctx, func(s *client.Session) error {
-		for v, err := range s.Volumes(ctx) {
-			if err != nil {
-				return err
-			}
-			x, err := volumeOf(v)
-			if err != nil {
-				return err
-			}
-			all = append(all, x)
+	api, err := c.administration()
+	if err != nil {
+		return nil, err
+	}
+	for v, err := range api.EachVolume(ctx, &admin.ListVolumesRequest{}) {
+		if err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	return all, err
+		x, err := volumeOf(v)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, x)
+	}
+	return all, nil
+}
+
+func (c *Cluster) find(ctx context.Context, volume *admin.VolumeRef) (Volume, error) {
+	api, err := c.administration()
+	if err != nil {
+		return Volume{}, err
+	}
+	v, err := api.FindVolume(ctx, volume)
+	if err != nil {
+		return Volume{}, err
+	}
+	return volumeOf(v)
 }
 
 // Create makes a volume. Errors: VolumeExists, Invalid, ResourceExceeded,
 // NotSupported (the cluster knows no compression).
 func (c *Cluster) Create(ctx context.Context, name string, t policy.Terms) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
+	return c.one(ctx, func(s *client.Session) (meta.VolumeInfo, error) {
 		return s.CreateVolume(ctx, name, t.Policy, words(t))
 	})
 }
@@ -301,7 +314,7 @@ func (c *Cluster) Create(ctx context.Context, name string, t policy.Terms) (Volu
 // Set changes the terms of a volume in which to differs from from, the terms last seen.
 // Concurrent changes of other terms stay. Errors: NoSuchVolume, Invalid, NotSupported.
 func (c *Cluster) Set(ctx context.Context, id meta.VolumeID, from, to policy.Terms) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
+	return c.one(ctx, func(s *client.Session) (meta.VolumeInfo, error) {
 		return s.SetVolume(ctx, id, to.Policy, changed(from, to))
 	})
 }

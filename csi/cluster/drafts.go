@@ -9,7 +9,7 @@ import (
 
 // Rename renames a volume. Errors: NoSuchVolume, VolumeExists, Invalid.
 func (c *Cluster) Rename(ctx context.Context, id meta.VolumeID, name string) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.RenameVolume(ctx, id, name) })
+	return c.one(ctx, func(s *client.Session) (meta.VolumeInfo, error) { return s.RenameVolume(ctx, id, name) })
 }
 
 // Discard deletes an unattached, never used volume without putting it into the trash, if the

@@ -524,7 +524,7 @@ func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, 
 // nothing, reads little and waits for no event.
 func quick(a *wire.Admin) bool {
 	switch a.Op {
-	case wire.AdminVolumes, wire.AdminVolumeByName, wire.AdminPathOf, wire.AdminViews:
+	case wire.AdminVolumeByName, wire.AdminPathOf, wire.AdminViews:
 		return true
 	}
 	return false

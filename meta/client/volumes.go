@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
 	"path"
 	"strings"
 
@@ -13,33 +12,20 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Volume describes a volume.
-type Volume struct {
-	wire.VolumeInfo
-	Detail wire.VolumeDetail
-}
-
 // volumes decodes the volumes of an answer.
-func volumes(re *wire.AdminRe) ([]Volume, error) {
-	all := make([]Volume, len(re.Volumes))
+func volumes(re *wire.AdminRe) ([]meta.VolumeInfo, error) {
+	var all []meta.VolumeInfo
+	if err := json.Unmarshal(re.Report, &all); err != nil || len(all) != len(re.Volumes) {
+		return nil, meta.E("admin", meta.Protocol, "descriptions of volumes", err)
+	}
 	for i, v := range re.Volumes {
-		all[i].VolumeInfo = v
-	}
-	if len(all) == 0 {
-		return all, nil
-	}
-	var details []wire.VolumeDetail
-	if err := json.Unmarshal(re.Report, &details); err != nil || len(details) != len(all) {
-		return nil, meta.E("admin", meta.Protocol, "details of volumes", err)
-	}
-	for i, d := range details {
-		all[i].Detail = d
+		all[i].Path = v.Path
 	}
 	return all, nil
 }
 
 // askVolume runs a request answered with exactly one volume.
-func (s *Session) askVolume(ctx context.Context, a wire.Admin, body any) (Volume, error) {
+func (s *Session) askVolume(ctx context.Context, a wire.Admin, body any) (meta.VolumeInfo, error) {
 	if body != nil {
 		b, err := json.Marshal(body)
 		if err != nil {
@@ -49,69 +35,41 @@ func (s *Session) askVolume(ctx context.Context, a wire.Admin, body any) (Volume
 	}
 	re, err := s.Admin(ctx, a)
 	if err != nil {
-		return Volume{}, err
+		return meta.VolumeInfo{}, err
 	}
 	all, err := volumes(re)
 	if err != nil {
-		return Volume{}, err
+		return meta.VolumeInfo{}, err
 	}
 	if len(all) != 1 {
-		return Volume{}, meta.E("find volume", meta.NoSuchVolume, a.Name, nil)
+		return meta.VolumeInfo{}, meta.E("find volume", meta.NoSuchVolume, a.Name, nil)
 	}
 	return all[0], nil
 }
 
-// volumesPage is the largest number of volumes in an answer.
-const volumesPage = 1000
-
-// Volumes lists the volumes of the cluster by number, including volumes in the trash and
-// volumes being deleted. Volumes asks for one page at a time.
-func (s *Session) Volumes(ctx context.Context) iter.Seq2[Volume, error] {
-	return func(yield func(Volume, error) bool) {
-		for after := meta.VolumeID(0); ; {
-			re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes, Parent: after, Ino: volumesPage})
-			var page []Volume
-			if err == nil {
-				page, err = volumes(re)
-			}
-			if err != nil {
-				yield(Volume{}, err)
-				return
-			}
-			for _, v := range page {
-				if !yield(v, nil) {
-					return
-				}
-			}
-			if len(page) != volumesPage {
-				return
-			}
-			after = page[len(page)-1].ID
-		}
-	}
-}
-
-// FindVolume finds a volume by name. Errors: NoSuchVolume.
-func (s *Session) FindVolume(ctx context.Context, name string) (Volume, error) {
-	return s.askVolume(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name}, nil)
-}
-
-// VolumeByID finds a volume by number, also a volume in the trash or being deleted. Errors:
+// LookUpVolume finds a volume that the session is to use, by number or, if id is 0, by name. Errors:
 // NoSuchVolume.
-func (s *Session) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, error) {
-	return s.askVolume(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id}, nil)
+func (s *Session) LookUpVolume(ctx context.Context, id meta.VolumeID, name string) (wire.VolumeInfo, error) {
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id, Name: name})
+	if err != nil {
+		return wire.VolumeInfo{}, err
+	}
+	if len(re.Volumes) != 1 {
+		return wire.VolumeInfo{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
+	}
+	return re.Volumes[0], nil
 }
 
 // CreateVolume makes a volume that is not attached. Errors: VolumeExists, Invalid,
 // ResourceExceeded (volumes, labels).
-func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (Volume, error) {
+func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (meta.VolumeInfo, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, wire.VolumeCreation{Once: once(), VolumeWords: words})
 }
 
 // SetVolume changes a volume's stored settings: the policy words named in words.Only (nil: all
 // policy words), and the further words that are set. Errors: NoSuchVolume, Invalid,
 // ResourceExceeded (labels).
-func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (Volume, error) {
+func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (meta.VolumeInfo, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
 }
 
@@ -125,14 +83,14 @@ func body(w wire.VolumeWords) any {
 // AttachVolume attaches a volume at a path of the tree; with parents it makes missing
 // directories above the path. A volume already attached at the path is no error. Errors:
 // Exists (the name is taken, or the volume is attached elsewhere), NotFound, NotDir, Invalid.
-func (s *Session) AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (Volume, error) {
+func (s *Session) AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (meta.VolumeInfo, error) {
 	at = path.Clean("/" + at)
 	if at == "/" {
-		return Volume{}, meta.E("attach", meta.Invalid, at, errors.New("the root volume is there"))
+		return meta.VolumeInfo{}, meta.E("attach", meta.Invalid, at, errors.New("the root volume is there"))
 	}
 	parent, dir, err := s.Walk(ctx, path.Dir(at), parents)
 	if err != nil {
-		return Volume{}, err
+		return meta.VolumeInfo{}, err
 	}
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminAttach, Volume: id, Parent: parent, Ino: dir, Entry: path.Base(at)}, once())
 }
@@ -144,7 +102,7 @@ func (s *Session) DetachVolume(ctx context.Context, id meta.VolumeID) error {
 
 // RenameVolume gives a volume another name. Errors: VolumeExists, Invalid,
 // NotPermitted (the root volume).
-func (s *Session) RenameVolume(ctx context.Context, id meta.VolumeID, name string) (Volume, error) {
+func (s *Session) RenameVolume(ctx context.Context, id meta.VolumeID, name string) (meta.VolumeInfo, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminRenameVolume, Volume: id, Entry: name}, once())
 }
 
@@ -177,7 +135,7 @@ func (s *Session) DiscardVolume(ctx context.Context, id meta.VolumeID, name stri
 // UndeleteVolume takes a volume out of the trash: by number or, if id is 0, the volume of the
 // name that was deleted last. as is the new name; empty keeps the old name. Errors:
 // NoSuchVolume (the volume is not in the trash), VolumeExists.
-func (s *Session) UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (Volume, error) {
+func (s *Session) UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (meta.VolumeInfo, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminUndeleteVolume, Volume: id, Name: name, Entry: as}, once())
 }
 

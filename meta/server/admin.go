@@ -32,8 +32,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return err
 	}
 	switch m.Op {
-	case wire.AdminVolumes:
-		return s.listVolumes(ctx, m, re)
 	case wire.AdminPathOf:
 		o, err := s.ownerFor(ctx, m.Volume)
 		if err != nil {
@@ -47,24 +45,17 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		}
 		return reportJSON(re, names)
 	case wire.AdminVolumeByName:
-		var q wire.VolumeQuestion
-		if err := readBody(m, &q); err != nil {
-			return err
-		}
 		v, err := s.find(ctx, m)
 		if err != nil {
 			return err
 		}
-		// A request by name asks for all of an active volume, often before using the volume:
-		// the owner answers. Requests by number need only the policy, and are frequent: any
-		// server answers.
+		// A request by name often comes before the use of the volume: the owner answers.
 		if m.Volume == 0 && v.State == cluster.VolumeActive {
 			if _, err := s.ownerFor(ctx, v.ID); err != nil {
 				return err
 			}
 		}
-		all := []cluster.Volume{v}
-		return s.describeIn(ctx, re, s.newPaths(all), all, q.Plain)
+		re.Volumes = []wire.VolumeInfo{{ID: v.ID, Name: v.Name, Policy: s.volumeInfo(v).Policy, Deleting: v.State != cluster.VolumeActive}}
 	case wire.AdminCreateVolume:
 		if m.Policy.Replicas == 0 {
 			m.Policy.Replicas = 1

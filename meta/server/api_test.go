@@ -203,6 +203,7 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.ListSnapshotsResponse{}, meta.SnapshotList{}, nil},
 		{&admin.SnapshotUsage{}, meta.SnapshotUse{}, nil},
 		{&admin.Clone{}, meta.CloneInfo{}, nil},
+		{&admin.Volume{}, meta.VolumeInfo{}, nil},
 		{&admin.Promotion{}, meta.PromoteStatus{}, nil},
 		{&admin.Group{}, meta.Group{}, nil},
 		{&admin.Grant{}, cluster.Grant{}, nil},
@@ -251,6 +252,8 @@ func fill(v reflect.Value, n *int) {
 			v.SetString(string(meta.SnapshotDropped))
 		case reflect.TypeFor[LossState]():
 			v.SetString(string(LossShort))
+		case reflect.TypeFor[meta.VolumeState]():
+			v.SetString(string(meta.VolumeDetaching))
 		case reflect.TypeFor[meta.MirrorState]():
 			v.SetString(string(meta.MirrorPromoting))
 		case reflect.TypeFor[meta.GroupState]():

@@ -3,8 +3,14 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
+	"strconv"
 
+	"google.golang.org/protobuf/proto"
+
+	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
+	"penstock.io/penstock/meta/cluster"
 )
 
 // volumesAPI is the service penstock.admin.v1.Volumes.
@@ -20,6 +26,87 @@ func (a volumesAPI) owner(ctx context.Context, ref *admin.VolumeRef) (*owner, er
 		return nil, err
 	}
 	return a.s.ownerFor(ctx, v.ID)
+}
+
+// maxListed bounds the volumes opened for a list.
+const maxListed = 256
+
+// volumesPage bounds the volumes in an answer.
+const volumesPage = 1000
+
+func (a volumesAPI) ListVolumes(ctx context.Context, q *admin.ListVolumesRequest) (*admin.ListVolumesResponse, error) {
+	after := uint64(0)
+	if q.PageToken != "" {
+		var err error
+		if after, err = strconv.ParseUint(q.PageToken, 10, 32); err != nil {
+			return nil, meta.E("list volumes", meta.Invalid, q.PageToken, errors.New("it is no page token of a list of volumes"))
+		}
+	}
+	if err := a.s.here(q.Server); err != nil {
+		return nil, err
+	}
+	all, err := a.s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if q.Server == "" && len(all) <= maxListed {
+		// Closed volumes report no usage.
+		if _, err := a.s.openHome(ctx, cluster.VolumeActive); err != nil {
+			a.s.log.Info("not every volume could be opened to be listed", "error", err)
+		}
+	}
+	var page []cluster.Volume
+	more := false
+	for _, v := range all {
+		if uint64(v.ID) <= after || v.State == cluster.VolumeCreating || q.Server != "" && a.s.opened(v.ID) == nil {
+			continue
+		}
+		if more = len(page) == volumesPage; more {
+			break
+		}
+		page = append(page, v)
+	}
+	var infos []meta.VolumeInfo
+	if q.Server == "" {
+		if infos, err = a.s.describeIn(ctx, newPaths(a.s, all), page); err != nil {
+			return nil, err
+		}
+		a.s.usageElsewhere(ctx, infos)
+	} else {
+		for _, v := range page {
+			infos = append(infos, a.s.volumeInfo(v))
+		}
+	}
+	answer := &admin.ListVolumesResponse{}
+	for _, i := range infos {
+		answer.Volumes = append(answer.Volumes, admin.VolumeOf(i))
+	}
+	fits := pageOf(answer.Volumes, func(v **admin.Volume) int { return proto.Size(*v) })
+	if more = more || len(fits) < len(answer.Volumes); more {
+		answer.NextPageToken = strconv.FormatUint(uint64(fits[len(fits)-1].Id), 10)
+	}
+	answer.Volumes = fits
+	return answer, nil
+}
+
+func (a volumesAPI) GetVolume(ctx context.Context, q *admin.GetVolumeRequest) (*admin.Volume, error) {
+	v, err := a.s.named(ctx, q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	// A request by name asks for all of an active volume, often before using the volume: the
+	// owner answers. Requests by number are frequent: any server answers.
+	if q.Volume.GetName() != "" && v.State == cluster.VolumeActive {
+		if _, err := a.s.ownerFor(ctx, v.ID); err != nil {
+			return nil, err
+		}
+	}
+	all := []cluster.Volume{v}
+	infos, err := a.s.describeIn(ctx, newPaths(a.s, all), all)
+	if err != nil {
+		return nil, err
+	}
+	return admin.VolumeOf(infos[0]), nil
 }
 
 func (a volumesAPI) CheckVolume(ctx context.Context, q *admin.CheckVolumeRequest) (*admin.VolumeCheck, error) {

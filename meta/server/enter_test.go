@@ -94,13 +94,12 @@ func TestVolumesSpread(t *testing.T) {
 			t.Errorf("fsck of volume %d: %v", v, err)
 		}
 	}
-	re, err := p.Admin(t.Context(), wire.Admin{Op: wire.AdminVolumes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range re.Volumes {
-		if v.ID != meta.RootVolume && v.Usage.UsedInodes < 2 {
-			t.Errorf("volume %d has %d inodes by the list", v.ID, v.Usage.UsedInodes)
+	for v, err := range p.Volumes(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v.ID != meta.RootVolume && v.UsedInodes < 2 {
+			t.Errorf("volume %d has %d inodes by the list", v.ID, v.UsedInodes)
 		}
 	}
 	// One is attached in another, which another server owns.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -358,34 +359,27 @@ func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent
 }
 
 // usageElsewhere fills in the usage and policy of volumes owned by other servers.
-func (s *Server) usageElsewhere(ctx context.Context, all []wire.VolumeInfo) {
+func (s *Server) usageElsewhere(ctx context.Context, all []meta.VolumeInfo) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	for _, m := range s.others() {
-		re, err := s.askPeer(ctx, m.Addr, &wire.Admin{Op: wire.AdminVolumes, Entry: ownedHere})
-		if err == nil {
-			err = re.Status.Error()
-		}
+		c, err := s.api.peers.client(m.Addr, false)
 		if err != nil {
 			s.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
 			continue
 		}
-		for _, theirs := range re.Volumes {
-			for i := range all {
-				if all[i].ID == theirs.ID {
-					all[i].Usage, all[i].Policy = theirs.Usage, theirs.Policy
-				}
+		for theirs, err := range c.EachVolume(ctx, &admin.ListVolumesRequest{Server: m.Name}) {
+			if err != nil {
+				s.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
+				break
+			}
+			at, found := slices.BinarySearchFunc(all, theirs.ID, func(v meta.VolumeInfo, id meta.VolumeID) int { return cmp.Compare(v.ID, id) })
+			if found {
+				all[at].UsedBytes, all[at].UsedInodes, all[at].Policy, all[at].Open = theirs.UsedBytes, theirs.UsedInodes, theirs.Policy, true
 			}
 		}
 	}
 }
-
-// maxListed bounds the volumes opened for a list.
-const maxListed = 256
-
-// ownedHere, as the entry of AdminVolumes, requests only the volumes open at the server that
-// receives the request.
-const ownedHere = "owned here"
 
 // pathElsewhere asks the owner of a volume for the path of a directory.
 func (s *Server) pathElsewhere(ctx context.Context, addr string, v meta.VolumeID, dir meta.Ino) ([]string, error) {

@@ -388,7 +388,7 @@ type paths struct {
 	dirs map[cluster.Attach]string // by Parent and Ino: the way from the volume's root
 }
 
-func (s *Server) newPaths(rows []cluster.Volume) *paths {
+func newPaths(s *Server, rows []cluster.Volume) *paths {
 	p := &paths{s, map[meta.VolumeID]cluster.Volume{}, map[cluster.Attach]string{}}
 	for _, v := range rows {
 		p.rows[v.ID] = v

@@ -269,7 +269,7 @@ func TestTrash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		names = append(names, v.Name+" "+v.Detail.State)
+		names = append(names, v.Name+" "+string(v.State))
 	}
 	if want := "[root ready y ready z ready]"; fmt.Sprint(names) != want {
 		t.Errorf("listed: %v, want %s", names, want)

@@ -185,8 +185,8 @@ func TestWordsAtOnce(t *testing.T) {
 		}
 	}
 	v, err := a.FindVolume(t.Context(), "root")
-	if err != nil || len(v.Detail.Labels) != len(meta.PolicyWords()) || v.Detail.TrashSeconds != day {
-		t.Errorf("%+v, %v", v.Detail, err)
+	if err != nil || len(v.Labels) != len(meta.PolicyWords()) || v.TrashSeconds != day {
+		t.Errorf("%+v, %v", v, err)
 	}
 	if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{Only: []string{"colour"}}); !errors.Is(err, meta.NotSupported) {
 		t.Errorf("a word that nobody knows: %v", err)

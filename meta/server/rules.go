@@ -92,7 +92,6 @@ type adminRule struct {
 }
 
 var adminRules = [...]adminRule{
-	wire.AdminVolumes:      {roles: admins},
 	wire.AdminCreateVolume: {roles: admins},
 	wire.AdminDeleteVolume: {roles: admins, right: cluster.AdminRights},
 	wire.AdminSetPolicy:    {roles: admins, right: cluster.AdminRights},

@@ -484,10 +484,10 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
 	for what, m := range map[string]wire.Message{
-		"a list request": &wire.Admin{Op: wire.AdminVolumes},
-		"a lookup":       asked()[wire.TCall],
-		"a token":        &wire.Admin{Op: wire.AdminJoin, Body: []byte(`{"token":"psj1.admin.aaaaaaaaaa.aaaaaaaaaaaaaaaa.` + s.a.Fingerprint() + `","name":"x"}`)},
-		"a large frame":  &wire.Admin{Op: wire.AdminJoin, Body: make([]byte, 2*wire.MaxHello)},
+		"a question":    &wire.Admin{Op: wire.AdminVolumeByName, Name: "root"},
+		"a lookup":      asked()[wire.TCall],
+		"a token":       &wire.Admin{Op: wire.AdminJoin, Body: []byte(`{"token":"psj1.admin.aaaaaaaaaa.aaaaaaaaaaaaaaaa.` + s.a.Fingerprint() + `","name":"x"}`)},
+		"a large frame": &wire.Admin{Op: wire.AdminJoin, Body: make([]byte, 2*wire.MaxHello)},
 	} {
 		nc, _, err := peering.DialStranger(t.Context(), s.addr, s.a.Fingerprint())
 		if err != nil {

@@ -191,14 +191,6 @@ func (o *owner) tellQuota() {
 	}
 }
 
-// advisoryOf fills in the advisory quota from the row.
-func advisoryOf(v *cluster.Volume, d *wire.VolumeDetail) {
-	if a := v.Advisory; a != nil {
-		d.AdvisoryBytes, d.AdvisoryInodes = a.Bytes, a.Inodes
-		d.BytesOver, d.InodesOver = goTime(a.BytesOver), goTime(a.InodesOver)
-	}
-}
-
 // sayAdvisory changes a row's advisory quota as requested by w. A changed limit counts as not
 // crossed until the next check.
 func sayAdvisory(v *cluster.Volume, w *wire.VolumeWords) {

@@ -17,88 +17,53 @@ import (
 
 // Administrative requests about volumes.
 
-// listVolumes answers AdminVolumes.
-func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	all, err := s.cfg.Cluster.Volumes(ctx)
-	if err != nil {
-		return err
-	}
-	if len(all) <= maxListed {
-		// Closed volumes report no usage.
-		if _, err := s.openHome(ctx, cluster.VolumeActive); err != nil {
-			s.log.Info("not every volume could be opened to be listed", "error", err)
-		}
-	}
-	var page []cluster.Volume
-	for _, v := range all {
-		if v.ID <= m.Parent || v.State == cluster.VolumeCreating || m.Entry == ownedHere && s.opened(v.ID) == nil {
-			continue
-		}
-		if page = append(page, v); m.Ino != 0 && len(page) == int(m.Ino) {
-			break
-		}
-	}
-	peer := m.Entry == ownedHere // a peer asks for usage and policy only
-	if err := s.describeIn(ctx, re, s.newPaths(all), page, peer); err != nil {
-		return err
-	}
-	if !peer {
-		s.usageElsewhere(ctx, re.Volumes)
-	}
-	return nil
-}
-
-// describe fills in the answer about changed volumes. An error in reading labels does not undo
-// the change; the answer then says that the labels are unread.
+// describe fills in the answer about changed volumes.
 func (s *Server) describe(ctx context.Context, re *wire.AdminRe, all ...cluster.Volume) {
-	if err := s.describeIn(ctx, re, s.newPaths(all), all, false); err != nil {
-		s.log.Warn("volumes were changed, and their labels are missing in the answer", "error", err)
+	infos := s.described(ctx, all...)
+	for _, i := range infos {
+		re.Volumes = append(re.Volumes, wire.VolumeInfo{ID: i.ID, Name: i.Name, Path: i.Path, Policy: i.Policy, Deleting: !i.State.Usable()})
 	}
-}
-
-// describeIn fills in an answer about volumes, ascending by number; plain: without labels. A
-// volume with damaged labels, or with labels of a newer server, is listed with LabelsUnread.
-// Errors: Unavailable (the labels; the rest is filled in).
-func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, all []cluster.Volume, plain bool) error {
-	details := make([]wire.VolumeDetail, 0, len(all))
-	var labels map[meta.VolumeID]cluster.Labels
-	var lerr error
-	if !plain {
-		labels, lerr = s.labelsOf(ctx, all)
-	}
-	for _, v := range all {
-		re.Volumes = append(re.Volumes, s.volumeInfo(ctx, in, v))
-		d := wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Created: goTime(v.Created), TrashSeconds: v.TrashSeconds,
-			Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil,
-			Compression: cmp.Or(v.Compression, meta.CompressNone.String()), Labels: labels[v.ID].Set}
-		if lerr != nil {
-			d.LabelsUnread = lerr.Error()
-		} else if err := labels[v.ID].Err; err != nil {
-			d.LabelsUnread = err.Error()
-			s.log.Warn("a volume's labels can't be read", "volume", v.Name, "error", err)
-		}
-		advisoryOf(&v, &d)
-		if x := v.Origin; x != nil {
-			d.Origin = &wire.VolumeOrigin{Volume: x.Volume, Snapshot: x.Snapshot, Implied: x.Implied}
-		}
-		switch {
-		case v.State == cluster.VolumeTrash:
-			d.State = wire.VolumeInTrash
-		case v.State == cluster.VolumeDeleting:
-			d.State = wire.VolumeDeleting
-		case v.Attach != nil && v.Attach.Step == cluster.Attaching:
-			d.State = wire.VolumeAttaching
-		case v.Attach != nil && v.Attach.Step == cluster.Detaching:
-			d.State = wire.VolumeDetaching
-		}
-		details = append(details, d)
-	}
-	b, err := json.Marshal(details)
+	b, err := json.Marshal(infos)
 	if err != nil {
-		panic("server: details are plain data: " + err.Error())
+		panic("server: descriptions are plain data: " + err.Error())
 	}
 	re.Report = b
-	return lerr
+}
+
+// described describes changed volumes. An error in reading labels does not undo the change; the
+// description then says that the labels are unread.
+func (s *Server) described(ctx context.Context, all ...cluster.Volume) []meta.VolumeInfo {
+	infos, err := s.describeIn(ctx, newPaths(s, all), all)
+	if err != nil {
+		s.log.Warn("volumes were changed, and their labels are missing in the answer", "error", err)
+	}
+	return infos
+}
+
+// describeIn describes volumes, ascending by number. A volume with damaged labels, or with
+// labels of a newer server, is described with LabelsUnread. Errors: Unavailable (the labels;
+// the rest is described).
+func (s *Server) describeIn(ctx context.Context, in *paths, all []cluster.Volume) ([]meta.VolumeInfo, error) {
+	infos := make([]meta.VolumeInfo, 0, len(all))
+	labels, lerr := s.labelsOf(ctx, all)
+	for _, v := range all {
+		i := s.volumeInfo(v)
+		switch {
+		case v.ID == meta.RootVolume:
+			i.Path = "/"
+		case v.Attach != nil:
+			i.Path = in.of(ctx, v, 0)
+		}
+		i.Labels = labels[v.ID].Set
+		if lerr != nil {
+			i.LabelsUnread = lerr.Error()
+		} else if err := labels[v.ID].Err; err != nil {
+			i.LabelsUnread = err.Error()
+			s.log.Warn("a volume's labels can't be read", "volume", v.Name, "error", err)
+		}
+		infos = append(infos, i)
+	}
+	return infos, lerr
 }
 
 // labelsOf reads the labels of volumes, ascending by number.
@@ -117,25 +82,46 @@ func goTime(t meta.Time) time.Time {
 	return time.Unix(0, int64(t))
 }
 
-func (s *Server) volumeInfo(ctx context.Context, in *paths, v cluster.Volume) wire.VolumeInfo {
-	i := wire.VolumeInfo{ID: v.ID, Name: v.Name, Policy: v.Policy, Deleting: v.State != cluster.VolumeActive}
+// volumeInfo describes a volume without its path and its labels.
+func (s *Server) volumeInfo(v cluster.Volume) meta.VolumeInfo {
+	i := meta.VolumeInfo{ID: v.ID, Name: v.Name, State: stateOf(&v), Policy: v.Policy, Created: goTime(v.Created),
+		TrashSeconds: v.TrashSeconds, Deleted: goTime(v.Deleted), Until: goTime(v.Until), Compression: cmp.Or(v.Compression, meta.CompressNone.String())}
 	if o := s.opened(v.ID); o != nil {
+		i.Open = true
 		o.mu.Lock()
 		if r, err := namespace.Query(&view{o: o}, o.context(0), &meta.StatFSOp{}); err == nil {
-			i.Usage = r.StatFS
+			i.UsedBytes, i.UsedInodes = r.StatFS.UsedBytes, r.StatFS.UsedInodes
 		}
 		if p, err := namespace.Policy(&view{o: o}); err == nil {
 			i.Policy = p // the journal's policy; the table has a copy
 		}
 		o.mu.Unlock()
 	}
-	switch {
-	case v.ID == meta.RootVolume:
-		i.Path = "/"
-	case v.Attach != nil:
-		i.Path = in.of(ctx, v, 0)
+	if a := v.Advisory; a != nil {
+		i.AdvisoryBytes, i.AdvisoryInodes = a.Bytes, a.Inodes
+		i.BytesOver, i.InodesOver = goTime(a.BytesOver), goTime(a.InodesOver)
+	}
+	if x := v.Origin; x != nil {
+		i.Origin = &meta.VolumeOrigin{Volume: x.Volume, Snapshot: x.Snapshot, Implied: x.Implied}
 	}
 	return i
+}
+
+// stateOf returns the state of a volume as administrators see it.
+func stateOf(v *cluster.Volume) meta.VolumeState {
+	switch {
+	case v.State == cluster.VolumeTrash:
+		return meta.VolumeInTrash
+	case v.State == cluster.VolumeDeleting:
+		return meta.VolumeDeleting
+	case v.State == cluster.VolumeCreating:
+		return meta.VolumeCreating
+	case v.Attach != nil && v.Attach.Step == cluster.Attaching:
+		return meta.VolumeAttaching
+	case v.Attach != nil && v.Attach.Step == cluster.Detaching:
+		return meta.VolumeDetaching
+	}
+	return meta.VolumeReady
 }
 
 // readBody decodes the body of a request into to; an empty body is no error. Errors: Protocol.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -36,12 +37,12 @@ func TestUnreadLabels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bad := v.ID == ids[0]; (v.Detail.LabelsUnread != "") != bad || (v.Detail.Labels["a"] == "1") != (v.ID == ids[1]) {
-			t.Errorf("%s is told of as %+v", v.Name, v.Detail)
+		if bad := v.ID == ids[0]; (v.LabelsUnread != "") != bad || (v.Labels["a"] == "1") != (v.ID == ids[1]) {
+			t.Errorf("%s is told of as %+v", v.Name, v)
 		}
 	}
-	if v, err := a.FindVolume(t.Context(), "v0"); err != nil || v.Detail.LabelsUnread == "" {
-		t.Errorf("%+v, %v", v.Detail, err)
+	if v, err := a.FindVolume(t.Context(), "v0"); err != nil || v.LabelsUnread == "" {
+		t.Errorf("%+v, %v", v, err)
 	}
 	if v, err := a.SetVolume(t.Context(), ids[0], meta.Policy{QuotaBytes: 5}, wire.VolumeWords{Only: []string{"quota"}}); err != nil || v.Policy.QuotaBytes != 5 {
 		t.Errorf("%+v, %v", v.Policy, err)
@@ -56,8 +57,8 @@ func TestUnreadLabels(t *testing.T) {
 	// Where none can be read, what is done is done.
 	away := meta.E("read", meta.Unavailable, "labels", nil)
 	set(nil, away, nil)
-	if v, err := a.CreateVolume(t.Context(), "v2", meta.Policy{Replicas: 1}, wire.VolumeWords{Labels: labels}); err != nil || v.Detail.LabelsUnread == "" {
-		t.Errorf("%+v, %v", v.Detail, err)
+	if v, err := a.CreateVolume(t.Context(), "v2", meta.Policy{Replicas: 1}, wire.VolumeWords{Labels: labels}); err != nil || v.LabelsUnread == "" {
+		t.Errorf("%+v, %v", v, err)
 	}
 	if _, err := a.FindVolume(t.Context(), "v1"); !errors.Is(err, meta.Unavailable) {
 		t.Errorf("labels are asked for: %v", err)
@@ -65,13 +66,14 @@ func TestUnreadLabels(t *testing.T) {
 	// Who uses a volume asks for none.
 	set(nil, nil, nil)
 	read := s.cluster.labelled.Load()
-	for _, m := range []wire.Admin{
-		{Op: wire.AdminVolumeByName, Name: "v1", Body: []byte(`{"plain":true}`)}, {Op: wire.AdminVolumeByName, Volume: ids[1], Body: []byte(`{"plain":true}`)},
-		{Op: wire.AdminVolumes, Entry: ownedHere},
-	} {
-		if re, err := a.Admin(t.Context(), m); err != nil || len(re.Volumes) == 0 {
+	for _, m := range []wire.Admin{{Op: wire.AdminVolumeByName, Name: "v1"}, {Op: wire.AdminVolumeByName, Volume: ids[1]}} {
+		if re, err := a.Admin(t.Context(), m); err != nil || len(re.Volumes) != 1 {
 			t.Errorf("%+v, %v", re, err)
 		}
+	}
+	// Nor does a server that asks for the usage.
+	if l, err := a.API.Volumes.ListVolumes(t.Context(), &admin.ListVolumesRequest{Server: s.srv.cfg.Name}); err != nil || len(l.Volumes) == 0 {
+		t.Errorf("%v, %v", l, err)
 	}
 	if n := s.cluster.labelled.Load() - read; n != 0 {
 		t.Errorf("labels were read %d times", n)
@@ -100,8 +102,8 @@ func TestLabelsRefused(t *testing.T) {
 		t.Errorf("one label too many: %v", err)
 	}
 	v, err := a.FindVolume(t.Context(), "root")
-	if err != nil || v.Policy.QuotaBytes != 0 || v.Detail.Compression == zstd {
-		t.Errorf("after a change that was refused: %+v, %+v, %v", v.Policy, v.Detail, err)
+	if err != nil || v.Policy.QuotaBytes != 0 || v.Compression == zstd {
+		t.Errorf("after a change that was refused: %+v, %v", v, err)
 	}
 	s.cluster.mu.Lock()
 	s.cluster.noChange = meta.E("write", meta.Unavailable, "labels", nil)

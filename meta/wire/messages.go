@@ -528,11 +528,9 @@ func (m *Cancel) fields(c *coder) { c.u64(&m.Request) }
 type AdminOp uint8
 
 const (
-	// AdminVolumes lists the volumes after Parent, by number: at most Ino volumes, or all if
-	// Ino is 0. Report of AdminVolumes and of the requests below that answer with volumes: a
-	// list of VolumeDetail.
-	AdminVolumes      AdminOp = 1 + iota
-	AdminCreateVolume         // Body: VolumeCreation, or empty
+	// AdminCreateVolume makes a volume. Body: VolumeCreation, or empty. Report of the requests
+	// that answer with volumes: a list of meta.VolumeInfo.
+	AdminCreateVolume AdminOp = 1 + iota
 	AdminDeleteVolume         // Body: VolumeDeletion, or empty
 	AdminSetPolicy            // Body: VolumeWords, or empty
 	AdminAttach
@@ -605,14 +603,13 @@ func (m *Admin) fields(c *coder) {
 	c.bytes(&m.Body)
 }
 
-// VolumeInfo describes a volume to administrators.
+// VolumeInfo describes a volume to a session that is to use the volume.
 type VolumeInfo struct {
 	ID       meta.VolumeID
 	Name     string
 	Path     string // path of the junction; "" if the volume is not attached
 	Policy   meta.Policy
-	Deleting bool
-	Usage    meta.StatFS
+	Deleting bool // or being created, or in the trash
 }
 
 // AdminRe answers Admin.
@@ -631,10 +628,6 @@ func (m *AdminRe) fields(c *coder) {
 		c.str(&v.Path)
 		c.policy(&v.Policy)
 		c.bool(&v.Deleting)
-		s := &v.Usage
-		for _, x := range []*uint64{&s.UsedBytes, &s.UsedInodes, &s.QuotaBytes, &s.QuotaInode, &s.DiskTotal, &s.DiskFree} {
-			c.u64(x)
-		}
 	})
 	c.bytes(&m.Report)
 }

@@ -1,12 +1,6 @@
 package wire
 
-import (
-	"time"
-
-	"penstock.io/penstock/meta"
-)
-
-// Bodies and reports of the requests about volumes, as JSON.
+// Bodies of the requests about volumes, as JSON.
 
 // Once is the first part of the body of a request that the server executes once even if the
 // client sends the request several times.
@@ -53,52 +47,4 @@ type VolumeDeletion struct {
 	Now bool `json:"now,omitempty"` // past the trash
 	// Name is the name required of the volume at the moment of its deletion; "": any.
 	Name string `json:"name,omitempty"`
-}
-
-// VolumeQuestion is the body of AdminVolumeByName. With an empty body the answer is complete.
-type VolumeQuestion struct {
-	Plain bool `json:"plain,omitempty"` // without labels: a session using a volume needs none
-}
-
-// States of a volume, in VolumeDetail.
-const (
-	VolumeReady     = "ready"
-	VolumeAttaching = "attaching"
-	VolumeDetaching = "detaching"
-	VolumeInTrash   = "trash"
-	VolumeDeleting  = "deleting"
-)
-
-// VolumeDetail extends VolumeInfo. The report of AdminVolumes, of AdminVolumeByName and of
-// requests that change a volume is a list of VolumeDetail, with an element for each
-// VolumeInfo, in the same order.
-type VolumeDetail struct {
-	ID           meta.VolumeID `json:"id"`
-	State        string        `json:"state"`
-	Created      time.Time     `json:"created,omitzero"`
-	TrashSeconds uint64        `json:"trash_seconds,omitempty"`
-	Deleted      time.Time     `json:"deleted,omitzero"` // in the trash
-	Until        time.Time     `json:"until,omitzero"`
-	// Open: the volume's usage is known. A volume without users is closed, and listing volumes
-	// does not open the volume.
-	Open bool `json:"open"`
-	// Compression is the compression of newly sealed chunks.
-	Compression    string    `json:"compression,omitempty"`
-	AdvisoryBytes  uint64    `json:"advisory_bytes,omitempty"`
-	AdvisoryInodes uint64    `json:"advisory_inodes,omitempty"`
-	BytesOver      time.Time `json:"bytes_over,omitzero"` // since when the usage counts as above the advisory quota
-	InodesOver     time.Time `json:"inodes_over,omitzero"`
-	// LabelsUnread is the reason why the labels could not be read: the volume may have labels.
-	Labels       map[string]string `json:"labels,omitempty"`
-	LabelsUnread string            `json:"labels_unread,omitempty"`
-	// Origin is the snapshot that a clone still needs.
-	Origin *VolumeOrigin `json:"origin,omitempty"`
-}
-
-// VolumeOrigin is the snapshot from which a volume was cloned.
-type VolumeOrigin struct {
-	Volume   meta.VolumeID `json:"volume"`
-	Snapshot string        `json:"snapshot"`
-	// Implied: the snapshot was taken for the clone, and is deleted with the clone.
-	Implied bool `json:"implied,omitempty"`
 }

@@ -24,7 +24,6 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/program"
 )
 
@@ -177,11 +176,11 @@ func (r *rig) chunks(volume, name string) (ids []meta.ChunkID) {
 		r.T.Fatal(err)
 	}
 	defer s.Close(r.T.Context())
-	re, err := s.Admin(r.T.Context(), wire.Admin{Op: wire.AdminVolumeByName, Name: volume})
+	found, err := s.LookUpVolume(r.T.Context(), 0, volume)
 	if err != nil {
 		r.T.Fatal(err)
 	}
-	v := re.Volumes[0].ID
+	v := found.ID
 	e, err := s.Do(r.T.Context(), v, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
 	if err != nil {
 		r.T.Fatal(err)

@@ -16,7 +16,6 @@ import (
 	"penstock.io/penstock/meta/capability"
 	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Intruder is a client with bad manners: it shows chunk servers capabilities
@@ -61,11 +60,11 @@ func (i Intruder) session(ctx context.Context) error {
 		defer cancel()
 		_ = s.Close(end) // else its session expires
 	}()
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: i.Volume})
-	if err != nil || len(re.Volumes) != 1 {
+	found, err := s.LookUpVolume(ctx, 0, i.Volume)
+	if err != nil {
 		return nil
 	}
-	v := re.Volumes[0].ID
+	v := found.ID
 	honest := client.New(client.Config{Resolve: s.Resolve, ReadCap: s.ReadCap, Name: "intruder", Logger: log, Creds: i.Creds})
 	defer honest.Close()
 	key := meta.CapKey{ID: 1, Secret: make([]byte, 32)}

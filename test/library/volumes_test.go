@@ -18,7 +18,7 @@ func TestVolumes(t *testing.T) {
 	day, zstd, vision := uint64(86400), "zstd", "vision"
 	data, err := vols.Create(ctx, "data", meta.Policy{Replicas: 1, QuotaBytes: 1 << 30}, penstock.VolumeWords{TrashSeconds: &day, Compression: &zstd, Labels: map[string]*string{"team": &vision}})
 	c.must(err)
-	if data.Name != "data" || data.Policy.QuotaBytes != 1<<30 || data.Detail.TrashSeconds != day || data.Detail.Compression != zstd || data.Detail.Labels["team"] != vision {
+	if data.Name != "data" || data.Policy.QuotaBytes != 1<<30 || data.TrashSeconds != day || data.Compression != zstd || data.Labels["team"] != vision {
 		t.Errorf("%+v", data)
 	}
 	inner, err := vols.Create(ctx, "inner", meta.Policy{Replicas: 1}, penstock.VolumeWords{})
@@ -58,7 +58,7 @@ func TestVolumes(t *testing.T) {
 	// Words that are not named stay.
 	got, err := vols.Set(ctx, data.ID, meta.Policy{QuotaInodes: 500}, penstock.VolumeWords{Only: []string{"quota-inodes"}})
 	c.must(err)
-	if got.Policy.QuotaInodes != 500 || got.Policy.QuotaBytes != 1<<30 || got.Detail.Compression != zstd {
+	if got.Policy.QuotaInodes != 500 || got.Policy.QuotaBytes != 1<<30 || got.Compression != zstd {
 		t.Errorf("%+v", got)
 	}
 	c.refused(second(vols.Set(ctx, 99, meta.Policy{Replicas: 1}, penstock.VolumeWords{})), meta.NoSuchVolume)

@@ -25,7 +25,6 @@ import (
 	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
@@ -130,10 +129,13 @@ func (r *rig) dump() []byte {
 	t := r.t
 	t.Helper()
 	var b bytes.Buffer
-	volumes := r.admin(wire.Admin{Op: wire.AdminVolumes})
-	fmt.Fprintf(&b, "%+v", volumes)
-	b.Write(volumes.Report)
 	r.api(func(ctx context.Context, c *admin.Client) error {
+		for v, err := range c.EachVolume(ctx, &admin.ListVolumesRequest{}) {
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(&b, "%+v", v)
+		}
 		status, err := c.Health.GetServerStatus(ctx, &admin.GetServerStatusRequest{})
 		if err != nil {
 			return err
