@@ -28,6 +28,8 @@ type Host struct {
 	open   map[streamID]*Stream
 	used   time.Time // the last look-up of a stream
 	closed bool
+
+	duties duties
 }
 
 // DefaultIdle is the default of Host.Idle.
@@ -127,6 +129,9 @@ func (h *Host) Run(ctx context.Context) {
 		for _, s := range h.streams() {
 			s.releaseIdle(h.Idle)
 		}
+		if err := h.duties.releaseIdle(h.Idle); err != nil {
+			h.log.Warn("giving up the coordination of unused groups failed; it ends with the session", "error", err)
+		}
 		if time.Since(retained) < retainEvery {
 			continue
 		}
@@ -170,8 +175,8 @@ func (h *Host) CloseIdle() bool {
 			return false
 		}
 	}
-	h.closed = true
-	return true
+	h.closed = h.duties.close()
+	return h.closed
 }
 
 // Close closes all streams. Appends under way end first.
@@ -185,5 +190,5 @@ func (h *Host) Close() error {
 	for _, s := range open {
 		errs = append(errs, s.close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, h.duties.releaseIdle(0))...)
 }

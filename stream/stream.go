@@ -102,6 +102,23 @@ func (s *Stream) Partition(ctx context.Context, n int32) (*partition.Log, error)
 	return slot.log, nil
 }
 
+// Leader returns the address of the process that leads a partition. Errors: NotFound.
+func (s *Stream) Leader(ctx context.Context, n int32) (string, error) {
+	dir, err := s.dir.sub(ctx, logDir)
+	if err == nil {
+		dir, err = dir.sub(ctx, strconv.Itoa(int(n)))
+	}
+	if err != nil {
+		return "", err
+	}
+	e, err := dir.lookup(ctx, leaderFile)
+	if err != nil {
+		return "", err
+	}
+	address, _, err := dir.v.Leaderships().Leader(ctx, e.Attr.Ino)
+	return address, err
+}
+
 // close closes the log, and ends the leadership. The caller holds mu.
 func (s *slot) close(ctx context.Context) error {
 	err := s.log.Close()

@@ -27,6 +27,7 @@ func addCommands(root *cobra.Command) {
 		newDemo(),
 		newDisk(),
 		newFsck(),
+		newGateway(),
 		newGrant(),
 		newHealth(),
 		newHold(),

@@ -28,6 +28,7 @@ var serving = map[string]string{
 	"penstock cluster join": "has no credentials before it ends: join_test.go",
 	"penstock csi":          "waits for metadata servers",
 	"penstock demo":         "brings a system up",
+	"penstock gateway":      "waits for metadata servers",
 	"penstock hold":         "serves",
 	"penstock meta":         "serves",
 	"penstock mirror run":   "waits for metadata servers",

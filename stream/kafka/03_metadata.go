@@ -1,8 +1,12 @@
 package kafka
 
 import (
+	"errors"
+	"fmt"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -26,18 +30,69 @@ func (r *request) address() (host string, port int32) {
 	return host, int32(n)
 }
 
-// metadata names the gateways, and the partitions of topics. A topic is never made by
+// broker is a gateway, for clients.
+type broker struct {
+	id   int32
+	host string
+	port int32
+}
+
+func (s *Server) self(r *request) broker {
+	host, port := r.address()
+	return broker{s.cfg.Node, host, port}
+}
+
+// Address is what the leader of a partition tells of itself: node@host:port.
+func Address(node int32, at string) string { return fmt.Sprintf("%d@%s", node, at) }
+
+// parseAddress parses an Address.
+func parseAddress(text string) (b broker, ok bool) {
+	node, at, ok := strings.Cut(text, "@")
+	if !ok {
+		return b, false
+	}
+	id, err := strconv.ParseInt(node, 10, 32)
+	if err != nil || id < 0 {
+		return b, false
+	}
+	host, port, err := net.SplitHostPort(at)
+	if err != nil || host == "" {
+		return b, false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return broker{int32(id), host, int32(n)}, err == nil && n > 0
+}
+
+// leader returns the other gateway that leads a partition, if err says that another one does.
+func (s *Server) leader(r *request, st *stream.Stream, n int32, err error) (broker, bool) {
+	if !errors.Is(err, meta.NotOwner) {
+		return broker{}, false
+	}
+	text, err := st.Leader(r.ctx, n)
+	if err != nil {
+		return broker{}, false // the leader may have ended meanwhile: the client asks again
+	}
+	b, ok := parseAddress(text)
+	return b, ok && b.id != s.cfg.Node
+}
+
+// metadata names the gateways that the client needs, and the partitions of topics. A topic is never made by
 // asking.
 func (s *Server) metadata(r *request, q *kmsg.MetadataRequest) *kmsg.MetadataResponse {
 	p := q.ResponseKind().(*kmsg.MetadataResponse)
-	b := kmsg.NewMetadataResponseBroker()
-	b.NodeID = s.cfg.Node
-	b.Host, b.Port = r.address()
-	p.Brokers = append(p.Brokers, b)
+	know := func(b broker) {
+		if slices.ContainsFunc(p.Brokers, func(k kmsg.MetadataResponseBroker) bool { return k.NodeID == b.id }) {
+			return
+		}
+		pb := kmsg.NewMetadataResponseBroker()
+		pb.NodeID, pb.Host, pb.Port = b.id, b.host, b.port
+		p.Brokers = append(p.Brokers, pb)
+	}
+	know(s.self(r))
 	p.ClusterID, p.ControllerID, p.AuthorizedOperations = &s.cfg.Cluster, s.cfg.Node, noOperations
 	if q.Topics == nil || r.version == 0 && len(q.Topics) == 0 {
 		for _, topic := range s.topics(r) {
-			p.Topics = append(p.Topics, s.describe(r, topic, false))
+			p.Topics = append(p.Topics, s.describe(r, topic, nil))
 		}
 		return p
 	}
@@ -45,7 +100,7 @@ func (s *Server) metadata(r *request, q *kmsg.MetadataRequest) *kmsg.MetadataRes
 		if t.Topic == nil {
 			continue
 		}
-		p.Topics = append(p.Topics, s.describe(r, *t.Topic, true))
+		p.Topics = append(p.Topics, s.describe(r, *t.Topic, know))
 	}
 	return p
 }
@@ -69,9 +124,9 @@ func (s *Server) topics(r *request) (names []string) {
 	return names
 }
 
-// describe describes a topic. With open, the partitions are opened, so that the leaders'
-// epochs are known.
-func (s *Server) describe(r *request, topic string, open bool) kmsg.MetadataResponseTopic {
+// describe describes a topic. With know, the partitions that no other gateway leads are opened,
+// so that the leaders' epochs are known, and know gets the other gateways that lead some.
+func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.MetadataResponseTopic {
 	t := kmsg.NewMetadataResponseTopic()
 	t.Topic, t.AuthorizedOperations = &topic, noOperations
 	st, err := s.stream(r.ctx, topic)
@@ -85,11 +140,14 @@ func (s *Server) describe(r *request, topic string, open bool) kmsg.MetadataResp
 		tp := kmsg.NewMetadataResponseTopicPartition()
 		tp.Partition, tp.Leader, tp.LeaderEpoch = n, s.cfg.Node, -1
 		tp.Replicas, tp.ISR = []int32{s.cfg.Node}, []int32{s.cfg.Node}
-		if open {
+		if know != nil {
 			l, err := st.Partition(r.ctx, n)
-			if err != nil {
+			if b, ok := s.leader(r, st, n, err); ok {
+				know(b)
+				tp.Leader, tp.Replicas, tp.ISR = b.id, []int32{b.id}, []int32{b.id}
+			} else if err != nil {
 				tp.ErrorCode, tp.Leader = codeLeaderNotAvailable, -1
-				if meta.KindOf(err) != meta.Unavailable {
+				if k := meta.KindOf(err); k != meta.Unavailable && k != meta.NotOwner {
 					s.cfg.Logger.Warn("kafka: a partition can't be opened", "topic", topic, "partition", n, "error", err)
 				}
 			} else {

@@ -22,14 +22,17 @@ func (s *Server) offsetCommit(r *request, q *kmsg.OffsetCommitRequest) *kmsg.Off
 	if q.Group == "" {
 		return all(codeInvalidGroup)
 	}
-	g := s.groups.find(q.Group, true)
-	if g == nil {
-		return all(codeCoordinatorLoading)
+	g, no := s.group(r.ctx, q.Group, true)
+	if no != codeOK {
+		return all(no)
 	}
 	g.committing.Lock()
 	defer g.committing.Unlock()
 	g.mu.Lock()
 	code := g.machine.MayCommit(now(), q.Generation, q.MemberID, deref(q.InstanceID))
+	if g.ended {
+		code = group.UnknownMember
+	}
 	g.mu.Unlock()
 	if code != group.OK {
 		return all(codeOfGroup(code))
@@ -94,6 +97,8 @@ func codeOfCommit(err error) int16 {
 		return codeInvalidGroup
 	case errors.Is(err, meta.NotFound):
 		return codeUnknownTopic
+	case errors.Is(err, meta.NotOwner), errors.Is(err, meta.Fenced), errors.Is(err, meta.SessionExpired):
+		return codeNotCoordinator // another gateway commits for the group
 	}
 	return codeCoordinatorLoading // the client tries again
 }

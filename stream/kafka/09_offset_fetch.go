@@ -50,7 +50,11 @@ func (s *Server) committed(r *request, name string, topics []kmsg.OffsetFetchReq
 	if name == "" {
 		return nil, codeInvalidGroup
 	}
-	if g := s.groups.find(name, false); g != nil {
+	g, code := s.group(r.ctx, name, false)
+	if code != codeOK {
+		return nil, code
+	}
+	if g != nil {
 		g.committing.Lock()
 		defer g.committing.Unlock()
 	}

@@ -19,9 +19,9 @@ func (s *Server) joinGroup(r *request, q *kmsg.JoinGroupRequest) *kmsg.JoinGroup
 		p.ErrorCode = codeInvalidGroup
 		return p
 	}
-	g := s.groups.find(q.Group, true)
-	if g == nil {
-		p.ErrorCode = codeCoordinatorLoading
+	g, code := s.group(r.ctx, q.Group, true)
+	if code != codeOK {
+		p.ErrorCode = code
 		return p
 	}
 	rebalance := int64(q.RebalanceTimeoutMillis)

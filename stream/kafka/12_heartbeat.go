@@ -3,9 +3,13 @@ package kafka
 import "github.com/twmb/franz-go/pkg/kmsg"
 
 // heartbeat records a member's sign of life.
-func (s *Server) heartbeat(_ *request, q *kmsg.HeartbeatRequest) *kmsg.HeartbeatResponse {
+func (s *Server) heartbeat(r *request, q *kmsg.HeartbeatRequest) *kmsg.HeartbeatResponse {
 	p := q.ResponseKind().(*kmsg.HeartbeatResponse)
-	g := s.groups.find(q.Group, false)
+	g, code := s.group(r.ctx, q.Group, false)
+	if code != codeOK {
+		p.ErrorCode = code
+		return p
+	}
 	if g == nil {
 		p.ErrorCode = codeUnknownMember
 		return p

@@ -10,7 +10,11 @@ import (
 func (s *Server) syncGroup(r *request, q *kmsg.SyncGroupRequest) *kmsg.SyncGroupResponse {
 	p := q.ResponseKind().(*kmsg.SyncGroupResponse)
 	p.ProtocolType, p.Protocol = q.ProtocolType, q.Protocol
-	g := s.groups.find(q.Group, false)
+	g, code := s.group(r.ctx, q.Group, false)
+	if code != codeOK {
+		p.ErrorCode = code
+		return p
+	}
 	if g == nil {
 		p.ErrorCode = codeUnknownMember
 		return p

@@ -20,12 +20,13 @@ func stateName(s group.State) string {
 }
 
 // describeGroups tells the states and members of groups.
-func (s *Server) describeGroups(_ *request, q *kmsg.DescribeGroupsRequest) *kmsg.DescribeGroupsResponse {
+func (s *Server) describeGroups(r *request, q *kmsg.DescribeGroupsRequest) *kmsg.DescribeGroupsResponse {
 	p := q.ResponseKind().(*kmsg.DescribeGroupsResponse)
 	for _, name := range q.Groups {
 		pg := kmsg.NewDescribeGroupsResponseGroup()
 		pg.Group, pg.State, pg.AuthorizedOperations = name, "Dead", noOperations
-		if g := s.groups.find(name, false); g != nil {
+		g, code := s.group(r.ctx, name, false)
+		if pg.ErrorCode = code; g != nil {
 			g.describe(&pg)
 		}
 		p.Groups = append(p.Groups, pg)

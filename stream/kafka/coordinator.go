@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"sync"
 	"time"
 
+	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream/group"
 )
 
@@ -27,7 +29,8 @@ type coordinator struct {
 
 // coordinated is a group with waiting requests. Order of locks: committing, mu.
 type coordinated struct {
-	c *coordinator
+	c     *coordinator
+	epoch uint64 // of the coordination: see stream.Host.Coordinate
 	// committing is held from the check of a commit until the commit is durable, so that a
 	// later generation reads and writes offsets later.
 	committing sync.Mutex
@@ -37,6 +40,7 @@ type coordinated struct {
 	ticket  uint64
 	waiting map[uint64]chan group.Answer
 	timer   *time.Timer
+	ended   bool
 	clients map[string]clientOf // by member
 }
 
@@ -45,17 +49,62 @@ type clientOf struct{ id, host string }
 
 func (c *coordinator) init() { c.groups = map[string]*coordinated{} }
 
-// find returns a group; make adds a group that is not known. find returns nil for an unknown
-// group without make, for too many groups, and after close.
-func (c *coordinator) find(name string, make bool) *coordinated {
+// group returns the group with a name if this gateway coordinates the group, or codeNotCoordinator
+// for another gateway's group. make adds a group that is not known; without make, an unknown
+// group is nil.
+func (s *Server) group(ctx context.Context, name string, make bool) (*coordinated, int16) {
+	h, err := s.cfg.Host(ctx)
+	var epoch uint64
+	if err == nil {
+		epoch, err = h.Coordinate(ctx, name)
+	}
+	switch {
+	case errors.Is(err, meta.NotOwner):
+		return nil, codeNotCoordinator
+	case err != nil:
+		s.cfg.Logger.Warn("kafka: a group can't be coordinated; its members try again", "group", name, "error", err)
+		return nil, codeCoordinatorLoading
+	}
+	g := s.groups.find(name, make, epoch)
+	if g == nil && make {
+		return nil, codeCoordinatorLoading
+	}
+	return g, codeOK
+}
+
+// find returns a group, in an epoch of its coordination; make adds a group that is not known.
+// A group of an earlier epoch is forgotten: another gateway may have coordinated the group
+// since. find returns nil for an unknown group without make, for too many groups, and after
+// close.
+func (c *coordinator) find(name string, make bool, epoch uint64) *coordinated {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g := c.groups[name]
+	if g != nil && g.epoch != epoch {
+		delete(c.groups, name)
+		g.end()
+		g = nil
+	}
 	if g == nil && make && len(c.groups) < maxGroups && !c.closed {
-		g = &coordinated{c: c, machine: group.New(groupConfig, 0), waiting: map[uint64]chan group.Answer{}, clients: map[string]clientOf{}}
+		g = &coordinated{c: c, epoch: epoch, machine: group.New(groupConfig, 0), waiting: map[uint64]chan group.Answer{}, clients: map[string]clientOf{}}
 		c.groups[name] = g
 	}
 	return g
+}
+
+// end stops the timer, and tells waiting members that they are unknown.
+func (g *coordinated) end() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ended = true
+	if g.timer != nil {
+		g.timer.Stop()
+		g.timer = nil
+	}
+	for ticket, ch := range g.waiting {
+		ch <- group.Answer{Ticket: ticket, Code: group.UnknownMember} // has room for the only answer
+		delete(g.waiting, ticket)
+	}
 }
 
 func (c *coordinator) close() {
@@ -84,6 +133,9 @@ func (g *coordinated) deliverLocked(answers []group.Answer) {
 			ch <- a // has room for the only answer
 			delete(g.waiting, a.Ticket)
 		}
+	}
+	if g.ended {
+		return
 	}
 	at := g.machine.Deadline()
 	if g.timer != nil {
@@ -117,8 +169,12 @@ func (g *coordinated) ask(ctx context.Context, run func(ticket uint64) []group.A
 	g.mu.Lock()
 	g.ticket++
 	ticket := g.ticket
-	g.waiting[ticket] = ch
-	g.deliverLocked(run(ticket))
+	if g.ended {
+		ch <- group.Answer{Ticket: ticket, Code: group.UnknownMember}
+	} else {
+		g.waiting[ticket] = ch
+		g.deliverLocked(run(ticket))
+	}
 	g.mu.Unlock()
 	select {
 	case a := <-ch:

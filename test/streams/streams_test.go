@@ -654,3 +654,83 @@ func TestRollback(t *testing.T) {
 		}
 	}
 }
+
+// gateway starts one more gateway of the machine, and returns its address.
+func (m *machine) gateway(node int) (*spawn.Process, string) {
+	m.T.Helper()
+	at, err := port.Find()
+	if err != nil {
+		m.T.Fatal(err)
+	}
+	p := m.Run("gateway", "--cluster", m.Addr, "--node", strconv.Itoa(node), "--kafka", at, "--admin", "none")
+	m.Until("the gateway answers", func() error {
+		c, err := net.Dial("tcp", at)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+	return p, at
+}
+
+// TestGateways: a client of a gateway finds the gateway that leads a partition or coordinates a
+// group. When that one is killed, another takes over: an idempotent producer and the members of a
+// group lose and double nothing.
+func TestGateways(t *testing.T) {
+	m := newMachine(t)
+	m.Must("stream", "create", "/v/t", "--partitions", "2")
+	first, at2 := m.gateway(2)
+	_, at3 := m.gateway(3)
+	group := func(seed string) *kgo.Client {
+		return m.client(kgo.SeedBrokers(seed), kgo.ConsumerGroup("g"), kgo.ConsumeTopics("v.t"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+			kgo.DisableAutoCommit(), kgo.HeartbeatInterval(200*time.Millisecond), kgo.SessionTimeout(10*time.Second))
+	}
+	send := func(c *kgo.Client, from, to int) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for i := from; i < to; i++ {
+			c.Produce(ctx, &kgo.Record{Topic: "v.t", Partition: int32(i % 2), Value: []byte(strconv.Itoa(i))}, func(_ *kgo.Record, err error) {
+				if err != nil {
+					t.Errorf("record %d: %v", i, err)
+				}
+			})
+		}
+		if err := c.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := map[string]int{}
+	take := func(c *kgo.Client, n int) {
+		t.Helper()
+		for _, r := range m.poll(c, n) {
+			seen[string(r.Value)]++
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := c.CommitUncommittedOffsets(ctx); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	send(m.client(kgo.SeedBrokers(at2)), 0, 20) // gateway 2 leads
+	take(group(at2), 20)
+	// Through gateway 3 the clients find gateway 2.
+	retry := kgo.RetryBackoffFn(func(int) time.Duration { return 100 * time.Millisecond })
+	p := m.client(kgo.SeedBrokers(at3), retry, kgo.MetadataMinAge(50*time.Millisecond))
+	send(p, 20, 40)
+	q := kmsg.NewPtrFindCoordinatorRequest()
+	q.CoordinatorKey = "g"
+	if r, err := q.RequestWith(t.Context(), p); err != nil || r.NodeID != 2 && (len(r.Coordinators) != 1 || r.Coordinators[0].NodeID != 2) {
+		t.Errorf("gateway 3 says of the coordinator: %+v, %v", r, err)
+	}
+	first.Kill()
+	<-first.Done()
+	send(p, 40, 60)
+	take(group(at3), 40)
+	for i := range 60 {
+		if n := seen[strconv.Itoa(i)]; n != 1 {
+			t.Errorf("DATA: record %d came %d times", i, n)
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/stream"
 	ingest "penstock.io/penstock/stream/ingest/server"
 	"penstock.io/penstock/stream/kafka"
@@ -23,6 +24,10 @@ import (
 type GatewayConfig struct {
 	Meta    []string
 	Cluster string
+	// Creds are shown to metadata servers that are reached over TCP; nil: Unix sockets only.
+	Creds *peer.Credentials
+	// Node is the number of the gateway, of 1 or more, different from all others; 0: 1.
+	Node int32
 	// Kafka is the address of the Kafka server, Ingest that of the HTTP server for
 	// appends: host:port, or "" for no such server. The servers ask for no credentials, so that the
 	// addresses must be loopback addresses.
@@ -80,7 +85,7 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	g.ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
 	g.wg.Go(g.disconnectIdle)
 	if kl != nil {
-		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Cluster: cfg.Cluster, Logger: cfg.Logger})
+		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Node: cfg.Node, Cluster: cfg.Cluster, Logger: cfg.Logger})
 		g.serve("kafka", g.kafka.Serve, kl)
 	}
 	if il != nil {
@@ -140,7 +145,7 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 	dial, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	c, err := penstock.Dial(dial, penstock.Config{
-		Meta: g.cfg.Meta, Name: fmt.Sprintf("%s: gateway (pid %d)", name, os.Getpid()), Logger: g.cfg.Logger, WriteBuffer: 64 << 20, MetaCache: 100_000, Streams: true,
+		Meta: g.cfg.Meta, Creds: g.cfg.Creds, Name: fmt.Sprintf("%s: gateway (pid %d)", name, os.Getpid()), Logger: g.cfg.Logger, WriteBuffer: 64 << 20, MetaCache: 100_000, Streams: true,
 	})
 	if err != nil {
 		return nil, err
@@ -150,7 +155,7 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 		return nil, errors.Join(err, c.Close(dial))
 	}
 	host := stream.NewHost(c, root, g.cfg.Logger)
-	host.Address, host.Idle = cmp.Or(g.Kafka, g.Ingest), cmp.Or(g.cfg.Idle, host.Idle)
+	host.Address, host.Idle = kafka.Address(cmp.Or(g.cfg.Node, 1), g.Kafka), cmp.Or(g.cfg.Idle, host.Idle)
 	g.client, g.host, g.ran = c, host, make(chan struct{})
 	var run context.Context
 	run, g.end = context.WithCancel(g.ctx)
@@ -160,6 +165,14 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 		host.Run(run)
 	})
 	return host, nil
+}
+
+// Ready reports why the gateway serves nobody; nil: it serves.
+func (g *Gateway) Ready() error {
+	if g.ctx.Err() != nil {
+		return meta.E("gateway", meta.Unavailable, "gateway", errors.New("the gateway stops"))
+	}
+	return nil
 }
 
 // disconnectIdle ends the session whenever the gateway leads nothing, until the gateway stops.

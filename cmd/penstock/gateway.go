@@ -1,0 +1,77 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/stream"
+)
+
+func newGateway() *cobra.Command {
+	var cfg local.GatewayConfig
+	var logs logFlags
+	var at where
+	var port adminPort
+	cmd := &cobra.Command{
+		Use:   "gateway",
+		Short: "Run a gateway: streams for Kafka clients",
+		Long: `Serves the streams of a cluster to Kafka clients. A cluster may have several
+gateways, each with a --node number of its own. A partition that nobody leads is led
+by the gateway that is asked first, and Kafka clients are told which gateway leads
+a partition or coordinates a group. When a gateway ends, the others take over what
+it led: at once after an orderly end, else when its session has ended.
+
+The server asks for no credentials, so that it listens on loopback addresses only.`,
+		Example: `  penstock gateway --cluster meta1:7500,meta2:7500 --node 2 --kafka 127.0.0.1:9092`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := logs.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if cfg.Node < 1 {
+				return usagef("--node is a number from 1 on, and not the number of another gateway")
+			}
+			if cfg.Meta, cfg.Creds, err = at.open(); err != nil {
+				return err
+			}
+			cfg.Logger = log
+			ctx := cmd.Context()
+			c, err := penstock.Dial(ctx, penstock.Config{Meta: cfg.Meta, Creds: cfg.Creds, Name: "gateway", Logger: log})
+			if err != nil {
+				return err
+			}
+			cfg.Cluster = c.Cluster()
+			if err := c.Close(ctx); err != nil {
+				return err
+			}
+			g, err := local.StartGateway(ctx, cfg)
+			if err != nil {
+				return err
+			}
+			socket := "unix:" + filepath.Join(noteDir(), "gateway-"+strconv.Itoa(os.Getpid())+".sock")
+			addr, stopAdmin, err := port.serve(ctx, log, socket, local.Metrics(nil, nil, nil), g.Ready)
+			if err != nil {
+				return errors.Join(err, g.Close(ctx))
+			}
+			defer stopAdmin()
+			started(log, "gateway", "node", cfg.Node, "kafka", g.Kafka, "admin", addr)
+			return untilFailed(ctx, nil, g.Close)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients, on loopback")
+	f.Int32Var(&cfg.Node, "node", 1, "the number of this gateway for Kafka clients; no other gateway of the cluster has it")
+	f.DurationVar(&cfg.Idle, "stream-idle", stream.DefaultIdle, "how long after its last use the gateway holds a partition; when it holds none, it has no session, and volumes can be rolled back")
+	port.flag(cmd, "a socket in the directory for run-time files")
+	port.openFlag(cmd)
+	at.flags(cmd)
+	logs.add(cmd)
+	return configurable(cmd)
+}
