@@ -42,7 +42,7 @@ func (w *where) withMirrors(ctx context.Context, work func(*penstock.Client, pen
 	if err != nil {
 		return err
 	}
-	dial, cancel := context.WithTimeout(ctx, dialTimeout)
+	dial, cancel := withinDial(ctx)
 	c, err := penstock.Dial(dial, penstock.Config{Meta: addrs, Creds: creds, Name: "penstock mirror", Logger: slog.New(slog.DiscardHandler)})
 	cancel()
 	if err != nil {
@@ -141,7 +141,7 @@ func sourceClient(ctx context.Context, c *penstock.Client, at meta.MirrorSource,
 	if len(at.Meta) == 0 {
 		return work(c)
 	}
-	dial, cancel := context.WithTimeout(ctx, dialTimeout)
+	dial, cancel := withinDial(ctx)
 	src, err := local.DialSource(dial, at, slog.New(slog.DiscardHandler))
 	cancel()
 	if err != nil {
