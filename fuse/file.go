@@ -167,11 +167,10 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if in.Unique&resent != 0 && !f.kept.known(in.Fh) {
 		return // the predecessor released, but was killed before the answer
 	}
-	var owners []uint64
+	f.releaseLocks(ctx, v, ino, in)
 	var backing int32
 	by := f.opens.through(ctx, in.NodeId, in.Fh)
 	f.opens.with(in.NodeId, false, func(n *openNode) {
-		owners = n.releasing(in.Fh)
 		n.count(modeOf(in.Fh), -1)
 		delete(n.failures, in.Fh)
 		if n.through == 0 {
@@ -181,16 +180,7 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if backing != 0 {
 		f.conn.closeBacking(backing)
 	}
-	if in.ReleaseFlags&fuse.FUSE_RELEASE_FLOCK_UNLOCK != 0 {
-		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: in.LockOwner, End: lockEnd, Flock: true})
-	}
-	for _, owner := range owners {
-		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: owner, End: lockEnd})
-	}
 	v.Release(by, ino, in.Flags)
-	for _, owner := range owners {
-		f.kept.unlocks(in.NodeId, owner)
-	}
 	f.kept.released(in.Fh)
 }
 
@@ -213,8 +203,7 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	if err != nil {
 		return f.status("flush", in.NodeId, err)
 	}
-	f.opens.flushed(in.NodeId, in.LockOwner)
-	f.kept.unlocks(in.NodeId, in.LockOwner)
+	f.flushed(in.NodeId, in.LockOwner)
 	err = f.back.drain(in.NodeId)
 	if e := v.Flush(f.opens.through(ctx, in.NodeId, in.Fh), f.call(&in.InHeader), ino, in.LockOwner); e != nil {
 		err = e

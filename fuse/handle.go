@@ -49,6 +49,9 @@ type openNode struct {
 	tail span
 	// lockers are the owners of POSIX locks, each with the handles used for locking.
 	lockers map[uint64][]uint64
+	// flocks are the owners of flock locks, each with the last handle used for locking.
+	flocks map[uint64]uint64
+	ending lockEnds
 	// failures counts, by handle, the file's failures before the open. Calls through the
 	// handle do not report these failures.
 	failures map[uint64]uint32

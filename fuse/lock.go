@@ -64,8 +64,10 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 		return f.status("setlk", in.NodeId, err)
 	}
 	l := lockOf(ino, in)
-	if !l.Flock && l.Type != meta.LockUnlock {
-		f.noteLocker(in.NodeId, in.Fh, in.Owner)
+	if l.Type != meta.LockUnlock {
+		if err := f.beginLock(ctx, in.NodeId, in.Fh, l); err != nil {
+			return f.status("setlk", in.NodeId, err)
+		}
 	}
 	return f.status("setlk", in.NodeId, v.SetLock(ctx, l, wait))
 }
@@ -80,35 +82,136 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 //     marks such a lock nor unlocks it. So RELEASE gives up all locks taken through the
 //     handle and not yet given up by a FLUSH.
 
+// Linux makes the number of the owner of an F_OFD_SETLK lock or of a flock from the address of
+// the open file description, and reuses the address when RELEASE is on its way. So the owner
+// in a RELEASE may also be the owner of a later handle. Two rules keep the locks of the later
+// handle, and the record of the locker for a successor:
+//
+//   - beginLock waits while a RELEASE gives up locks of the same owner.
+//   - A RELEASE that is served after the later handle locked gives up nothing. The locks of the
+//     earlier handle then end with the locks of the later handle.
+
+// lockEnds are the owners whose locks a RELEASE gives up now. A channel is closed when the
+// owner of the volume has answered.
+type lockEnds map[uint64]chan struct{}
+
+// beginLock records the owner of a lock and the handle used for locking. Error: Interrupted.
+func (f *fileSystem) beginLock(ctx request, node, fh uint64, l meta.Lock) error {
+	for {
+		var ending chan struct{}
+		f.opens.with(node, false, func(n *openNode) {
+			if ending = n.ending[l.Owner]; ending != nil {
+				return
+			}
+			if !l.Flock {
+				f.noteLockerOf(n, node, fh, l.Owner)
+				return
+			}
+			if n.flocks == nil {
+				n.flocks = make(map[uint64]uint64)
+			}
+			n.flocks[l.Owner] = fh
+		})
+		if ending == nil {
+			return nil
+		}
+		select {
+		case <-ending:
+		case <-ctx.Done():
+			return meta.E("lock", meta.Interrupted, "", ctx.Err())
+		}
+	}
+}
+
 // noteLocker records the owner of a POSIX lock and the handle used for locking.
 func (f *fileSystem) noteLocker(node, fh, owner uint64) {
+	f.opens.with(node, false, func(n *openNode) { f.noteLockerOf(n, node, fh, owner) })
+}
+
+// noteLockerOf is noteLocker for a caller inside opens.with.
+func (f *fileSystem) noteLockerOf(n *openNode, node, fh, owner uint64) {
+	if slices.Contains(n.lockers[owner], fh) {
+		return
+	}
+	if n.lockers == nil {
+		n.lockers = make(map[uint64][]uint64)
+	}
+	n.lockers[owner] = append(n.lockers[owner], fh)
+	f.kept.locks(node, owner, fh)
+}
+
+// flushed forgets an owner and the owner's record. The caller's FLUSH gives up the owner's
+// locks.
+func (f *fileSystem) flushed(node, owner uint64) {
 	f.opens.with(node, false, func(n *openNode) {
-		if slices.Contains(n.lockers[owner], fh) {
-			return
-		}
-		if n.lockers == nil {
-			n.lockers = make(map[uint64][]uint64)
-		}
-		n.lockers[owner] = append(n.lockers[owner], fh)
-		f.kept.locks(node, owner, fh)
+		delete(n.lockers, owner)
+		f.kept.unlocks(node, owner)
 	})
 }
 
-// flushed forgets an owner. The caller's FLUSH gives up the owner's locks.
-func (o *opens) flushed(node, owner uint64) {
-	o.with(node, false, func(n *openNode) { delete(n.lockers, owner) })
+// releaseLocks gives up the locks taken through a handle that RELEASE ends, and forgets the
+// lockers.
+func (f *fileSystem) releaseLocks(ctx request, v Volume, ino meta.Ino, in *fuse.ReleaseIn) {
+	var owners, ends []uint64
+	flock := in.ReleaseFlags&fuse.FUSE_RELEASE_FLOCK_UNLOCK != 0
+	done := make(chan struct{})
+	f.opens.with(in.NodeId, false, func(n *openNode) {
+		var left []uint64
+		owners, left = n.releasing(in.Fh)
+		for _, owner := range left {
+			f.kept.unlocksThrough(in.NodeId, owner, in.Fh)
+		}
+		ends = owners
+		if fh, ok := n.flocks[in.LockOwner]; flock && ok && fh != in.Fh {
+			flock = false // the owner's flock is of a later handle
+		}
+		if flock {
+			delete(n.flocks, in.LockOwner)
+			ends = append(slices.Clone(owners), in.LockOwner)
+		}
+		for _, owner := range ends {
+			if n.ending == nil {
+				n.ending = make(lockEnds)
+			}
+			n.ending[owner] = done
+		}
+	})
+	if flock {
+		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: in.LockOwner, End: lockEnd, Flock: true})
+	}
+	for _, owner := range owners {
+		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: owner, End: lockEnd})
+		f.kept.unlocks(in.NodeId, owner)
+	}
+	if len(ends) == 0 {
+		return
+	}
+	f.opens.with(in.NodeId, false, func(n *openNode) {
+		for _, owner := range ends {
+			if n.ending[owner] == done {
+				delete(n.ending, owner)
+			}
+		}
+	})
+	close(done)
 }
 
-// releasing removes and returns the owners with locks taken through fh. The caller's RELEASE
-// gives up the locks.
-func (n *openNode) releasing(fh uint64) (owners []uint64) {
+// releasing returns the owners whose locks a RELEASE of fh must give up, and forgets these
+// owners; left are owners that locked through fh and keep their locks. An owner that locked
+// through fh and through another handle keeps its locks if the kernel sends FLUSH for fh: a
+// process that closed fh is forgotten since its FLUSH, so the owner is the later handle.
+func (n *openNode) releasing(fh uint64) (owners, left []uint64) {
+	flushes := modeOf(fh)&(modeNoFlush|modePassthrough) == 0
 	for owner, through := range n.lockers {
-		if slices.Contains(through, fh) {
+		switch {
+		case !slices.Contains(through, fh):
+		case flushes && len(through) > 1:
+			n.lockers[owner] = slices.DeleteFunc(through, func(other uint64) bool { return other == fh })
+			left = append(left, owner)
+		default:
+			delete(n.lockers, owner)
 			owners = append(owners, owner)
 		}
 	}
-	for _, owner := range owners {
-		delete(n.lockers, owner)
-	}
-	return owners
+	return owners, left
 }

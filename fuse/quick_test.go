@@ -173,7 +173,7 @@ func TestQuickRelease(t *testing.T) {
 	if release(fh, 0) {
 		t.Error("a handle through which somebody locks was released")
 	}
-	c.fs.opens.flushed(node, 7)
+	c.fs.flushed(node, 7)
 	if release(fh, fuse.FUSE_RELEASE_FLOCK_UNLOCK) {
 		t.Error("a handle that was locked by flock was released")
 	}

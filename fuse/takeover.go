@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -164,12 +165,18 @@ type openRecords struct {
 
 	mu      sync.Mutex
 	opens   map[uint64]keep.Slot
-	lockers map[lockerKey][]keep.Slot
+	lockers map[lockerKey][]lockerSlot
 	// by maps the number of an opening request to the predecessor's handle.
 	by map[uint64]leftOpen
 }
 
 type lockerKey struct{ node, owner uint64 }
+
+// lockerSlot is the record that an owner locks through a handle.
+type lockerSlot struct {
+	fh uint64
+	at keep.Slot
+}
 
 type leftOpen struct {
 	node, fh uint64
@@ -178,7 +185,7 @@ type leftOpen struct {
 
 func (k *openRecords) init(m *keep.Memory) {
 	k.keep = m
-	k.opens, k.lockers, k.by = make(map[uint64]keep.Slot), make(map[lockerKey][]keep.Slot), make(map[uint64]leftOpen)
+	k.opens, k.lockers, k.by = make(map[uint64]keep.Slot), make(map[lockerKey][]lockerSlot), make(map[uint64]leftOpen)
 }
 
 // opened records a handle, before the kernel learns the handle.
@@ -222,7 +229,7 @@ func (k *openRecords) locks(node, owner, fh uint64) {
 	}
 	s := k.keep.Note(keep.Record{Kind: keep.Locker, N: [6]uint64{node, owner, fh}})
 	k.mu.Lock()
-	k.lockers[lockerKey{node, owner}] = append(k.lockers[lockerKey{node, owner}], s)
+	k.lockers[lockerKey{node, owner}] = append(k.lockers[lockerKey{node, owner}], lockerSlot{fh, s})
 	k.mu.Unlock()
 }
 
@@ -234,7 +241,25 @@ func (k *openRecords) unlocks(node, owner uint64) {
 	l := k.lockers[lockerKey{node, owner}]
 	delete(k.lockers, lockerKey{node, owner})
 	k.mu.Unlock()
-	k.keep.EraseAll(l)
+	for _, s := range l {
+		k.keep.Erase(s.at)
+	}
+}
+
+// unlocksThrough erases the record that an owner locks through a handle.
+func (k *openRecords) unlocksThrough(node, owner, fh uint64) {
+	if k.keep == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	key := lockerKey{node, owner}
+	k.lockers[key] = slices.DeleteFunc(k.lockers[key], func(s lockerSlot) bool {
+		if s.fh == fh {
+			k.keep.Erase(s.at)
+		}
+		return s.fh == fh
+	})
 }
 
 // undoOpen reverts a predecessor's open if the kernel sends the unanswered request again.
