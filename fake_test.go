@@ -47,6 +47,8 @@ type world struct {
 	syncs          int
 	// fail is asked before an operation runs.
 	fail func(op meta.Op) error
+	// unanswered is asked after an operation ran; an error takes the place of the answer.
+	unanswered func(op meta.Op) error
 	// failChunk is asked before an append or sync of a chunk.
 	failChunk func(what string, id meta.ChunkID) error
 	// syncTakes says how long a sync of a chunk takes, which is then under way; nil: no time.
@@ -590,6 +592,9 @@ func (s *fakeSession) do(v meta.VolumeID, id meta.OpID, op meta.Op, want meta.Le
 	}
 	w.mu.Lock()
 	res, grants, err := w.runLocked(s, id, op, want)
+	if err == nil && w.unanswered != nil {
+		err = w.unanswered(op)
+	}
 	if res == nil {
 		res = &meta.Result{}
 	}

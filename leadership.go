@@ -34,8 +34,8 @@ const leadPoll = 50 * time.Millisecond
 type leaderships struct {
 	mu sync.Mutex
 	m  map[meta.Ino]*Leadership
-	// stray are the files of requests to lead that were given up without an answer: the owner
-	// may grant such a request later.
+	// stray are the files that the owner may believe this client to lead: a request to lead was
+	// given up without an answer, or a request to end a leadership failed.
 	stray map[meta.Ino]struct{}
 }
 
@@ -69,10 +69,7 @@ func (ls Leaderships) Lead(ctx context.Context, ino meta.Ino, how LeadOptions) (
 	own.mu.Lock()
 	defer own.mu.Unlock()
 	if errors.Is(err, meta.Interrupted) {
-		if own.stray == nil {
-			own.stray = map[meta.Ino]struct{}{}
-		}
-		own.stray[ino] = struct{}{}
+		own.noteStray(ino)
 		v.c.spawn(func() { ls.endStray(ino) })
 		return nil, err // no other call of this client leads the file before endStray
 	}
@@ -172,12 +169,22 @@ func (l *Leadership) Write(ctx context.Context, p []byte, off int64) (int, error
 }
 
 // Release ends the leadership. What the client wrote before is kept. Release of a leadership
-// that has ended does nothing.
+// that has ended does nothing. After an error the leadership has ended for this client; other
+// clients may get Busy until this client leads the file again or its session ends.
 func (l *Leadership) Release(ctx context.Context) error {
-	if !l.v.leaderships.end(l) {
+	own := &l.v.leaderships
+	if !own.end(l) {
 		return nil
 	}
-	return Leaderships{l.v}.end(ctx, l.ino, l.epoch)
+	err := Leaderships{l.v}.end(ctx, l.ino, l.epoch)
+	if err != nil {
+		own.mu.Lock()
+		defer own.mu.Unlock()
+		if l.since == l.v.epoch.Load() { // otherwise the leadership ended with its session
+			own.noteStray(l.ino)
+		}
+	}
+	return err
 }
 
 // end closes Done of a leadership, and returns false if the leadership ended before.
@@ -190,6 +197,14 @@ func (ls *leaderships) end(l *Leadership) bool {
 	delete(ls.m, l.ino)
 	close(l.done)
 	return true
+}
+
+// noteStray notes a stray file. The caller must hold mu.
+func (ls *leaderships) noteStray(ino meta.Ino) {
+	if ls.stray == nil {
+		ls.stray = map[meta.Ino]struct{}{}
+	}
+	ls.stray[ino] = struct{}{}
 }
 
 func (ls *leaderships) isStray(ino meta.Ino) bool {

@@ -135,3 +135,139 @@ func TestLeaderThatWasCutOff(t *testing.T) {
 	}
 	w.check()
 }
+
+// A leadership that the owner keeps for a client after a failed request keeps the file from nobody
+// for ever: the client's next Lead ends the leadership, and so does the end of the session.
+func TestStrayLeadership(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	a, va := open(t, w, Config{FlushEvery: time.Hour})
+	_, vb := open(t, w, Config{FlushEvery: time.Hour})
+	away := meta.E("call", meta.Unavailable, "", errors.New("nobody answers"))
+	// lose has the next requests to end a leadership fail, and the next answer to a Lead.
+	lose := func(ends, leads int) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.fail = func(op meta.Op) error {
+			if _, ok := op.(*meta.EndLead); ok && ends > 0 {
+				ends--
+				return away
+			}
+			return nil
+		}
+		w.unanswered = func(op meta.Op) error {
+			if _, ok := op.(*meta.Lead); ok && leads > 0 {
+				leads--
+				return meta.E("call", meta.Interrupted, "", context.Canceled)
+			}
+			return nil
+		}
+	}
+	// again leads once no other call of the client is about to.
+	again := func(ino meta.Ino) (*Leadership, error) {
+		t.Helper()
+		for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			va.leaderships.mu.Lock()
+			_, about := va.leaderships.m[ino]
+			va.leaderships.mu.Unlock()
+			if !about {
+				return va.Leaderships().Lead(t.Context(), ino, LeadOptions{})
+			}
+		}
+		t.Fatal("the request that was given up does not end")
+		return nil, nil
+	}
+	busy := func(ino meta.Ino) {
+		t.Helper()
+		if _, err := vb.Leaderships().Lead(t.Context(), ino, LeadOptions{}); !errors.Is(err, meta.Busy) {
+			t.Errorf("another client leads the file: %v", err)
+		}
+	}
+	ends := func(ino meta.Ino, l *Leadership) {
+		t.Helper()
+		busy(ino)
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		l, err := vb.Leaderships().Lead(t.Context(), ino, LeadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+
+	ino := create(t, va, "release failed")
+	first, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lose(2, 0)
+	if err := first.Release(t.Context()); !errors.Is(err, meta.Unavailable) || !ended(first) || first.Valid() {
+		t.Errorf("a release that failed: %v; the leadership lasts: %v", err, first.Valid())
+	}
+	if err := first.Release(t.Context()); err != nil {
+		t.Errorf("a leadership that has ended: %v", err)
+	}
+	busy(ino)
+	if _, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{}); !errors.Is(err, meta.Unavailable) {
+		t.Errorf("a leadership that could not be ended for the next: %v", err)
+	}
+	second, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{})
+	if err != nil {
+		t.Fatalf("the client leads the file no more in its session: %v", err)
+	}
+	if second.Epoch() <= first.Epoch() {
+		t.Errorf("DATA: epoch %d after epoch %d", second.Epoch(), first.Epoch())
+	}
+	ends(ino, second)
+
+	ino = create(t, va, "given up")
+	lose(1, 1)
+	if _, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{}); !errors.Is(err, meta.Interrupted) {
+		t.Fatalf("a request that was given up: %v", err)
+	}
+	third, err := again(ino)
+	if err != nil {
+		t.Fatalf("the client leads no file that it once gave up: %v", err)
+	}
+	ends(ino, third)
+
+	ino = create(t, va, "given up, and ended")
+	lose(0, 1)
+	if _, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{}); !errors.Is(err, meta.Interrupted) {
+		t.Fatalf("a request that was given up: %v", err)
+	}
+	other, err := vb.Leaderships().Lead(t.Context(), ino, LeadOptions{Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	ino = create(t, va, "with the session")
+	last, err := again(ino)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lose(1, 0)
+	if err := last.Release(t.Context()); err == nil {
+		t.Fatal("the release did not fail")
+	}
+	a.sess.(*fakeSession).endUnheard()()
+	if va.leaderships.isStray(ino) {
+		t.Error("the client knows a stray leadership of a session that ended")
+	}
+	if other, err = vb.Leaderships().Lead(t.Context(), ino, LeadOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := va.Leaderships().Lead(t.Context(), ino, LeadOptions{}); !errors.Is(err, meta.Busy) {
+		t.Errorf("another client's leadership was ended: %v", err)
+	}
+	if err := other.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	lose(0, 0)
+	w.check()
+}
