@@ -122,8 +122,8 @@ gen: ## regenerate what is generated
 	$(GO) generate ./...
 
 .PHONY: proto
-proto: ## regenerate the Go files of the administrative API from its .proto files
-	$(GO) generate ./meta/admin
+proto: ## regenerate the Go files of the administrative API and of Append from their .proto files
+	$(GO) generate ./meta/admin ./stream/ingest
 
 .PHONY: fix
 fix: ## format and modernise the sources

@@ -187,6 +187,11 @@ func Admit(p []byte, max int) (Batch, error) {
 	case b.Idempotent() && (b.Producer < 0 || b.Epoch < 0 || b.Sequence < 0):
 		return b, fail(meta.Invalid, "producer %d has epoch %d and sequence number %d", b.Producer, b.Epoch, b.Sequence)
 	}
+	if b.Named() {
+		if err := b.admitNamed(); err != nil {
+			return b, err
+		}
+	}
 	if b.Compression() == Plain {
 		n := int32(0)
 		if err := b.Each(p[HeaderSize:b.Size], func(Record) error { n++; return nil }); err != nil {

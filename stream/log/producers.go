@@ -19,8 +19,9 @@ const remembered = 5
 // producer. It is a function of the log: Check decides about a batch, Add applies an appended
 // one, and replaying the log gives the same state.
 //
-// INVARIANT: the batches of a producer have one epoch, consecutive sequence numbers and
-// ascending offsets; there are one to five of them, see Consistent.
+// INVARIANT: the batches of a producer have one epoch, ascending offsets, and sequence numbers
+// that are consecutive, or ascending for a producer with a name; the number of batches is one to
+// five, see Consistent.
 type Producers struct {
 	of map[int64]*producer
 }
@@ -203,12 +204,21 @@ func DecodeProducers(b []byte) (ps Producers, end int64, err error) {
 	return ps, end, ps.Consistent()
 }
 
+// follows reports that a batch of a producer may begin with a sequence number after an earlier
+// batch that ends with last.
+func follows(id int64, last, first int32) bool {
+	if id >= firstNamed {
+		return first > last
+	}
+	return first == addSequence(last, 1)
+}
+
 // Consistent verifies the invariant. Errors: Corrupt.
 func (ps *Producers) Consistent() error {
 	for _, id := range slices.Sorted(maps.Keys(ps.of)) {
 		p := ps.of[id]
 		for i, s := range p.batches {
-			if i > 0 && (addSequence(p.batches[i-1].last, 1) != s.first || p.batches[i-1].base >= s.base) {
+			if i > 0 && (!follows(id, p.batches[i-1].last, s.first) || p.batches[i-1].base >= s.base) {
 				return meta.E("check producers", meta.Corrupt, "stream", fmt.Errorf("batches of producer %d do not follow each other: %v", id, p.batches))
 			}
 		}

@@ -22,15 +22,16 @@ type Append struct {
 
 // Append takes a batch into the log, which owns p from then on. Batches get offsets in
 // the order of the calls. The batch is durable, and visible to reads, when Wait returns nil.
-// Errors: errors of log.Admit; OutOfOrder and Fenced as *SequenceError; Fenced (the leadership
-// is over); Unavailable (the log was closed, or failed before).
+// Errors: errors of log.Admit; Invalid (the batch is of a producer with a name); OutOfOrder and
+// Fenced as *SequenceError; Fenced (the leadership is over); Unavailable (the log was closed, or
+// failed before).
 func (l *Log) Append(p []byte) (*Append, error) {
-	b, err := log.Admit(p, l.cfg.MaxBatch)
+	b, err := l.admit(p)
 	if err != nil {
 		return nil, err
 	}
-	if b.Transactional() {
-		return nil, l.fail("append", meta.NotSupported, fmt.Errorf("batches of transactions are not supported"))
+	if b.Named() {
+		return nil, l.fail("append", meta.Invalid, fmt.Errorf("the producer id %d belongs to a producer with a name", b.Producer))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,6 +44,62 @@ func (l *Log) Append(p []byte) (*Append, error) {
 	case log.OutOfOrder, log.Fenced:
 		return nil, &SequenceError{Verdict: verdict, Producer: b.Producer, Epoch: b.Epoch, Sequence: b.Sequence}
 	}
+	return l.arriveLocked(b, p), nil
+}
+
+// AppendNamed is Append for a batch of a producer with a name. previous is the number of the
+// producer's record before the batch; see log.CheckNamed. The Base of a repeated batch is -1.
+func (l *Log) AppendNamed(p []byte, previous int64) (*Append, error) {
+	b, err := l.admit(p)
+	if err != nil {
+		return nil, err
+	}
+	if !b.Named() {
+		return nil, l.fail("append", meta.Invalid, fmt.Errorf("the producer id %d belongs to no producer with a name", b.Producer))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return nil, l.err
+	}
+	switch verdict := l.arrived.CheckNamed(&b, previous); verdict {
+	case log.Repeated:
+		at, _ := l.arrived.Place(b.Producer)
+		return &Append{Base: -1, Repeated: true, l: l, end: at.Offset + 1}, nil
+	case log.OutOfOrder:
+		return nil, &SequenceError{Verdict: verdict, Producer: b.Producer, Epoch: b.Epoch, Sequence: b.Sequence}
+	}
+	return l.arriveLocked(b, p), nil
+}
+
+// Place returns the place of the last record of a producer with a name, durable or not; ok is
+// false for an unknown producer. Wait of the returned Append waits until the record is durable.
+func (l *Log) Place(producer int64) (at log.Place, wait *Append, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at, ok = l.arrived.Place(producer)
+	return at, &Append{Base: at.Offset, Repeated: true, l: l, end: at.Offset + 1}, ok
+}
+
+// Find returns the offset of a record of a producer with a name, durable or not; ok is false if
+// the log does not remember the record.
+func (l *Log) Find(producer, number int64) (offset int64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.arrived.Find(producer, number)
+}
+
+// admit checks a batch that a producer has sent.
+func (l *Log) admit(p []byte) (log.Batch, error) {
+	b, err := log.Admit(p, l.cfg.MaxBatch)
+	if err == nil && b.Transactional() {
+		err = l.fail("append", meta.NotSupported, fmt.Errorf("batches of transactions are not supported"))
+	}
+	return b, err
+}
+
+// arriveLocked gives a batch its offsets, and has the batch written.
+func (l *Log) arriveLocked(b log.Batch, p []byte) *Append {
 	b.Assign(p, l.next, l.epoch)
 	l.arrived.Add(&b, l.cfg.Now().UnixMilli())
 	l.next = b.Next()
@@ -51,7 +108,7 @@ func (l *Log) Append(p []byte) (*Append, error) {
 		l.flushing = true
 		l.wg.Go(l.flush)
 	}
-	return &Append{Base: b.Base, l: l, end: l.next}, nil
+	return &Append{Base: b.Base, l: l, end: l.next}
 }
 
 // Wait waits until the batch is durable. After an error, the log may or may not

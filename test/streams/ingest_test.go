@@ -1,11 +1,20 @@
 package streams
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"penstock.io/penstock/stream/ingest"
 )
 
 // appended is what the answer to an append over HTTP has.
@@ -51,6 +60,108 @@ func TestIngest(t *testing.T) {
 	for i, r := range m.consume("v.logs..20of..20a", 1, 2) {
 		if want := fmt.Sprintf(`{"n":%d}`, i+1); string(r.Value) != want || r.Offset != int64(i) {
 			t.Errorf("DATA: offset %d has %q, not %q", r.Offset, r.Value, want)
+		}
+	}
+	t.Run("killed", m.testKilledProducers)
+}
+
+// produceNumbers appends the numbers up to the last one as a producer with a name: in a call that
+// begins after the last number that the stream has, with batches that are sent before earlier
+// ones are answered. acknowledged is the greatest acknowledged number.
+func produceNumbers(ctx context.Context, cc *grpc.ClientConn, name string, last int64, acknowledged *atomic.Int64) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c, err := ingest.NewIngestClient(cc).Append(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.Send(&ingest.AppendRequest{Request: &ingest.AppendRequest_Open{Open: &ingest.Open{Stream: "/v/t", Producer: name}}}); err != nil {
+		return err
+	}
+	p, err := c.Recv()
+	if err != nil {
+		return err
+	}
+	next := p.GetOpened().GetLastSequence() + 1
+	if had := acknowledged.Load(); next <= had {
+		return fmt.Errorf("DATA: producer %s: the stream ends at number %d, %d was acknowledged", name, next-1, had)
+	}
+	go func() {
+		for first := next; first <= last; first += 3 {
+			b := &ingest.Batch{Sequence: &first}
+			for n := first; n < first+3; n++ {
+				b.Records = append(b.Records, &ingest.Record{Value: fmt.Append(nil, name, " ", n)})
+			}
+			if c.Send(&ingest.AppendRequest{Request: &ingest.AppendRequest_Batch{Batch: b}}) != nil {
+				return // Recv has the error
+			}
+		}
+	}()
+	for next <= last {
+		p, err := c.Recv()
+		if err != nil {
+			return err
+		}
+		next = p.GetAcknowledged().GetLastSequence() + 1
+		acknowledged.Store(next - 1)
+	}
+	return nil
+}
+
+// testKilledProducers: producers with names go on where the stream ends, while their calls end at
+// any moment and the gateway is killed. The stream has each number once and in order.
+func (m *machine) testKilledProducers(t *testing.T) {
+	m.Must("stream", "create", "/v/t", "--segment-bytes", "20000")
+	const producers, last = 4, 900
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	var all atomic.Int64 // appended numbers, about
+	done := make(chan error, producers)
+	for i := range producers {
+		go func() {
+			cc, err := grpc.NewClient(m.ingest, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				done <- err
+				return
+			}
+			defer cc.Close()
+			var acknowledged atomic.Int64
+			for life := 1; acknowledged.Load() < last && ctx.Err() == nil; life++ {
+				before := acknowledged.Load()
+				// A life ends with the numbers, or after some milliseconds, the later the more.
+				life, end := context.WithTimeout(ctx, time.Duration(life%7*20+5*life)*time.Millisecond)
+				err := produceNumbers(life, cc, fmt.Sprint("p", i), last, &acknowledged)
+				end()
+				if err != nil && strings.HasPrefix(err.Error(), "DATA:") {
+					done <- err
+					return
+				}
+				all.Add(acknowledged.Load() - before)
+			}
+			done <- ctx.Err()
+		}()
+	}
+	for kills := int64(1); kills <= 2; kills++ {
+		m.Until("records are acknowledged", func() error {
+			if n := all.Load(); n < kills*producers*last/4 {
+				return fmt.Errorf("%d records", n)
+			}
+			return nil
+		})
+		m.kill()
+		m.start()
+	}
+	for range producers {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := map[string]int64{}
+	c := m.client(kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"v.t": {0: kgo.NewOffset().AtStart()}}))
+	for _, r := range m.poll(c, producers*last) {
+		name, n, _ := strings.Cut(string(r.Value), " ")
+		if next[name]++; n != fmt.Sprint(next[name]) {
+			t.Fatalf("DATA: offset %d has number %s of producer %s, after %d", r.Offset, n, name, next[name]-1)
 		}
 	}
 }

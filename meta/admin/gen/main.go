@@ -1,6 +1,8 @@
-// Command gen owns the generated files of meta/admin. It compiles the .proto files, refuses
-// a service that breaks the rules of the house, and has the generators that go.mod pins
-// write the Go files. It needs no protoc: run it with `make proto`.
+// Command gen owns the generated files of meta/admin and stream/ingest. The command compiles the
+// .proto files of a folder, refuses an administrative service that breaks the rules of the house,
+// and has the generators that go.mod pins write the Go files. No protoc is needed:
+//
+//	gen [DIR [PREFIX]]    as `make proto` does
 package main
 
 import (
@@ -24,30 +26,36 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 )
 
-// prefix is the folder that the files have for those who import them.
-const prefix = "penstock/admin/v1/"
+// admin is the prefix of the administrative API. A prefix is the folder that the files have for
+// those who import them.
+const admin = "penstock/admin/v1/"
 
 func main() {
-	dir := "."
+	dir, prefix := ".", admin
 	if len(os.Args) > 1 {
 		dir = os.Args[1]
 	}
-	if err := run(dir); err != nil {
+	if len(os.Args) > 2 {
+		prefix = os.Args[2]
+	}
+	if err := run(dir, prefix); err != nil {
 		fmt.Fprintln(os.Stderr, "gen:", err)
 		os.Exit(1)
 	}
 }
 
 // run writes the generated files of a folder, and removes those that are no longer.
-func run(dir string) error {
-	files, err := compile(dir)
+func run(dir, prefix string) error {
+	files, err := compile(dir, prefix)
 	if err != nil {
 		return err
 	}
-	if err := check(files); err != nil {
-		return err
+	if prefix == admin {
+		if err := check(files); err != nil {
+			return err
+		}
 	}
-	made, err := generate(files)
+	made, err := generate(files, prefix)
 	if err != nil {
 		return err
 	}
@@ -71,7 +79,7 @@ func run(dir string) error {
 }
 
 // compile reads the .proto files of a folder.
-func compile(dir string) (linker.Files, error) {
+func compile(dir, prefix string) (linker.Files, error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*.proto"))
 	if err != nil {
 		return nil, err
@@ -197,7 +205,7 @@ func namesVolume(m protoreflect.MessageDescriptor) bool {
 var generators = []string{"protoc-gen-go", "protoc-gen-go-grpc"}
 
 // generate gives the text of the generated files by name.
-func generate(files linker.Files) (map[string][]byte, error) {
+func generate(files linker.Files, prefix string) (map[string][]byte, error) {
 	q := &pluginpb.CodeGeneratorRequest{Parameter: proto.String("paths=source_relative")}
 	seen := map[string]bool{}
 	var add func(f protoreflect.FileDescriptor)

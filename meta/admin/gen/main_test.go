@@ -10,32 +10,39 @@ import (
 
 // The generated files are those of the .proto files beside them: `make proto` was run.
 func TestGenerated(t *testing.T) {
-	files, err := compile("..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := check(files); err != nil {
-		t.Fatal(err)
-	}
-	made, err := generate(files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(made) < 5 {
-		t.Fatalf("only %d files are generated", len(made))
-	}
-	for name, text := range made { // in any order: each for itself
-		if have, err := os.ReadFile(filepath.Join("..", name)); err != nil || !bytes.Equal(have, text) {
-			t.Errorf("meta/admin/%s is not what its .proto file says (run `make proto`): %v", name, err)
+	for _, c := range []struct {
+		dir, prefix string
+		files       int
+	}{{"..", admin, 5}, {"../../../stream/ingest", "penstock/ingest/v1/", 2}} {
+		files, err := compile(c.dir, c.prefix)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	there, err := filepath.Glob("../*.pb.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range there {
-		if _, is := made[filepath.Base(name)]; !is {
-			t.Errorf("%s is generated of nothing any more (run `make proto`)", name)
+		if c.prefix == admin {
+			if err := check(files); err != nil {
+				t.Fatal(err)
+			}
+		}
+		made, err := generate(files, c.prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(made) < c.files {
+			t.Fatalf("only %d files are generated in %s", len(made), c.dir)
+		}
+		for name, text := range made { // in any order: each for itself
+			if have, err := os.ReadFile(filepath.Join(c.dir, name)); err != nil || !bytes.Equal(have, text) {
+				t.Errorf("%s/%s is not what its .proto file says (run `make proto`): %v", c.dir, name, err)
+			}
+		}
+		there, err := filepath.Glob(filepath.Join(c.dir, "*.pb.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range there {
+			if _, is := made[filepath.Base(name)]; !is {
+				t.Errorf("%s is generated of nothing any more (run `make proto`)", name)
+			}
 		}
 	}
 }
@@ -76,7 +83,7 @@ message A { VolumeRef unused = 1; }
 		if err := os.WriteFile(filepath.Join(dir, "s.proto"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		files, err := compile(dir)
+		files, err := compile(dir, admin)
 		if err == nil {
 			err = check(files)
 		}

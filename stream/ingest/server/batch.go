@@ -23,6 +23,7 @@ type record struct {
 	key     []byte
 	value   []byte
 	headers []log.Header
+	long    bool // the record was skipped, because the value is longer than maxRecord
 }
 
 // check says why a record can't be in a stream whose values have a format, as an error for the
@@ -37,6 +38,8 @@ func (r *record) check(format string) error {
 		names += len(h.Name) + 1
 	}
 	switch {
+	case r.long:
+		return bad(meta.TooBig, "a record of more than %d bytes", maxRecord)
 	case size > maxRecord:
 		return bad(meta.TooBig, "a record of %d bytes is larger than %d", size, maxRecord)
 	case names > maxHeader:
@@ -88,9 +91,3 @@ func (b *batch) add(r *record) {
 
 // full reports that the batch takes no further record.
 func (b *batch) full() bool { return len(b.records) >= fullBatch }
-
-// encode returns the bytes of a batch of a producer without sequence numbers.
-func (b *batch) encode() []byte {
-	b.Producer, b.Epoch, b.Sequence = log.NoProducer, -1, -1
-	return b.Encode(b.records)
-}

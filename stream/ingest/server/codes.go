@@ -19,6 +19,8 @@ func statusOf(k meta.Kind) int {
 		return http.StatusUnsupportedMediaType
 	case meta.AccessDenied, meta.NotPermitted, meta.ReadOnly:
 		return http.StatusForbidden
+	case meta.WrongOffset:
+		return http.StatusConflict
 	case meta.TooBig, meta.FileTooBig:
 		return http.StatusRequestEntityTooLarge
 	case meta.WouldBlock, meta.ResourceExceeded:

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/stream/partition"
+	"penstock.io/penstock/stream/log"
 )
 
 // answer is the JSON of a response.
@@ -24,22 +24,19 @@ type answer struct {
 	Appended      []run `json:"appended"`
 	AppendedCount int64 `json:"appended_count"`
 	// Refused lists the first maxListed refused records, RefusedCount counts all refused records.
-	Refused      []refusal `json:"refused,omitempty"`
+	Refused      []refused `json:"refused,omitempty"`
 	RefusedCount int64     `json:"refused_count"`
+	// RepeatedCount counts the records among AppendedCount that the partition had before.
+	RepeatedCount int64 `json:"repeated_count,omitempty"`
+	// LastSequence is the number of the producer's last record.
+	LastSequence *int64 `json:"last_sequence,omitempty"`
 	// Error says why the request ended early. The records after AppendedCount and RefusedCount
 	// may or may not be in the stream.
 	Error string `json:"error,omitempty"`
 }
 
-// run is a run of records with consecutive offsets.
-type run struct {
-	Record int64 `json:"record"` // number of the first record in the request
-	Offset int64 `json:"offset"` // of the first record
-	Count  int64 `json:"count"`
-}
-
-// refusal is a record that does not fit its stream.
-type refusal struct {
+// refused is a refused record.
+type refused struct {
 	Record int64  `json:"record"`
 	Reason string `json:"reason"`
 }
@@ -49,40 +46,24 @@ const maxListed = 100
 
 // refuse adds a refused record.
 func (a *answer) refuse(number int64, why error) {
-	a.RefusedCount++
-	if len(a.Refused) >= maxListed {
-		return
-	}
-	reason := why.Error()
-	if e, ok := errors.AsType[*meta.Error](why); ok && e.Err != nil {
-		reason = e.Err.Error()
-	}
-	a.Refused = append(a.Refused, refusal{Record: number, Reason: reason})
-}
-
-// appended adds the durable records of a batch.
-func (a *answer) appended(base int64, runs []run, count int64) {
-	a.AppendedCount += count
-	for _, r := range runs {
-		r.Offset += base
-		a.Appended = join(a.Appended, r)
+	if a.RefusedCount++; len(a.Refused) < maxListed {
+		a.Refused = append(a.Refused, refused{Record: number, Reason: reasonOf(why)})
 	}
 }
 
-// join adds a run to a list of runs. Runs that follow each other become one; of further runs the
-// list has the first maxListed.
-func join(runs []run, r run) []run {
-	if n := len(runs); n > 0 {
-		last := &runs[n-1]
-		if last.Record+last.Count == r.Record && last.Offset+last.Count == r.Offset {
-			last.Count += r.Count
-			return runs
-		}
-		if n >= maxListed {
-			return runs
+// add adds what became of the records from a number on.
+func (a *answer) add(number int64, t *taken) {
+	for _, r := range t.runs {
+		r.Record += number
+		if runs := join(a.Appended, r); len(runs) <= maxListed {
+			a.Appended = runs
 		}
 	}
-	return append(runs, r)
+	for _, r := range t.refused {
+		a.refuse(number+r.Record, r.Reason)
+	}
+	a.AppendedCount += t.count
+	a.RepeatedCount += t.repeated
 }
 
 // Types of the body of a request.
@@ -91,11 +72,21 @@ const (
 	typeText  = "text/plain"           // any bytes a line
 )
 
+// Headers of the requests of a producer with a name.
+const (
+	headerProducer = "Penstock-Producer"
+	headerSequence = "Penstock-Sequence"          // number of the first record
+	headerPrevious = "Penstock-Previous-Sequence" // number of the record before; default: one less
+)
+
 // upload is an HTTP request with records.
 type upload struct {
 	s      *Server
 	target target
-	format string // that the values must have
+	series series
+	first  int64 // sequence number of the next record, with a producer
+	before int64 // sequence number of the record before, with a producer
+	json   bool  // each line is JSON
 	lines  *lines
 	number int64 // of records so far
 	answer answer
@@ -114,9 +105,9 @@ func (s *Server) appendLines(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(errStopping) })()
-	size := int64(4 * fullBatch) // lines of up to maxRecord, and their batch
+	size := int64(4 * fullBatch) // lines, the last of which has up to maxRecord, and their batch
 	if r.ContentLength >= 0 {
-		size = min(size, 2*r.ContentLength+16<<10)
+		size = min(size, 3*r.ContentLength+recordCosts)
 	}
 	for more := true; more && err == nil; {
 		more, err = u.step(ctx, size)
@@ -139,10 +130,13 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) (*upload, error) {
 	if u.target, err = s.find(r.Context(), p); err != nil {
 		return nil, err
 	}
-	if u.format = u.target.format; kind == typeLines {
-		u.format = "json"
+	if u.series.format = u.target.format; kind == typeLines {
+		u.series.format, u.json = "json", true
 	}
-	u.answer.Partition = int32(s.turn.Add(1) % uint32(u.target.partitions))
+	if err := u.numbers(r); err != nil {
+		return nil, err
+	}
+	u.answer.Partition = s.choose(u.series.name, u.target.partitions)
 	if text := r.URL.Query().Get("partition"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
@@ -158,7 +152,45 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) (*upload, error) {
 	return u, nil
 }
 
-// step appends the next batch and waits until the batch is durable. more is false after the last
+// numbers reads the headers of a producer with a name. Errors: Invalid.
+func (u *upload) numbers(r *http.Request) error {
+	bad := func(text string, args ...any) error {
+		return meta.E("append", meta.Invalid, u.answer.Stream, fmt.Errorf(text, args...))
+	}
+	number := func(header string) (n int64, err error) {
+		if n, err = strconv.ParseInt(r.Header.Get(header), 10, 64); err != nil || n < 0 || n > log.MaxNumber {
+			err = bad("the header %s is %q, not a number of 0 to %d", header, r.Header.Get(header), int64(log.MaxNumber))
+		}
+		return n, err
+	}
+	if u.series.name = r.Header.Get(headerProducer); u.series.name == "" {
+		if r.Header.Get(headerSequence) != "" || r.Header.Get(headerPrevious) != "" {
+			return bad("sequence numbers are of a producer: send the header %s, too", headerProducer)
+		}
+		return nil
+	}
+	if err := checkName(u.series.name); err != nil {
+		return err
+	}
+	var err error
+	if u.first, err = number(headerSequence); err != nil {
+		return err
+	}
+	u.before = u.first - 1
+	if r.Header.Get(headerPrevious) != "" {
+		u.before, err = number(headerPrevious)
+	}
+	return err
+}
+
+// recordCost is what a record takes in memory beside its bytes; a step takes records of at most
+// recordCosts and a third of its memory.
+const (
+	recordCost  = 128
+	recordCosts = 32 << 10
+)
+
+// step appends the next records and waits until they are durable. more is false after the last
 // record.
 func (u *upload) step(ctx context.Context, size int64) (more bool, err error) {
 	release, err := u.s.reserve(ctx, size)
@@ -169,59 +201,64 @@ func (u *upload) step(ctx context.Context, size int64) (more bool, err error) {
 	if err := u.deadline(time.Now().Add(u.s.cfg.Limits.Transfer)); err != nil {
 		return false, err
 	}
-	var b batch
-	var runs []run // offsets are relative to the batch
-	more = true
-	for more && err == nil && !b.full() {
-		more, err = u.read(&b, &runs)
+	var records []record
+	bytes := 0
+	for more = true; more && err == nil && bytes < fullBatch && len(records)*recordCost < recordCosts+int(size)/3; {
+		var r record
+		var ok bool
+		if r, ok, more, err = u.read(); ok {
+			records = append(records, r)
+			bytes += len(r.value)
+		}
 	}
 	// The records before an error of the transfer are appended, too, as the answer says.
-	if b.Records == 0 {
+	if len(records) == 0 {
 		return more && err == nil, err
 	}
-	l, aerr := u.target.partition(ctx, u.answer.Partition)
-	if aerr != nil {
+	if aerr := u.take(ctx, records); aerr != nil {
 		return false, errors.Join(aerr, err)
 	}
-	var a *partition.Append
-	if a, aerr = l.Append(b.encode()); aerr == nil {
-		aerr = a.Wait(ctx)
-	}
-	if aerr != nil {
-		return false, errors.Join(aerr, err)
-	}
-	u.answer.appended(a.Base, runs, int64(b.Records))
 	return more && err == nil, err
 }
 
-// read reads the next line into a batch, and adds the record to the runs of the batch; more is
-// false after the last line.
-func (u *upload) read(b *batch, runs *[]run) (more bool, err error) {
-	line, long, err := u.lines.next(maxRecord)
-	if errors.Is(err, io.EOF) {
-		return false, nil
+// take appends records, and adds to the answer what became of the records.
+func (u *upload) take(ctx context.Context, records []record) error {
+	var err error
+	if u.series.log, err = u.target.partition(ctx, u.answer.Partition); err != nil {
+		return err
+	}
+	t, err := u.series.append(records, u.first, u.before)
+	if err == nil {
+		err = t.wait(ctx)
 	}
 	if err != nil {
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return false, err
+		return err
+	}
+	u.answer.add(u.number, t)
+	u.number += int64(len(records))
+	if u.series.name != "" {
+		u.first += int64(len(records))
+		u.before = u.series.last
+		u.answer.LastSequence = &t.last
+	}
+	return nil
+}
+
+// read reads the next line; ok is false for an empty line, more after the last line.
+func (u *upload) read() (r record, ok, more bool, err error) {
+	line, long, err := u.lines.next(maxRecord)
+	if errors.Is(err, io.EOF) {
+		return r, false, false, nil
+	}
+	if err != nil {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); !ok {
+			err = meta.E("read body", meta.Protocol, u.answer.Stream, err)
 		}
-		return false, meta.E("read body", meta.Protocol, u.answer.Stream, err)
+		return r, false, false, err
 	}
-	if long {
-		u.answer.refuse(u.number, fmt.Errorf("a record of more than %d bytes", maxRecord))
-		u.number++
-		return true, nil
+	if len(line) == 0 && !long && u.json {
+		return r, false, true, nil
 	}
-	if len(line) == 0 && u.format == "json" {
-		return true, nil
-	}
-	r := record{time: time.Now().UnixMilli(), value: line}
-	if why := r.check(u.format); why != nil {
-		u.answer.refuse(u.number, why)
-	} else {
-		*runs = join(*runs, run{Record: u.number, Offset: int64(b.Records), Count: 1})
-		b.add(&r)
-	}
-	u.number++
-	return true, nil
+	// The line is valid until the next call.
+	return record{time: time.Now().UnixMilli(), value: append([]byte{}, line...), long: long}, true, true, nil
 }

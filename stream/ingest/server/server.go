@@ -1,4 +1,4 @@
-// Package server serves the ingestion of records into streams, over HTTP: the package owns
+// Package server serves the ingestion of records into streams, over HTTP and gRPC: the package owns
 // the connections, the requests under way and their memory, and the translation of requests
 // into appends to partitions. Records are appended as record batches of package stream/log, so
 // that Kafka's consumers read them like the records of Kafka's producers.
@@ -18,9 +18,11 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream"
+	"penstock.io/penstock/stream/log"
 	"penstock.io/penstock/stream/partition"
 )
 
@@ -59,12 +61,21 @@ type Server struct {
 	cfg      Config
 	find     func(ctx context.Context, path string) (target, error)
 	http     *http.Server
+	grpc     *grpc.Server        // serves as a handler of http
 	memory   *semaphore.Weighted // of records
+	entries  *semaphore.Weighted // of messages of gRPC calls before their append
 	requests *semaphore.Weighted
 	turn     atomic.Uint32 // counts the requests that leave the choice of the partition to the server
 	ctx      context.Context
 	stop     context.CancelCauseFunc
 }
+
+// Bounds of an HTTP/2 connection: calls under way, and received bytes of a call that are not read
+// yet. All calls together are bounded by Limits.Requests.
+const (
+	maxCalls   = 256
+	callBuffer = 64 << 10
+)
 
 // New makes a Server.
 func New(cfg Config) *Server {
@@ -72,16 +83,24 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	s := &Server{cfg: cfg, memory: semaphore.NewWeighted(cfg.Limits.Memory), requests: semaphore.NewWeighted(cfg.Limits.Requests)}
+	s := &Server{
+		cfg: cfg, memory: semaphore.NewWeighted(cfg.Limits.Memory), entries: semaphore.NewWeighted(allEntries),
+		requests: semaphore.NewWeighted(cfg.Limits.Requests),
+	}
 	s.find = s.stream
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	s.grpc = s.newGRPC()
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	s.http = &http.Server{
 		Handler: s.handler(), Protocols: protocols, MaxHeaderBytes: 16 << 10,
 		ReadHeaderTimeout: cfg.Limits.Transfer, IdleTimeout: cfg.Limits.Idle,
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 1000, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 64 << 10},
+		// A connection has room for what all its calls may send: calls that wait for memory must not
+		// keep a call from its bytes that has the memory.
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: maxCalls, MaxReceiveBufferPerStream: callBuffer, MaxReceiveBufferPerConnection: maxCalls * callBuffer,
+		},
 		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return s
@@ -108,6 +127,7 @@ func (s *Server) Close() {
 	}
 	// The background context never ends: Acquire waits for the requests, and has no error.
 	_ = s.requests.Acquire(context.Background(), s.cfg.Limits.Requests)
+	s.requests.Release(s.cfg.Limits.Requests)
 }
 
 // limited is a listener that accepts no connection while the greatest number is open.
@@ -161,6 +181,10 @@ func (s *Server) handler() http.Handler {
 		}
 		if !toLoopback(r) {
 			refuse(w, meta.E("append", meta.AccessDenied, r.Host, errors.New("the Host of a request to a loopback address is localhost or a loopback address")))
+			return
+		}
+		if isGRPC(r) {
+			s.serveGRPC(w, r)
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -219,4 +243,12 @@ func (s *Server) stream(ctx context.Context, p string) (target, error) {
 		return target{}, err
 	}
 	return target{st.Spec.Format, st.Spec.Partitions, st.Partition}, nil
+}
+
+// choose chooses the partition of a request: for a producer with a name always the same one.
+func (s *Server) choose(name string, partitions int) int32 {
+	if name != "" {
+		return int32(log.NamedProducer(name) % int64(partitions))
+	}
+	return int32(s.turn.Add(1) % uint32(partitions))
 }

@@ -437,13 +437,13 @@ func TestManyRequestsOnASlowDisk(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			count[status]++
-			if status == http.StatusTooManyRequests && count[status] == producers-int(limits.Memory)/(2*size+16<<10) {
+			if status == http.StatusTooManyRequests && count[status] == producers-int(limits.Memory)/(3*size+recordCosts) {
 				close(gate) // all others hold memory
 			}
 		})
 	}
 	wg.Wait()
-	if n := len(r.values(0)) + len(r.values(1)); n != count[http.StatusOK] || n != int(limits.Memory)/(2*size+16<<10) || count[http.StatusOK]+count[http.StatusTooManyRequests] != producers {
+	if n := len(r.values(0)) + len(r.values(1)); n != count[http.StatusOK] || n != int(limits.Memory)/(3*size+recordCosts) || count[http.StatusOK]+count[http.StatusTooManyRequests] != producers {
 		t.Errorf("DATA: answers %v, and %d records", count, n)
 	}
 }
