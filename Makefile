@@ -102,6 +102,11 @@ many-volumes: deps ## a node with VOLUMES (100) volumes loses its agent and all 
 chart: ## have helm itself render, judge and refuse what the charts make of values, and kustomize the plain manifests (builds both)
 	cd test/helm && $(GO) test -count 1 ./...
 
+.PHONY: e2e-tables
+e2e-tables: deps ## ClickHouse, DuckDB and hyparquet read the published table of a stream (needs Node.js; 600 MB of npm's packages)
+	cd test/streams/readers && npm install --no-audit --no-fund
+	$(GO) test -timeout 15m -count 1 -v ./test/streams -run '^TestTable$$' -readers $(CURDIR)/test/streams/readers
+
 .PHONY: e2e-k8s
 e2e-k8s: deps ## a Kubernetes of two nodes on this machine, Penstock deployed in it, and what users do there (root; E2EFLAGS)
 	@DEPS=test/k8s/deps.txt scripts/deps.sh

@@ -20,6 +20,9 @@ const (
 	groupsDir = "groups"
 )
 
+// ownDirs are the directories of a stream: those above, and those of the published table.
+var ownDirs = []string{logDir, groupsDir, "data", "rejected", "_delta_log"}
+
 // Create makes a stream, with the directories above it. An interrupted Create can be repeated.
 // Errors: Invalid (the path or the spec), NameTooLong, Exists (the stream exists), NotEmpty
 // (a directory with other files), and errors of the tree.
@@ -108,8 +111,12 @@ func Delete(ctx context.Context, t *penstock.Tree, p string) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{logDir, groupsDir} {
-		if err := removeAll(ctx, t, path.Join(p, name)); err != nil {
+	for _, name := range ownDirs {
+		err := removeAll(ctx, t, path.Join(p, name))
+		for try := 0; try < 3 && errors.Is(err, meta.NotEmpty); try++ {
+			err = removeAll(ctx, t, path.Join(p, name)) // a gateway has published meanwhile
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -105,6 +105,7 @@ func (h *Host) Delete(ctx context.Context, p string) error {
 	if err != nil {
 		return err
 	}
+	s.publisher.end()
 	err = Delete(ctx, h.tree, p)
 	h.mu.Lock()
 	delete(h.open, streamID{s.dir.v.ID(), s.dir.ino})
@@ -116,9 +117,12 @@ func (h *Host) Delete(ctx context.Context, p string) error {
 // retainEvery is how often partitions are examined for old records.
 const retainEvery = time.Minute
 
-// Run gives up partitions that nobody uses, removes old records, and closes streams whose
-// directory is gone, until ctx ends.
+// Run publishes tables, gives up partitions that nobody uses, removes old records, and closes
+// streams whose directory is gone, until ctx ends.
 func (h *Host) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { h.publish(ctx) })
+	defer wg.Wait()
 	retained := time.Now()
 	for {
 		select {

@@ -75,7 +75,7 @@ func FuzzTopics(f *testing.F) {
 }
 
 func TestSpec(t *testing.T) {
-	s := Spec{Partitions: 4, Format: "json", Retention: 7 * 24 * time.Hour, RetentionBytes: 1 << 30, SegmentBytes: 1 << 20, SegmentAge: time.Hour}
+	s := Spec{Partitions: 4, Format: "json", Retention: 7 * 24 * time.Hour, RetentionBytes: 1 << 30, SegmentBytes: 1 << 20, SegmentAge: time.Hour, Lag: 10 * time.Second, Schema: "a:string"}
 	if got, err := DecodeSpec(s.Encode()); err != nil || got != s {
 		t.Errorf("%+v becomes %+v, %v", s, got, err)
 	}
@@ -85,9 +85,13 @@ func TestSpec(t *testing.T) {
 		`{"version":2,"partitions":1}`:  meta.Version,
 		`{"version":1}`:                 meta.Invalid,
 		`{"version":1,"partitions":-1}`: meta.Invalid,
-		`{"version":1,"partitions":1,"format":"xml"}`:      meta.Invalid,
-		`{"version":1,"partitions":1,"retention":"later"}`: meta.Corrupt,
-		`{"version":1,"partitions":1,"segment_bytes":1}`:   meta.Invalid,
+		`{"version":1,"partitions":1,"format":"xml"}`:                    meta.Invalid,
+		`{"version":1,"partitions":1,"retention":"later"}`:               meta.Corrupt,
+		`{"version":1,"partitions":1,"segment_bytes":1}`:                 meta.Invalid,
+		`{"version":1,"partitions":1,"lag":"1ms"}`:                       meta.Invalid,
+		`{"version":1,"partitions":1,"lag":"1h"}`:                        meta.Invalid,
+		`{"version":1,"partitions":1,"schema":"a:long"}`:                 meta.Invalid,
+		`{"version":1,"partitions":1,"format":"json","schema":"a:text"}`: meta.Invalid,
 	} {
 		if _, err := DecodeSpec([]byte(text)); meta.KindOf(err) != kind {
 			t.Errorf("%s: %v, want %v", text, err, kind)

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/publish"
 )
 
 // MaxPartitions bounds the partitions of a stream.
 const MaxPartitions = 4096
 
 // Formats of the values of a stream's records. The log has the bytes as they came in any case.
-var Formats = []string{"bytes", "utf8", "json"}
+var Formats = []string{publish.Bytes, publish.UTF8, publish.JSON}
 
 // Spec is what stream.json says of a stream.
 type Spec struct {
@@ -28,6 +29,19 @@ type Spec struct {
 	// stream/partition.
 	SegmentBytes int64
 	SegmentAge   time.Duration
+	// Lag is how late the published table is at the most, of gateways that are not overloaded;
+	// 0: no table is published. Schema names the fields of JSON values that are columns of the
+	// table, see publish.ParseSchema; "": the value is a column.
+	Lag    time.Duration
+	Schema string
+}
+
+// fields returns the fields of Schema.
+func (s *Spec) fields() ([]publish.Field, error) {
+	if s.Schema == "" {
+		return nil, nil
+	}
+	return publish.ParseSchema(s.Schema)
 }
 
 const specVersion = 1
@@ -41,6 +55,8 @@ type specRecord struct {
 	RetentionBytes int64  `json:"retention_bytes,omitempty"`
 	SegmentBytes   int64  `json:"segment_bytes,omitempty"`
 	SegmentAge     string `json:"segment_age,omitempty"`
+	Lag            string `json:"lag,omitempty"`
+	Schema         string `json:"schema,omitempty"`
 }
 
 // Check verifies the values. Errors: Invalid.
@@ -57,13 +73,20 @@ func (s *Spec) Check() error {
 		return bad("a retention or an age is negative")
 	case s.SegmentBytes < 0 || s.SegmentBytes > 0 && s.SegmentBytes < 4096:
 		return bad("a segment has 4096 bytes or more, not %d", s.SegmentBytes)
+	case s.Lag != 0 && (s.Lag < time.Second || s.Lag > MaxLag):
+		return bad("the lag of a table is between 1s and %v, not %v", MaxLag, s.Lag)
+	case s.Schema != "" && s.Format != publish.JSON:
+		return bad("a schema needs the format %s", publish.JSON)
+	}
+	if _, err := s.fields(); err != nil {
+		return meta.E("check stream", meta.Invalid, SpecFile, err)
 	}
 	return nil
 }
 
 // Encode returns the bytes of stream.json.
 func (s *Spec) Encode() []byte {
-	r := specRecord{Version: specVersion, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, SegmentBytes: s.SegmentBytes}
+	r := specRecord{Version: specVersion, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, SegmentBytes: s.SegmentBytes, Schema: s.Schema}
 	if r.Format == "" {
 		r.Format = Formats[0]
 	}
@@ -72,6 +95,9 @@ func (s *Spec) Encode() []byte {
 	}
 	if s.SegmentAge > 0 {
 		r.SegmentAge = s.SegmentAge.String()
+	}
+	if s.Lag > 0 {
+		r.Lag = s.Lag.String()
 	}
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -90,11 +116,11 @@ func DecodeSpec(b []byte) (Spec, error) {
 	if r.Version > specVersion {
 		return Spec{}, meta.E(op, meta.Version, SpecFile, fmt.Errorf("version %d is newer than %d: use a newer program", r.Version, specVersion))
 	}
-	s := Spec{Partitions: r.Partitions, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes}
+	s := Spec{Partitions: r.Partitions, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes, Schema: r.Schema}
 	for _, d := range []struct {
 		text string
 		to   *time.Duration
-	}{{r.Retention, &s.Retention}, {r.SegmentAge, &s.SegmentAge}} {
+	}{{r.Retention, &s.Retention}, {r.SegmentAge, &s.SegmentAge}, {r.Lag, &s.Lag}} {
 		if d.text == "" {
 			continue
 		}

@@ -23,7 +23,8 @@ type Stream struct {
 	address string // of the leader of the partitions
 	log     *slog.Logger
 
-	slots []slot
+	slots     []slot
+	publisher publisher
 
 	mu     sync.Mutex // of groups and closed
 	groups map[string]*committed
@@ -196,6 +197,7 @@ func (s *Stream) close() error {
 	groups := s.groups
 	s.groups = nil
 	s.mu.Unlock()
+	s.publisher.end()
 	var errs []error
 	for i := range s.slots {
 		slot := &s.slots[i]

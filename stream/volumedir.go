@@ -127,7 +127,12 @@ func (d volumeDir) ReadFile(ctx context.Context, name string) ([]byte, error) {
 }
 
 func (d volumeDir) Replace(ctx context.Context, name string, data []byte) error {
-	info, err := d.v.CreateOpen(ctx, nil, meta.Create{Parent: d.ino, Name: name + replaceSuffix, Mode: meta.TypeRegular | fileMode}, writing|uint32(os.O_TRUNC))
+	return d.put(ctx, name, name+replaceSuffix, data, 0)
+}
+
+// put writes a file under the name draft, and renames it with flags of renameat2(2).
+func (d volumeDir) put(ctx context.Context, name, draft string, data []byte, flags uint32) error {
+	info, err := d.v.CreateOpen(ctx, nil, meta.Create{Parent: d.ino, Name: draft, Mode: meta.TypeRegular | fileMode}, writing|uint32(os.O_TRUNC))
 	if err != nil {
 		return err
 	}
@@ -136,7 +141,7 @@ func (d volumeDir) Replace(ctx context.Context, name string, data []byte) error 
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	if err := d.v.Rename(ctx, nil, d.ino, name+replaceSuffix, d.ino, name, 0); err != nil {
+	if err := d.v.Rename(ctx, nil, d.ino, draft, d.ino, name, flags); err != nil {
 		return err
 	}
 	return d.v.FsyncDir(ctx, d.ino)

@@ -70,6 +70,8 @@ type streamView struct {
 	Format         string `json:"format" yaml:"format"`
 	Retention      string `json:"retention,omitempty" yaml:"retention,omitempty"`
 	RetentionBytes int64  `json:"retention_bytes,omitempty" yaml:"retention_bytes,omitempty"`
+	Lag            string `json:"lag,omitempty" yaml:"lag,omitempty"`
+	Schema         string `json:"schema,omitempty" yaml:"schema,omitempty"`
 	Bytes          uint64 `json:"bytes" yaml:"bytes"`
 	Files          int    `json:"files" yaml:"files"`
 }
@@ -80,7 +82,10 @@ func viewStream(ctx context.Context, t *penstock.Tree, p string) (v streamView, 
 	if err != nil {
 		return v, err
 	}
-	v = streamView{Path: p, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes}
+	v = streamView{Path: p, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, Schema: s.Schema}
+	if s.Lag > 0 {
+		v.Lag = s.Lag.String()
+	}
 	if v.Topic, err = stream.Topic(p); err != nil {
 		v.Topic = "" // the path is too long for a topic
 	}
@@ -104,28 +109,46 @@ func showStream(t *table, v *streamView) {
 	if v.RetentionBytes > 0 {
 		t.row("retention bytes", bytesText(uint64(v.RetentionBytes)))
 	}
+	if v.Lag != "" {
+		t.row("table", "published within "+v.Lag)
+	}
+	if v.Schema != "" {
+		t.row("schema", v.Schema)
+	}
 	t.row("stored", fmt.Sprintf("%s in %d files", bytesText(v.Bytes), v.Files))
 }
 
 func newStreamCreate() *cobra.Command {
 	var w where
 	var out output
-	var retention span
+	var retention, lag span
 	var most, segment sizeFlag
+	var tableless bool
 	spec := stream.Spec{Partitions: 1}
 	cmd := &cobra.Command{
 		Use:   "create PATH",
 		Short: "Make a stream",
 		Long: `Makes the directory PATH a stream, and missing parent directories. The records of a
 partition have an order; the consumers of a group share the partitions. The number of
-partitions can't be changed later. --format describes the records for their readers; the
-stream keeps the bytes as they came.`,
+partitions can't be changed later.
+
+The gateway also publishes the records as a table: Parquet files with a Delta log, which any
+program that reads Delta tables opens at PATH. --format says how the table shows the values;
+the log keeps the bytes as they came. --schema makes fields of JSON values columns; types are
+string, integer, long, float, double, boolean, binary (base64), timestamp (RFC 3339) and
+array<...> of these. Values that do not fit go to PATH/rejected.`,
 		Example: `  penstock stream create /v/clicks --partitions 4
-  penstock stream create /logs/train --retention 7d --format json`,
+  penstock stream create /logs/train --retention 7d --format json
+  penstock stream create /v/labels --format json --schema "image:string,label:long,box:array<double>"`,
 		Args: cobra.MatchAll(cobra.ExactArgs(1), func(_ *cobra.Command, args []string) error { return treePath(args[0]) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p := path.Clean(args[0])
 			spec.Retention, spec.RetentionBytes, spec.SegmentBytes = time.Duration(retention), int64(most), int64(segment)
+			if spec.Lag = time.Duration(lag); tableless {
+				spec.Lag = 0
+			} else if lag == 0 {
+				spec.Lag = stream.DefaultLag
+			}
 			if err := spec.Check(); err != nil {
 				return &usageError{err}
 			}
@@ -149,6 +172,10 @@ stream keeps the bytes as they came.`,
 	f.Var(&most, "retention-bytes", "largest size of a partition: the oldest records beyond it are removed")
 	f.Var(&segment, "segment-bytes", "largest size of a partition's file, after which the next file begins (default 64 MiB)")
 	f.StringVar(&spec.Format, "format", stream.Formats[0], "what the values of the records are: "+strings.Join(stream.Formats, ", "))
+	f.StringVar(&spec.Schema, "schema", "", "fields of JSON values that become columns of the table: name:type,name:type")
+	f.Var(&lag, "lag", "how late the table is at most (default 10s)")
+	f.BoolVar(&tableless, "no-table", false, "publish no table")
+	cmd.MarkFlagsMutuallyExclusive("lag", "no-table")
 	return cmd
 }
 

@@ -84,7 +84,7 @@ type pending struct {
 // logs are those of the partitions that this program leads. more is true if records are left.
 // After an error, Publish can be repeated. Errors: Corrupt, errors of the logs and the files.
 func (t *Table) Publish(ctx context.Context, logs map[int]Log) (more bool, err error) {
-	if !t.due(logs) {
+	if !t.Due(logs) {
 		return false, nil
 	}
 	if err := t.table.Refresh(ctx); err != nil {
@@ -116,8 +116,8 @@ func (t *Table) Publish(ctx context.Context, logs map[int]Log) (more bool, err e
 	return more, t.table.Checkpoint(ctx, now, 2*t.cfg.KeepJoined.Milliseconds())
 }
 
-// due reports whether a log has records that are not in the table, or sweep has work.
-func (t *Table) due(logs map[int]Log) bool {
+// Due reports, without the directory, whether a log has records that are not in the table, or sweep has work.
+func (t *Table) Due(logs map[int]Log) bool {
 	for n, l := range logs {
 		if _, high := l.Bounds(); high != t.Published(n) || t.sweepDue(n) {
 			return true

@@ -65,7 +65,7 @@ var table = []row{
 	{"stream/partition", []string{"meta", "stream/log"}, "a log on files of a directory that is handed in: its tests crash a directory in memory"},
 	{"stream/publish", []string{"meta", "stream/log", "table/delta"}, "the log of a partition and the files of a stream are handed in: its tests crash a directory in memory"},
 	{"stream/offsets", []string{"meta", "stream/partition"}, "a file in a directory of the same kind"},
-	{"stream", []string{".", "meta", "stream/log", "stream/offsets", "stream/partition"}, "a user of the client library like any other"},
+	{"stream", []string{".", "meta", "stream/log", "stream/offsets", "stream/partition", "stream/publish"}, "a user of the client library like any other"},
 	{"stream/kafka", []string{"meta", "stream", "stream/group", "stream/log", "stream/offsets", "stream/partition"}, "translates a protocol into calls of streams; opens no session"},
 	{"stream/ingest", nil, "messages of a protocol, generated"},
 	{"stream/ingest/server", []string{"meta", "stream", "stream/ingest", "stream/log", "stream/partition"}, "translates requests of another protocol into appends; opens no session"},
