@@ -84,8 +84,12 @@ func TestDeadCluster(t *testing.T) {
 			}
 		}
 	}
-	// Of an open file, so that nobody has to be asked for it; written when all stand still.
-	s.sh("w", "(exec 3>/data/unsynced; sleep 3; yes unsynced | head -c 3000000 >&3) >/dev/null 2>&1 &")
+	// Written when all stand still, and accepted all the same: the file is open, no other mount
+	// has looked at it, so that the writer keeps its lease, and no quota is needed for bytes in
+	// place of others.
+	s.sh("w", "mkdir /data/own; head -c 3000000 /dev/zero > /data/own/unsynced; sync /data/own/unsynced; yes unsynced | head -c 3000000 > /tmp/bytes")
+	s.sh("w", `sh -c 'exec 3<>/data/own/unsynced; echo $$ >/tmp/writer; sleep 3; dd if=/tmp/bytes bs=1M >&3' >/dev/null 2>&1 &
+until [ -s /tmp/writer ]; do sleep 0.1; done`)
 	signal(syscall.SIGSTOP)
 	back := false
 	defer func() {
@@ -94,6 +98,8 @@ func TestDeadCluster(t *testing.T) {
 		}
 	}()
 	time.Sleep(5 * time.Second) // so that all of them hang in a call
+	// The writer's close hangs, since it makes the bytes durable; the file's position tells.
+	s.sh("w", "until grep -q '^pos:.*3000000$' /proc/$(cat /tmp/writer)/fdinfo/3; do sleep 0.1; done")
 	begin := time.Now()
 	s.kubectl("delete", "pod", "w", "r", "--timeout=120s")
 	t.Logf("with a cluster that does not answer, pods are deleted after %v", time.Since(begin))
@@ -116,5 +122,5 @@ func TestDeadCluster(t *testing.T) {
 	s.apply(pod("late", "node2", map[string]string{"/data": "data"}))
 	s.ready("late")
 	s.want("late", "cat /data/f", "kept")
-	s.want("late", "yes unsynced | head -c 3000000 | cmp - /data/unsynced && echo same", "same")
+	s.want("late", "yes unsynced | head -c 3000000 | cmp - /data/own/unsynced && echo same", "same")
 }
