@@ -203,7 +203,7 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	if err != nil {
 		return f.status("flush", in.NodeId, err)
 	}
-	f.flushed(in.NodeId, in.LockOwner)
+	f.opens.flushed(&f.kept, in.NodeId, in.LockOwner)
 	err = f.back.drain(in.NodeId)
 	if e := v.Flush(f.opens.through(ctx, in.NodeId, in.Fh), f.call(&in.InHeader), ino, in.LockOwner); e != nil {
 		err = e

@@ -65,7 +65,7 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 	}
 	l := lockOf(ino, in)
 	if l.Type != meta.LockUnlock {
-		if err := f.beginLock(ctx, in.NodeId, in.Fh, l); err != nil {
+		if err := f.opens.beginLock(ctx, &f.kept, in.NodeId, in.Fh, l); err != nil {
 			return f.status("setlk", in.NodeId, err)
 		}
 	}
@@ -96,15 +96,15 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 type lockEnds map[uint64]chan struct{}
 
 // beginLock records the owner of a lock and the handle used for locking. Error: Interrupted.
-func (f *fileSystem) beginLock(ctx request, node, fh uint64, l meta.Lock) error {
+func (o *opens) beginLock(ctx request, k *openRecords, node, fh uint64, l meta.Lock) error {
 	for {
 		var ending chan struct{}
-		f.opens.with(node, false, func(n *openNode) {
+		o.with(node, false, func(n *openNode) {
 			if ending = n.ending[l.Owner]; ending != nil {
 				return
 			}
 			if !l.Flock {
-				f.noteLockerOf(n, node, fh, l.Owner)
+				n.noteLocker(k, node, fh, l.Owner)
 				return
 			}
 			if n.flocks == nil {
@@ -124,12 +124,12 @@ func (f *fileSystem) beginLock(ctx request, node, fh uint64, l meta.Lock) error 
 }
 
 // noteLocker records the owner of a POSIX lock and the handle used for locking.
-func (f *fileSystem) noteLocker(node, fh, owner uint64) {
-	f.opens.with(node, false, func(n *openNode) { f.noteLockerOf(n, node, fh, owner) })
+func (o *opens) noteLocker(k *openRecords, node, fh, owner uint64) {
+	o.with(node, false, func(n *openNode) { n.noteLocker(k, node, fh, owner) })
 }
 
-// noteLockerOf is noteLocker for a caller inside opens.with.
-func (f *fileSystem) noteLockerOf(n *openNode, node, fh, owner uint64) {
+// noteLocker is opens.noteLocker, for a caller inside opens.with.
+func (n *openNode) noteLocker(k *openRecords, node, fh, owner uint64) {
 	if slices.Contains(n.lockers[owner], fh) {
 		return
 	}
@@ -137,15 +137,15 @@ func (f *fileSystem) noteLockerOf(n *openNode, node, fh, owner uint64) {
 		n.lockers = make(map[uint64][]uint64)
 	}
 	n.lockers[owner] = append(n.lockers[owner], fh)
-	f.kept.locks(node, owner, fh)
+	k.locks(node, owner, fh)
 }
 
 // flushed forgets an owner and the owner's record. The caller's FLUSH gives up the owner's
 // locks.
-func (f *fileSystem) flushed(node, owner uint64) {
-	f.opens.with(node, false, func(n *openNode) {
+func (o *opens) flushed(k *openRecords, node, owner uint64) {
+	o.with(node, false, func(n *openNode) {
 		delete(n.lockers, owner)
-		f.kept.unlocks(node, owner)
+		k.unlocks(node, owner)
 	})
 }
 

@@ -169,11 +169,11 @@ func TestQuickRelease(t *testing.T) {
 		return ok
 	}
 	c.fs.opens.with(node, true, func(n *openNode) { n.count(modeCached, 1) })
-	c.fs.noteLocker(node, fh, 7)
+	c.fs.opens.noteLocker(&c.fs.kept, node, fh, 7)
 	if release(fh, 0) {
 		t.Error("a handle through which somebody locks was released")
 	}
-	c.fs.flushed(node, 7)
+	c.fs.opens.flushed(&c.fs.kept, node, 7)
 	if release(fh, fuse.FUSE_RELEASE_FLOCK_UNLOCK) {
 		t.Error("a handle that was locked by flock was released")
 	}

@@ -326,7 +326,7 @@ func (f *fileSystem) restore(left []keep.Record) {
 			f.kept.opened(node, fh, flags, backing, r.N[3])
 			f.kept.by[r.N[3]] = leftOpen{node, fh, flags}
 		case keep.Locker:
-			f.noteLocker(r.N[0], r.N[2], r.N[1])
+			f.opens.noteLocker(&f.kept, r.N[0], r.N[2], r.N[1])
 			v, ino, err := f.inode(request(nil), r.N[0])
 			if l, ok := v.(maylock); ok && err == nil {
 				l.MayLock(ino, r.N[1])
