@@ -133,8 +133,10 @@ type call struct {
 	inflow    *inflow
 	deadlines *deadlines
 
-	stream grpc.BidiStreamingServer[ingest.AppendRequest, ingest.AppendResponse]
-	series series
+	stream    grpc.BidiStreamingServer[ingest.AppendRequest, ingest.AppendResponse]
+	target    target
+	partition int32
+	series    series
 }
 
 // Append serves an Append call.
@@ -165,7 +167,7 @@ func (c *call) run(ctx context.Context, s *Server) error {
 	ended := make(chan error, 1)
 	go func() {
 		defer close(batches)
-		ended <- c.read(batches)
+		ended <- c.read(ctx, batches)
 	}()
 	var failed error
 	for t := range batches {
@@ -225,6 +227,7 @@ func (c *call) open(ctx context.Context, s *Server, q *ingest.Open) error {
 	if err != nil {
 		return err
 	}
+	c.target, c.partition = target, n
 	c.series = series{log: l, format: target.format, name: q.Producer}
 	p := &ingest.Opened{Partition: n, Partitions: int32(target.partitions)}
 	if q.Producer != "" {
@@ -239,7 +242,7 @@ func (c *call) open(ctx context.Context, s *Server, q *ingest.Open) error {
 }
 
 // read reads batches and appends until the client ends the call.
-func (c *call) read(batches chan<- *taken) error {
+func (c *call) read(ctx context.Context, batches chan<- *taken) error {
 	for {
 		q, err := c.receive()
 		if errors.Is(err, io.EOF) {
@@ -248,7 +251,7 @@ func (c *call) read(batches chan<- *taken) error {
 		if err != nil {
 			return err
 		}
-		t, err := c.take(q.GetBatch())
+		t, err := c.take(ctx, q.GetBatch())
 		c.inflow.decoded()
 		if err != nil {
 			return err
@@ -258,7 +261,7 @@ func (c *call) read(batches chan<- *taken) error {
 }
 
 // take appends the records of a batch.
-func (c *call) take(q *ingest.Batch) (*taken, error) {
+func (c *call) take(ctx context.Context, q *ingest.Batch) (*taken, error) {
 	bad := func(text string) (*taken, error) {
 		return nil, meta.E("append", meta.Invalid, "batch", errors.New(text))
 	}
@@ -267,6 +270,15 @@ func (c *call) take(q *ingest.Batch) (*taken, error) {
 		return bad("each request after the Open is a Batch with records")
 	case (c.series.name != "") != (q.Sequence != nil):
 		return bad("a producer with a name gives the sequence number of each Batch, and only such a producer")
+	}
+	// The look-up tells the gateway that the partition is in use. A log that was opened again may
+	// not have the batches before.
+	l, err := c.target.partition(ctx, c.partition)
+	if err == nil && l != c.series.log {
+		err = meta.E("append", meta.Unavailable, "call", errors.New("the partition was opened again: open another call"))
+	}
+	if err != nil {
+		return nil, err
 	}
 	now := time.Now().UnixMilli()
 	records := make([]record, len(q.Records))
