@@ -16,7 +16,7 @@ func TestResumedSendsTheRest(t *testing.T) {
 	a.Must("volume", "create", "src")
 	src := a.volume("src")
 	w := newWriter(t, src, *seed+600)
-	b.Must("mirror", "create", "src", "dst", "--source-dir", a.dir, "--rate", "16M")
+	b.Must("mirror", "create", "src", "dst", "--source-dir", a.dir, "--rate", "5M")
 	b.Until("a first round", func() error { _, err := b.Ctl("mirror", "sync", "dst", "--wait"); return err })
 	const files, size = 192, 256 << 10
 	const total = files * size
