@@ -103,7 +103,11 @@ func (l *leases) question(w *growthWait, vol meta.VolumeID, ino meta.Ino, writer
 			w.question = last.next
 			return last.over
 		}
-		w.question = &growthQuestion{over: make(chan struct{})}
+		if last != nil && last.next != nil && last.next.to == nil {
+			w.question = last.next // its requests have not sent it yet: only one may be under way
+		} else {
+			w.question = &growthQuestion{over: make(chan struct{})}
+		}
 	}
 	q := w.question
 	if q.to == nil {

@@ -2,11 +2,14 @@ package server
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"sync"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/operator"
 )
 
@@ -136,4 +139,32 @@ func TestOldGrowthIsNotTold(t *testing.T) {
 func (p *peer) stateOf(t *testing.T, w *grower, ino meta.Ino) uint64 {
 	t.Helper()
 	return w.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone).Attr.Change
+}
+
+// A request that comes when a question is answered, and the next one is not sent yet, shares the
+// next one: of two questions under way, the owner would take one answer for unknown.
+func TestOneQuestionAtATime(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	go io.Copy(io.Discard, far)
+	const ino = meta.Ino(7)
+	writer := &session{send: wire.NewSender(near, wire.Version, nil)}
+	l := &leases{questions: map[meta.Ino]*growthQuestion{}}
+	var first, waits, late growthWait
+	l.question(&first, 1, ino, writer)
+	l.question(&waits, 1, ino, writer)
+	l.answerGrowth(writer, first.question.number, &wire.GrowthRe{Volume: 1, Ino: ino})
+	l.question(&late, 1, ino, writer) // before the request that waits goes on
+	l.question(&waits, 1, ino, writer)
+	if late.question != waits.question {
+		t.Error("two questions about a file are under way")
+	}
+	for _, w := range []*growthWait{&late, &waits} {
+		l.answerGrowth(writer, w.question.number, &wire.GrowthRe{Volume: 1, Ino: ino, Growth: meta.Growth{OK: true}})
+		if !w.question.ended() || !w.question.answer.OK {
+			t.Error("the answer to a question was not taken: the request waits until the lease is recalled")
+		}
+		w.question.timer.Stop()
+	}
 }
