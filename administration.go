@@ -174,6 +174,47 @@ func (s session) FindVolume(ctx context.Context, name string) (meta.VolumeInfo, 
 	}, (*admin.Volume).Info)
 }
 
+// volume makes a call that is answered with a volume in the words of package meta.
+func (s session) volume(call func(*admin.Client) (meta.VolumeInfo, error)) (meta.VolumeInfo, error) {
+	return called(s, call, func(i meta.VolumeInfo) meta.VolumeInfo { return i })
+}
+
+func (s session) CreateVolume(ctx context.Context, name string, p meta.Policy, words meta.VolumeWords) (meta.VolumeInfo, error) {
+	return s.volume(func(c *admin.Client) (meta.VolumeInfo, error) { return c.CreateVolume(ctx, name, p, words) })
+}
+
+func (s session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words meta.VolumeWords) (meta.VolumeInfo, error) {
+	return s.volume(func(c *admin.Client) (meta.VolumeInfo, error) { return c.SetVolume(ctx, id, p, words) })
+}
+
+func (s session) AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (meta.VolumeInfo, error) {
+	return s.volume(func(c *admin.Client) (meta.VolumeInfo, error) { return c.AttachVolume(ctx, s, id, at, parents) })
+}
+
+func (s session) DetachVolume(ctx context.Context, id meta.VolumeID) error {
+	c, err := s.administration.any()
+	if err != nil {
+		return err
+	}
+	return c.DetachVolume(ctx, id)
+}
+
+func (s session) RenameVolume(ctx context.Context, id meta.VolumeID, name string) (meta.VolumeInfo, error) {
+	return s.volume(func(c *admin.Client) (meta.VolumeInfo, error) { return c.RenameVolume(ctx, id, name) })
+}
+
+func (s session) DeleteVolume(ctx context.Context, id meta.VolumeID, now bool) error {
+	c, err := s.administration.any()
+	if err != nil {
+		return err
+	}
+	return c.DeleteVolume(ctx, id, now)
+}
+
+func (s session) UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (meta.VolumeInfo, error) {
+	return s.volume(func(c *admin.Client) (meta.VolumeInfo, error) { return c.UndeleteVolume(ctx, id, name, as) })
+}
+
 func (s session) Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (meta.CloneInfo, error) {
 	return called(s, func(c *admin.Client) (*admin.Clone, error) {
 		return c.Clones.CreateClone(ctx, &admin.CreateCloneRequest{Volume: admin.Numbered(v), Snapshot: snapshot, Name: name})

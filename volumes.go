@@ -5,14 +5,13 @@ import (
 	"iter"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // VolumeInfo describes a volume to an administrator; VolumeWords are the recorded properties
 // of a volume beside its policy.
 type (
 	VolumeInfo  = meta.VolumeInfo
-	VolumeWords = wire.VolumeWords
+	VolumeWords = meta.VolumeWords
 )
 
 // volumeSession is what a session does about volumes; the methods' promises are
@@ -20,8 +19,8 @@ type (
 type volumeSession interface {
 	Volumes(ctx context.Context) iter.Seq2[meta.VolumeInfo, error]
 	FindVolume(ctx context.Context, name string) (meta.VolumeInfo, error)
-	CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (meta.VolumeInfo, error)
-	SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (meta.VolumeInfo, error)
+	CreateVolume(ctx context.Context, name string, p meta.Policy, words meta.VolumeWords) (meta.VolumeInfo, error)
+	SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words meta.VolumeWords) (meta.VolumeInfo, error)
 	AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (meta.VolumeInfo, error)
 	DetachVolume(ctx context.Context, id meta.VolumeID) error
 	RenameVolume(ctx context.Context, id meta.VolumeID, name string) (meta.VolumeInfo, error)

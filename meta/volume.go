@@ -57,3 +57,27 @@ type VolumeOrigin struct {
 	// Implied: the snapshot was taken for the clone, and is deleted with the clone.
 	Implied bool `json:"implied,omitempty"`
 }
+
+// VolumeWords are the settings of a volume outside its policy. nil keeps a setting.
+type VolumeWords struct {
+	// TrashSeconds is how long the volume stays in the trash after its deletion.
+	TrashSeconds *uint64 `json:"trash_seconds,omitempty"`
+	// Compression of chunks sealed after the change: none, s2 or zstd.
+	Compression *string `json:"compression,omitempty"`
+	// Advisory quota, bytes and files; 0: none.
+	AdvisoryBytes  *uint64 `json:"advisory_bytes,omitempty"`
+	AdvisoryInodes *uint64 `json:"advisory_inodes,omitempty"`
+	// Labels to set; a nil value removes a label.
+	Labels map[string]*string `json:"labels,omitempty"`
+	// Only, of a change, names the words of the policy to set, see PolicyWords; the rest of the
+	// volume's policy stays unchanged. nil: all words.
+	Only []string `json:"only,omitzero"`
+	// Force: make the volume immutable also if a client can't commit its buffered bytes, which
+	// are then lost; set the policy also if no server of the cluster can meet the policy.
+	Force bool `json:"force,omitempty"`
+}
+
+// Empty reports that no setting is set.
+func (w VolumeWords) Empty() bool {
+	return w.TrashSeconds == nil && w.Compression == nil && w.AdvisoryBytes == nil && w.AdvisoryInodes == nil && len(w.Labels) == 0 && w.Only == nil && !w.Force
+}

@@ -75,7 +75,7 @@ advisory quota, schedule of snapshots, labels. 'penstock volume set' changes the
 					return err
 				}
 				if attach != "" {
-					if c, err = s.AttachVolume(ctx, c.ID, attach, parents); err != nil {
+					if c, err = api.AttachVolume(ctx, s, c.ID, attach, parents); err != nil {
 						return fmt.Errorf("volume %s was made, but not attached: %w", args[1], err)
 					}
 				}

@@ -17,7 +17,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 )
 
 func newVolume() *cobra.Command {
@@ -168,7 +167,7 @@ const defaultTrash = 24 * time.Hour
 
 // words returns the settings of flags outside the policy. With all, words includes the default
 // trash time without a flag.
-func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w wire.VolumeWords, err error) {
+func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w meta.VolumeWords, err error) {
 	if f.Changed("trash") || all {
 		if p.trash < 0 || p.trash%time.Second != 0 {
 			return w, usagef("--trash %v: whole seconds, such as 24h", p.trash)
@@ -316,18 +315,18 @@ func newVolumeCreate() *cobra.Command {
 				return err
 			}
 			words.Force = force
-			return w.with(cmd.Context(), func(s *client.Session) error {
+			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
 				if attach != "" { // a mistake here must not leave a volume behind
 					if _, _, err := s.Walk(cmd.Context(), path.Dir(path.Clean("/"+attach)), parents); err != nil {
 						return err
 					}
 				}
-				v, err := s.CreateVolume(cmd.Context(), args[0], policy, words)
+				v, err := c.CreateVolume(cmd.Context(), args[0], policy, words)
 				if err != nil {
 					return err
 				}
 				if attach != "" {
-					if v, err = s.AttachVolume(cmd.Context(), v.ID, attach, parents); err != nil {
+					if v, err = c.AttachVolume(cmd.Context(), s, v.ID, attach, parents); err != nil {
 						return fmt.Errorf("volume %s was created, but not attached: %w", args[0], err)
 					}
 				}
@@ -484,7 +483,7 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
   penstock volume set inbox --events on`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+			return w.api(cmd.Context(), func(c *admin.Client) error {
 				v, err := c.FindVolume(cmd.Context(), admin.Named(args[0]))
 				if err != nil {
 					return err
@@ -514,10 +513,10 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
 					return usagef("no flag says what to change")
 				}
 				if !wait {
-					_, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words)
+					_, err := c.SetVolume(cmd.Context(), v.ID, v.Policy, words)
 					return err
 				}
-				if err := setUntilHeld(cmd, s, v, words); err != nil {
+				if err := setUntilHeld(cmd, c, v, words); err != nil {
 					return err
 				}
 				return waitPlaced(cmd.Context(), cmd, c, v)

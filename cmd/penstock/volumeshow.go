@@ -12,9 +12,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/server"
-	"penstock.io/penstock/meta/wire"
 )
 
 // volumeFull is a volume with the facts that only its owner knows.
@@ -96,7 +94,7 @@ func repairOf(ctx context.Context, c *admin.Client, v meta.VolumeID) (*server.Re
 // toMove counts the chunks that do not lie as the policy wants.
 func toMove(r *server.RepairStatus) uint64 { return r.Degraded() }
 
-func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name string) (*volumeFull, error) {
+func readVolume(ctx context.Context, c *admin.Client, name string) (*volumeFull, error) {
 	v, err := c.FindVolume(ctx, admin.Named(name))
 	if err != nil {
 		return nil, err
@@ -156,8 +154,8 @@ moved for the policy. The parts of the last checkpoint count as chunks of the vo
   penstock volume show datasets --output yaml`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
-				v, err := readVolume(cmd.Context(), s, c, args[0])
+			return w.api(cmd.Context(), func(c *admin.Client) error {
+				v, err := readVolume(cmd.Context(), c, args[0])
 				if err != nil {
 					return err
 				}
@@ -240,11 +238,11 @@ func moveText(chunks, bytes, blocked uint64, rate float64) string {
 // setUntilHeld sets a policy, and tries again once a second while the answer is Unavailable:
 // the owner can't seal open chunks that violate the policy, or mounts can't write their data
 // back. setUntilHeld shows the reason.
-func setUntilHeld(cmd *cobra.Command, s *client.Session, v meta.VolumeInfo, words wire.VolumeWords) error {
+func setUntilHeld(cmd *cobra.Command, c *admin.Client, v meta.VolumeInfo, words meta.VolumeWords) error {
 	p := newProgress(cmd)
 	defer p.end()
 	for {
-		_, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words)
+		_, err := c.SetVolume(cmd.Context(), v.ID, v.Policy, words)
 		if meta.KindOf(err) != meta.Unavailable || cmd.Context().Err() != nil {
 			return err
 		}

@@ -15,15 +15,15 @@ import (
 )
 
 // onVolume makes a command about a single volume, named by the first argument.
-func onVolume(cmd *cobra.Command, work func(ctx context.Context, s *client.Session, v meta.VolumeInfo, args []string) error) *cobra.Command {
+func onVolume(cmd *cobra.Command, work func(ctx context.Context, c *admin.Client, v meta.VolumeInfo, args []string) error) *cobra.Command {
 	var w where
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+		return w.api(cmd.Context(), func(c *admin.Client) error {
 			v, err := c.FindVolume(cmd.Context(), admin.Named(args[0]))
 			if err != nil {
 				return err
 			}
-			return work(cmd.Context(), s, v, args)
+			return work(cmd.Context(), c, v, args)
 		})
 	}
 	w.flags(cmd)
@@ -41,7 +41,8 @@ func treePath(path string) error {
 
 func newVolumeAttach() *cobra.Command {
 	var parents bool
-	cmd := onVolume(&cobra.Command{
+	var w where
+	cmd := &cobra.Command{
 		Use:   "attach NAME PATH",
 		Short: "Hang a volume into the tree",
 		Long: `Attaches a volume to the tree: from then on PATH is the volume's root directory, in
@@ -49,10 +50,18 @@ every mount that shows PATH's parent. The last name of PATH must be free. If the
 is attached there already, the command succeeds.`,
 		Example: `  penstock volume attach datasets /projects/vision/datasets --parents`,
 		Args:    cobra.MatchAll(cobra.ExactArgs(2), func(_ *cobra.Command, args []string) error { return treePath(args[1]) }),
-	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, args []string) error {
-		_, err := s.AttachVolume(ctx, v.ID, args[1], parents)
-		return err
-	})
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+				v, err := c.FindVolume(cmd.Context(), admin.Named(args[0]))
+				if err != nil {
+					return err
+				}
+				_, err = c.AttachVolume(cmd.Context(), s, v.ID, args[1], parents)
+				return err
+			})
+		},
+	}
+	w.flags(cmd)
 	cmd.Flags().BoolVar(&parents, "parents", false, "make missing parent directories")
 	return cmd
 }
@@ -63,8 +72,8 @@ func newVolumeDetach() *cobra.Command {
 		Short:   "Take a volume out of the tree; its files stay",
 		Example: `  penstock volume detach datasets`,
 		Args:    cobra.ExactArgs(1),
-	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, _ []string) error {
-		return s.DetachVolume(ctx, v.ID)
+	}, func(ctx context.Context, c *admin.Client, v meta.VolumeInfo, _ []string) error {
+		return c.DetachVolume(ctx, v.ID)
 	})
 }
 
@@ -77,8 +86,8 @@ does not change: for that, detach and attach the volume. Grants refer to the vol
 number, and stay.`,
 		Example: `  penstock volume rename scratch scratch-2026`,
 		Args:    cobra.ExactArgs(2),
-	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, args []string) error {
-		_, err := s.RenameVolume(ctx, v.ID, args[1])
+	}, func(ctx context.Context, c *admin.Client, v meta.VolumeInfo, args []string) error {
+		_, err := c.RenameVolume(ctx, v.ID, args[1])
 		return err
 	})
 }
@@ -97,7 +106,7 @@ asks; a script gives --yes.`,
 		Example: `  penstock volume delete scratch --yes
   penstock volume delete scratch --now --yes`,
 		Args: cobra.ExactArgs(1),
-	}, func(ctx context.Context, s *client.Session, v meta.VolumeInfo, _ []string) error {
+	}, func(ctx context.Context, c *admin.Client, v meta.VolumeInfo, _ []string) error {
 		trash := time.Duration(v.TrashSeconds) * time.Second
 		if !yes {
 			until := "for ever"
@@ -109,7 +118,7 @@ asks; a script gives --yes.`,
 				return err
 			}
 		}
-		if err := s.DeleteVolume(ctx, v.ID, now); err != nil {
+		if err := c.DeleteVolume(ctx, v.ID, now); err != nil {
 			return err
 		}
 		if trash > 0 && !now {
@@ -136,10 +145,10 @@ the name now, --as gives a new name.`,
   penstock volume undelete 42 --as scratch-old`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				_, err := s.UndeleteVolume(cmd.Context(), 0, args[0], as)
+			return w.api(cmd.Context(), func(c *admin.Client) error {
+				_, err := c.UndeleteVolume(cmd.Context(), 0, args[0], as)
 				if n, nerr := strconv.ParseUint(args[0], 10, 32); nerr == nil && meta.KindOf(err) == meta.NoSuchVolume {
-					_, err = s.UndeleteVolume(cmd.Context(), meta.VolumeID(n), args[0], as)
+					_, err = c.UndeleteVolume(cmd.Context(), meta.VolumeID(n), args[0], as)
 				}
 				return err
 			})

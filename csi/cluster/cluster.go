@@ -250,26 +250,14 @@ func volumeOf(v meta.VolumeInfo) (Volume, error) {
 	return x, err
 }
 
-// one runs a request for one volume.
-func (c *Cluster) one(ctx context.Context, ask func(*client.Session) (meta.VolumeInfo, error)) (v Volume, err error) {
-	err = c.with(ctx, func(s *client.Session) error {
-		got, err := ask(s)
-		if err == nil {
-			v, err = volumeOf(got)
-		}
-		return err
-	})
-	return v, err
-}
-
 // Volume finds a volume by its number. Errors: NoSuchVolume.
 func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
-	return c.find(ctx, admin.Numbered(id))
+	return c.one(func(api *admin.Client) (meta.VolumeInfo, error) { return api.FindVolume(ctx, admin.Numbered(id)) })
 }
 
 // VolumeByName finds a volume by its name. Errors: NoSuchVolume.
 func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error) {
-	return c.find(ctx, admin.Named(name))
+	return c.one(func(api *admin.Client) (meta.VolumeInfo, error) { return api.FindVolume(ctx, admin.Named(name)) })
 }
 
 // Volumes lists all volumes by number, including volumes being deleted.
@@ -291,12 +279,13 @@ func (c *Cluster) Volumes(ctx context.Context) (all []Volume, err error) {
 	return all, nil
 }
 
-func (c *Cluster) find(ctx context.Context, volume *admin.VolumeRef) (Volume, error) {
+// one makes a call that is answered with a volume.
+func (c *Cluster) one(call func(*admin.Client) (meta.VolumeInfo, error)) (Volume, error) {
 	api, err := c.administration()
 	if err != nil {
 		return Volume{}, err
 	}
-	v, err := api.FindVolume(ctx, volume)
+	v, err := call(api)
 	if err != nil {
 		return Volume{}, err
 	}
@@ -306,21 +295,21 @@ func (c *Cluster) find(ctx context.Context, volume *admin.VolumeRef) (Volume, er
 // Create makes a volume. Errors: VolumeExists, Invalid, ResourceExceeded,
 // NotSupported (the cluster knows no compression).
 func (c *Cluster) Create(ctx context.Context, name string, t policy.Terms) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (meta.VolumeInfo, error) {
-		return s.CreateVolume(ctx, name, t.Policy, words(t))
+	return c.one(func(api *admin.Client) (meta.VolumeInfo, error) {
+		return api.CreateVolume(ctx, name, t.Policy, words(t))
 	})
 }
 
 // Set changes the terms of a volume in which to differs from from, the terms last seen.
 // Concurrent changes of other terms stay. Errors: NoSuchVolume, Invalid, NotSupported.
 func (c *Cluster) Set(ctx context.Context, id meta.VolumeID, from, to policy.Terms) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (meta.VolumeInfo, error) {
-		return s.SetVolume(ctx, id, to.Policy, changed(from, to))
+	return c.one(func(api *admin.Client) (meta.VolumeInfo, error) {
+		return api.SetVolume(ctx, id, to.Policy, changed(from, to))
 	})
 }
 
 // changed returns the words of the terms in which to differs from from.
-func changed(from, to policy.Terms) wire.VolumeWords {
+func changed(from, to policy.Terms) meta.VolumeWords {
 	w := words(to)
 	w.Only = to.Policy.Differs(&from.Policy)
 	if to.Compression == from.Compression {
@@ -338,16 +327,20 @@ func changed(from, to policy.Terms) wire.VolumeWords {
 	return w
 }
 
-func words(t policy.Terms) wire.VolumeWords {
+func words(t policy.Terms) meta.VolumeWords {
 	name := t.Compression.String()
-	return wire.VolumeWords{Compression: &name, TrashSeconds: &t.TrashSeconds, AdvisoryBytes: &t.AdvisoryBytes, AdvisoryInodes: &t.AdvisoryInodes}
+	return meta.VolumeWords{Compression: &name, TrashSeconds: &t.TrashSeconds, AdvisoryBytes: &t.AdvisoryBytes, AdvisoryInodes: &t.AdvisoryInodes}
 }
 
 // Delete deletes an unattached volume with everything in it; a volume with a trash time goes
 // into the trash. Delete continues the work of an earlier, interrupted call. Errors:
 // NoSuchVolume, Busy (the volume is attached), NotEmpty (another volume is attached in it).
 func (c *Cluster) Delete(ctx context.Context, id meta.VolumeID) error {
-	return c.with(ctx, func(s *client.Session) error { return s.DeleteVolume(ctx, id, false) })
+	api, err := c.administration()
+	if err != nil {
+		return err
+	}
+	return api.DeleteVolume(ctx, id, false)
 }
 
 // Nodes lists the machines with chunk servers, including machines that don't answer now, but
@@ -475,15 +468,23 @@ func (c *Cluster) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 // Attach attaches a volume to the tree at path at, and makes missing parent directories.
 // Errors: Exists (the name is taken, or the volume is attached elsewhere), NotDir.
 func (c *Cluster) Attach(ctx context.Context, id meta.VolumeID, at string) error {
+	api, err := c.administration()
+	if err != nil {
+		return err
+	}
 	return c.with(ctx, func(s *client.Session) error {
-		_, err := s.AttachVolume(ctx, id, at, true)
+		_, err := api.AttachVolume(ctx, s, id, at, true)
 		return err
 	})
 }
 
 // Detach takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
 func (c *Cluster) Detach(ctx context.Context, id meta.VolumeID) error {
-	return c.with(ctx, func(s *client.Session) error { return s.DetachVolume(ctx, id) })
+	api, err := c.administration()
+	if err != nil {
+		return err
+	}
+	return api.DetachVolume(ctx, id)
 }
 
 // Tidy removes a directory in which a volume was attached if the directory is empty. A

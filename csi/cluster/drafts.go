@@ -4,18 +4,23 @@ import (
 	"context"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 )
 
 // Rename renames a volume. Errors: NoSuchVolume, VolumeExists, Invalid.
 func (c *Cluster) Rename(ctx context.Context, id meta.VolumeID, name string) (Volume, error) {
-	return c.one(ctx, func(s *client.Session) (meta.VolumeInfo, error) { return s.RenameVolume(ctx, id, name) })
+	return c.one(func(api *admin.Client) (meta.VolumeInfo, error) { return api.RenameVolume(ctx, id, name) })
 }
 
 // Discard deletes an unattached, never used volume without putting it into the trash, if the
 // volume still has this name. Errors: as of Delete, and Busy (the volume has another name).
 func (c *Cluster) Discard(ctx context.Context, id meta.VolumeID, name string) error {
-	return c.with(ctx, func(s *client.Session) error { return s.DiscardVolume(ctx, id, name) })
+	api, err := c.administration()
+	if err != nil {
+		return err
+	}
+	return api.DiscardVolume(ctx, id, name)
 }
 
 // Dirs lists the directories in a directory of the tree, without the volumes attached in it.

@@ -228,14 +228,19 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 	}
 	// lost is the time since which no server can be reached.
 	var lost time.Time
+	sent := false // and a server may have executed it
 	for wait := tryMin; ; wait = min(2*wait, tryMax) {
 		asked := time.Now()
 		var server grpcpeer.Peer // without an address if the request never got a connection
 		err, answered := errorOf(invoke(ctx, name, request, answer, conn, append(slices.Clip(opts), grpc.Peer(&server))...))
 		refusedNow := answered && IsNotBegun(err) // by this server; another one may begin the call
 		if answered && !refusedNow {
+			if sent && m.DoneBefore(err) {
+				return nil
+			}
 			return err
 		}
+		sent = sent || server.Addr != nil && !refusedNow
 		addr, derr := c.last.get()
 		if lost.IsZero() || time.Since(asked) > connectWait {
 			lost = time.Now()

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
+
+	"penstock.io/penstock/meta"
 )
 
 // Method describes a method as declared in the service definition.
@@ -24,6 +26,9 @@ type Method struct {
 	// Resend: the client may send a request again if the answer is lost, since the method
 	// reads or is idempotent, or the server recognizes the request by its request_id.
 	Resend bool
+	// Done is the kind of error of a request sent again that means that the server executed the
+	// request the first time; KindOK: no kind.
+	Done meta.Kind
 
 	output    protoreflect.MessageType
 	requestID protoreflect.FieldDescriptor // nil: no request_id
@@ -45,6 +50,7 @@ var methods = sync.OnceValue(func() map[string]*Method {
 				}
 				m.Reads = options.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS
 				m.Long = proto.GetExtension(options, E_Long).(bool)
+				m.Done = meta.Kind(proto.GetExtension(options, E_Done).(Kind))
 				m.Resend = options.GetIdempotencyLevel() != descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN || m.requestID != nil
 				output, err := protoregistry.GlobalTypes.FindMessageByName(d.Output().FullName())
 				if err != nil {
@@ -64,6 +70,12 @@ func MethodOf(name string) *Method { return methods()[name] }
 
 // Methods returns all methods of the API, by name.
 func Methods() map[string]*Method { return methods() }
+
+// DoneBefore reports whether the error of a request that was sent again means that the server
+// executed the request the first time.
+func (m *Method) DoneBefore(err error) bool {
+	return m.Done != meta.KindOK && meta.KindOf(err) == m.Done
+}
 
 // NewAnswer makes an empty answer.
 func (m *Method) NewAnswer() proto.Message { return m.output.New().Interface() }

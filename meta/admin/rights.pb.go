@@ -213,6 +213,14 @@ var file_penstock_admin_v1_rights_proto_extTypes = []protoimpl.ExtensionInfo{
 		Tag:           "varint,50817,opt,name=long",
 		Filename:      "penstock/admin/v1/rights.proto",
 	},
+	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*Kind)(nil),
+		Field:         50818,
+		Name:          "penstock.admin.v1.done",
+		Tag:           "varint,50818,opt,name=done,enum=penstock.admin.v1.Kind",
+		Filename:      "penstock/admin/v1/rights.proto",
+	},
 }
 
 // Extension fields to descriptorpb.MethodOptions.
@@ -224,13 +232,18 @@ var (
 	//
 	// optional bool long = 50817;
 	E_Long = &file_penstock_admin_v1_rights_proto_extTypes[1]
+	// A call that was sent before and fails with this kind now was done the first time: it
+	// succeeds.
+	//
+	// optional penstock.admin.v1.Kind done = 50818;
+	E_Done = &file_penstock_admin_v1_rights_proto_extTypes[2]
 )
 
 var File_penstock_admin_v1_rights_proto protoreflect.FileDescriptor
 
 const file_penstock_admin_v1_rights_proto_rawDesc = "" +
 	"\n" +
-	"\x1epenstock/admin/v1/rights.proto\x12\x11penstock.admin.v1\x1a google/protobuf/descriptor.proto\"e\n" +
+	"\x1epenstock/admin/v1/rights.proto\x12\x11penstock.admin.v1\x1a google/protobuf/descriptor.proto\x1a\x1epenstock/admin/v1/errors.proto\"e\n" +
 	"\x04Rule\x12-\n" +
 	"\x05roles\x18\x01 \x03(\x0e2\x17.penstock.admin.v1.RoleR\x05roles\x12.\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x18.penstock.admin.v1.RightR\x05right*c\n" +
@@ -248,7 +261,8 @@ const file_penstock_admin_v1_rights_proto_rawDesc = "" +
 	"\vRIGHT_WRITE\x10\x02\x12\x0f\n" +
 	"\vRIGHT_ADMIN\x10\x03:M\n" +
 	"\x04rule\x12\x1e.google.protobuf.MethodOptions\x18\x80\x8d\x03 \x01(\v2\x17.penstock.admin.v1.RuleR\x04rule:4\n" +
-	"\x04long\x12\x1e.google.protobuf.MethodOptions\x18\x81\x8d\x03 \x01(\bR\x04longB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
+	"\x04long\x12\x1e.google.protobuf.MethodOptions\x18\x81\x8d\x03 \x01(\bR\x04long:M\n" +
+	"\x04done\x12\x1e.google.protobuf.MethodOptions\x18\x82\x8d\x03 \x01(\x0e2\x17.penstock.admin.v1.KindR\x04doneB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
 
 var (
 	file_penstock_admin_v1_rights_proto_rawDescOnce sync.Once
@@ -269,17 +283,20 @@ var file_penstock_admin_v1_rights_proto_goTypes = []any{
 	(Right)(0),                         // 1: penstock.admin.v1.Right
 	(*Rule)(nil),                       // 2: penstock.admin.v1.Rule
 	(*descriptorpb.MethodOptions)(nil), // 3: google.protobuf.MethodOptions
+	(Kind)(0),                          // 4: penstock.admin.v1.Kind
 }
 var file_penstock_admin_v1_rights_proto_depIdxs = []int32{
 	0, // 0: penstock.admin.v1.Rule.roles:type_name -> penstock.admin.v1.Role
 	1, // 1: penstock.admin.v1.Rule.right:type_name -> penstock.admin.v1.Right
 	3, // 2: penstock.admin.v1.rule:extendee -> google.protobuf.MethodOptions
 	3, // 3: penstock.admin.v1.long:extendee -> google.protobuf.MethodOptions
-	2, // 4: penstock.admin.v1.rule:type_name -> penstock.admin.v1.Rule
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	4, // [4:5] is the sub-list for extension type_name
-	2, // [2:4] is the sub-list for extension extendee
+	3, // 4: penstock.admin.v1.done:extendee -> google.protobuf.MethodOptions
+	2, // 5: penstock.admin.v1.rule:type_name -> penstock.admin.v1.Rule
+	4, // 6: penstock.admin.v1.done:type_name -> penstock.admin.v1.Kind
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	5, // [5:7] is the sub-list for extension type_name
+	2, // [2:5] is the sub-list for extension extendee
 	0, // [0:2] is the sub-list for field type_name
 }
 
@@ -288,6 +305,7 @@ func file_penstock_admin_v1_rights_proto_init() {
 	if File_penstock_admin_v1_rights_proto != nil {
 		return
 	}
+	file_penstock_admin_v1_errors_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
@@ -295,7 +313,7 @@ func file_penstock_admin_v1_rights_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_admin_v1_rights_proto_rawDesc), len(file_penstock_admin_v1_rights_proto_rawDesc)),
 			NumEnums:      2,
 			NumMessages:   1,
-			NumExtensions: 2,
+			NumExtensions: 3,
 			NumServices:   0,
 		},
 		GoTypes:           file_penstock_admin_v1_rights_proto_goTypes,

@@ -796,6 +796,596 @@ func (x *Policy) GetEncrypt() bool {
 	return false
 }
 
+// VolumeSettings are the settings of a volume to make or to change. An absent one is not changed.
+type VolumeSettings struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Fields that are present count.
+	Policy *Policy `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// At most ten years.
+	TrashSeconds *uint64 `protobuf:"varint,2,opt,name=trash_seconds,json=trashSeconds,proto3,oneof" json:"trash_seconds,omitempty"`
+	// none, s2 or zstd.
+	Compression *string `protobuf:"bytes,3,opt,name=compression,proto3,oneof" json:"compression,omitempty"`
+	// 0: none.
+	AdvisoryBytes  *uint64 `protobuf:"varint,4,opt,name=advisory_bytes,json=advisoryBytes,proto3,oneof" json:"advisory_bytes,omitempty"`
+	AdvisoryInodes *uint64 `protobuf:"varint,5,opt,name=advisory_inodes,json=advisoryInodes,proto3,oneof" json:"advisory_inodes,omitempty"`
+	// Labels to set, and keys of labels to remove.
+	Labels       map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	RemoveLabels []string          `protobuf:"bytes,7,rep,name=remove_labels,json=removeLabels,proto3" json:"remove_labels,omitempty"`
+	// Set the policy although no chunk servers can meet it, and make the volume immutable although
+	// clients can't commit what they buffer, which is lost then.
+	Force         bool `protobuf:"varint,8,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSettings) Reset() {
+	*x = VolumeSettings{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSettings) ProtoMessage() {}
+
+func (x *VolumeSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSettings.ProtoReflect.Descriptor instead.
+func (*VolumeSettings) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *VolumeSettings) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *VolumeSettings) GetTrashSeconds() uint64 {
+	if x != nil && x.TrashSeconds != nil {
+		return *x.TrashSeconds
+	}
+	return 0
+}
+
+func (x *VolumeSettings) GetCompression() string {
+	if x != nil && x.Compression != nil {
+		return *x.Compression
+	}
+	return ""
+}
+
+func (x *VolumeSettings) GetAdvisoryBytes() uint64 {
+	if x != nil && x.AdvisoryBytes != nil {
+		return *x.AdvisoryBytes
+	}
+	return 0
+}
+
+func (x *VolumeSettings) GetAdvisoryInodes() uint64 {
+	if x != nil && x.AdvisoryInodes != nil {
+		return *x.AdvisoryInodes
+	}
+	return 0
+}
+
+func (x *VolumeSettings) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *VolumeSettings) GetRemoveLabels() []string {
+	if x != nil {
+		return x.RemoveLabels
+	}
+	return nil
+}
+
+func (x *VolumeSettings) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type CreateVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the request.
+	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Text of 1 to 255 bytes without '/', '@', ':' and control characters, not "." or "..".
+	Name          string          `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Settings      *VolumeSettings `protobuf:"bytes,3,opt,name=settings,proto3" json:"settings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateVolumeRequest) Reset() {
+	*x = CreateVolumeRequest{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateVolumeRequest) ProtoMessage() {}
+
+func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
+func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CreateVolumeRequest) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *CreateVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateVolumeRequest) GetSettings() *VolumeSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+type SetVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Settings      *VolumeSettings        `protobuf:"bytes,2,opt,name=settings,proto3" json:"settings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetVolumeRequest) Reset() {
+	*x = SetVolumeRequest{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetVolumeRequest) ProtoMessage() {}
+
+func (x *SetVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetVolumeRequest.ProtoReflect.Descriptor instead.
+func (*SetVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SetVolumeRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *SetVolumeRequest) GetSettings() *VolumeSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+type DeleteVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the request.
+	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// By its number, so that a request that comes again can't concern another volume.
+	Volume *VolumeRef `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	// Delete it at once, past the trash.
+	Now bool `protobuf:"varint,3,opt,name=now,proto3" json:"now,omitempty"`
+	// The name that the volume must have at the moment of the deletion; empty: any.
+	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeRequest) Reset() {
+	*x = DeleteVolumeRequest{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeRequest) ProtoMessage() {}
+
+func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DeleteVolumeRequest) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *DeleteVolumeRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *DeleteVolumeRequest) GetNow() bool {
+	if x != nil {
+		return x.Now
+	}
+	return false
+}
+
+func (x *DeleteVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeResponse) Reset() {
+	*x = DeleteVolumeResponse{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeResponse) ProtoMessage() {}
+
+func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{10}
+}
+
+type UndeleteVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the request.
+	RequestId uint64     `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Volume    *VolumeRef `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	// The new name; empty: the name that the volume had.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndeleteVolumeRequest) Reset() {
+	*x = UndeleteVolumeRequest{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndeleteVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndeleteVolumeRequest) ProtoMessage() {}
+
+func (x *UndeleteVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndeleteVolumeRequest.ProtoReflect.Descriptor instead.
+func (*UndeleteVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *UndeleteVolumeRequest) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *UndeleteVolumeRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *UndeleteVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RenameVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the request.
+	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// By its number.
+	Volume *VolumeRef `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	// The new name.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenameVolumeRequest) Reset() {
+	*x = RenameVolumeRequest{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenameVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenameVolumeRequest) ProtoMessage() {}
+
+func (x *RenameVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenameVolumeRequest.ProtoReflect.Descriptor instead.
+func (*RenameVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RenameVolumeRequest) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *RenameVolumeRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *RenameVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type AttachVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the request.
+	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// By its number.
+	Volume *VolumeRef `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	// The volume that has the directory; the caller needs the right on it, too.
+	Parent *VolumeRef `protobuf:"bytes,3,opt,name=parent,proto3" json:"parent,omitempty"`
+	// The number of the directory's inode, 1 for the root of the parent, and the name of the new
+	// entry.
+	Directory     uint64 `protobuf:"varint,4,opt,name=directory,proto3" json:"directory,omitempty"`
+	Name          []byte `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachVolumeRequest) Reset() {
+	*x = AttachVolumeRequest{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachVolumeRequest) ProtoMessage() {}
+
+func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
+func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *AttachVolumeRequest) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *AttachVolumeRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *AttachVolumeRequest) GetParent() *VolumeRef {
+	if x != nil {
+		return x.Parent
+	}
+	return nil
+}
+
+func (x *AttachVolumeRequest) GetDirectory() uint64 {
+	if x != nil {
+		return x.Directory
+	}
+	return 0
+}
+
+func (x *AttachVolumeRequest) GetName() []byte {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+type DetachVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the request.
+	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// By its number.
+	Volume        *VolumeRef `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachVolumeRequest) Reset() {
+	*x = DetachVolumeRequest{}
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachVolumeRequest) ProtoMessage() {}
+
+func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
+func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *DetachVolumeRequest) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *DetachVolumeRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
 type CheckVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
@@ -805,7 +1395,7 @@ type CheckVolumeRequest struct {
 
 func (x *CheckVolumeRequest) Reset() {
 	*x = CheckVolumeRequest{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[6]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +1407,7 @@ func (x *CheckVolumeRequest) String() string {
 func (*CheckVolumeRequest) ProtoMessage() {}
 
 func (x *CheckVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[6]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +1420,7 @@ func (x *CheckVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CheckVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{6}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckVolumeRequest) GetVolume() *VolumeRef {
@@ -868,7 +1458,7 @@ type VolumeCheck struct {
 
 func (x *VolumeCheck) Reset() {
 	*x = VolumeCheck{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[7]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1470,7 @@ func (x *VolumeCheck) String() string {
 func (*VolumeCheck) ProtoMessage() {}
 
 func (x *VolumeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[7]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1483,7 @@ func (x *VolumeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeCheck.ProtoReflect.Descriptor instead.
 func (*VolumeCheck) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{7}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VolumeCheck) GetVolume() uint32 {
@@ -1003,7 +1593,7 @@ type CheckpointVolumeRequest struct {
 
 func (x *CheckpointVolumeRequest) Reset() {
 	*x = CheckpointVolumeRequest{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[8]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1605,7 @@ func (x *CheckpointVolumeRequest) String() string {
 func (*CheckpointVolumeRequest) ProtoMessage() {}
 
 func (x *CheckpointVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[8]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1618,7 @@ func (x *CheckpointVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{8}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CheckpointVolumeRequest) GetVolume() *VolumeRef {
@@ -1046,7 +1636,7 @@ type CheckpointVolumeResponse struct {
 
 func (x *CheckpointVolumeResponse) Reset() {
 	*x = CheckpointVolumeResponse{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[9]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1648,7 @@ func (x *CheckpointVolumeResponse) String() string {
 func (*CheckpointVolumeResponse) ProtoMessage() {}
 
 func (x *CheckpointVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[9]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1661,7 @@ func (x *CheckpointVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{9}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{18}
 }
 
 type ListLostChunksRequest struct {
@@ -1085,7 +1675,7 @@ type ListLostChunksRequest struct {
 
 func (x *ListLostChunksRequest) Reset() {
 	*x = ListLostChunksRequest{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[10]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1687,7 @@ func (x *ListLostChunksRequest) String() string {
 func (*ListLostChunksRequest) ProtoMessage() {}
 
 func (x *ListLostChunksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[10]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1700,7 @@ func (x *ListLostChunksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLostChunksRequest.ProtoReflect.Descriptor instead.
 func (*ListLostChunksRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{10}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListLostChunksRequest) GetVolume() *VolumeRef {
@@ -1140,7 +1730,7 @@ type ListLostChunksResponse struct {
 
 func (x *ListLostChunksResponse) Reset() {
 	*x = ListLostChunksResponse{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[11]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1742,7 @@ func (x *ListLostChunksResponse) String() string {
 func (*ListLostChunksResponse) ProtoMessage() {}
 
 func (x *ListLostChunksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[11]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1755,7 @@ func (x *ListLostChunksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLostChunksResponse.ProtoReflect.Descriptor instead.
 func (*ListLostChunksResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{11}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListLostChunksResponse) GetChunks() []*LostChunk {
@@ -1210,7 +1800,7 @@ type LostChunk struct {
 
 func (x *LostChunk) Reset() {
 	*x = LostChunk{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[12]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1812,7 @@ func (x *LostChunk) String() string {
 func (*LostChunk) ProtoMessage() {}
 
 func (x *LostChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[12]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1825,7 @@ func (x *LostChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostChunk.ProtoReflect.Descriptor instead.
 func (*LostChunk) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{12}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LostChunk) GetChunk() string {
@@ -1300,7 +1890,7 @@ type LostReplica struct {
 
 func (x *LostReplica) Reset() {
 	*x = LostReplica{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[13]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1902,7 @@ func (x *LostReplica) String() string {
 func (*LostReplica) ProtoMessage() {}
 
 func (x *LostReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[13]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1915,7 @@ func (x *LostReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostReplica.ProtoReflect.Descriptor instead.
 func (*LostReplica) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{13}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LostReplica) GetNode() uint64 {
@@ -1356,7 +1946,7 @@ type LostFile struct {
 
 func (x *LostFile) Reset() {
 	*x = LostFile{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[14]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1958,7 @@ func (x *LostFile) String() string {
 func (*LostFile) ProtoMessage() {}
 
 func (x *LostFile) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[14]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1971,7 @@ func (x *LostFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostFile.ProtoReflect.Descriptor instead.
 func (*LostFile) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{14}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LostFile) GetInode() uint64 {
@@ -1418,7 +2008,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[15]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +2020,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[15]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +2033,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{15}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AcceptLossRequest) GetVolume() *VolumeRef {
@@ -1477,7 +2067,7 @@ type AcceptLossResponse struct {
 
 func (x *AcceptLossResponse) Reset() {
 	*x = AcceptLossResponse{}
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[16]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +2079,7 @@ func (x *AcceptLossResponse) String() string {
 func (*AcceptLossResponse) ProtoMessage() {}
 
 func (x *AcceptLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[16]
+	mi := &file_penstock_admin_v1_volumes_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +2092,7 @@ func (x *AcceptLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossResponse.ProtoReflect.Descriptor instead.
 func (*AcceptLossResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{16}
+	return file_penstock_admin_v1_volumes_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AcceptLossResponse) GetChunks() []*LostChunk {
@@ -1596,7 +2186,59 @@ const file_penstock_admin_v1_volumes_proto_rawDesc = "" +
 	"\x06_classB\x0e\n" +
 	"\f_local_firstB\n" +
 	"\n" +
-	"\b_encrypt\"J\n" +
+	"\b_encrypt\"\xf4\x03\n" +
+	"\x0eVolumeSettings\x121\n" +
+	"\x06policy\x18\x01 \x01(\v2\x19.penstock.admin.v1.PolicyR\x06policy\x12(\n" +
+	"\rtrash_seconds\x18\x02 \x01(\x04H\x00R\ftrashSeconds\x88\x01\x01\x12%\n" +
+	"\vcompression\x18\x03 \x01(\tH\x01R\vcompression\x88\x01\x01\x12*\n" +
+	"\x0eadvisory_bytes\x18\x04 \x01(\x04H\x02R\radvisoryBytes\x88\x01\x01\x12,\n" +
+	"\x0fadvisory_inodes\x18\x05 \x01(\x04H\x03R\x0eadvisoryInodes\x88\x01\x01\x12E\n" +
+	"\x06labels\x18\x06 \x03(\v2-.penstock.admin.v1.VolumeSettings.LabelsEntryR\x06labels\x12#\n" +
+	"\rremove_labels\x18\a \x03(\tR\fremoveLabels\x12\x14\n" +
+	"\x05force\x18\b \x01(\bR\x05force\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x10\n" +
+	"\x0e_trash_secondsB\x0e\n" +
+	"\f_compressionB\x11\n" +
+	"\x0f_advisory_bytesB\x12\n" +
+	"\x10_advisory_inodes\"\x87\x01\n" +
+	"\x13CreateVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12=\n" +
+	"\bsettings\x18\x03 \x01(\v2!.penstock.admin.v1.VolumeSettingsR\bsettings\"\x87\x01\n" +
+	"\x10SetVolumeRequest\x124\n" +
+	"\x06volume\x18\x01 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06volume\x12=\n" +
+	"\bsettings\x18\x02 \x01(\v2!.penstock.admin.v1.VolumeSettingsR\bsettings\"\x90\x01\n" +
+	"\x13DeleteVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x124\n" +
+	"\x06volume\x18\x02 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06volume\x12\x10\n" +
+	"\x03now\x18\x03 \x01(\bR\x03now\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\"\x16\n" +
+	"\x14DeleteVolumeResponse\"\x80\x01\n" +
+	"\x15UndeleteVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x124\n" +
+	"\x06volume\x18\x02 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06volume\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"~\n" +
+	"\x13RenameVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x124\n" +
+	"\x06volume\x18\x02 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06volume\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xd2\x01\n" +
+	"\x13AttachVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x124\n" +
+	"\x06volume\x18\x02 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06volume\x124\n" +
+	"\x06parent\x18\x03 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06parent\x12\x1c\n" +
+	"\tdirectory\x18\x04 \x01(\x04R\tdirectory\x12\x12\n" +
+	"\x04name\x18\x05 \x01(\fR\x04name\"j\n" +
+	"\x13DetachVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x124\n" +
+	"\x06volume\x18\x02 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06volume\"J\n" +
 	"\x12CheckVolumeRequest\x124\n" +
 	"\x06volume\x18\x01 \x01(\v2\x1c.penstock.admin.v1.VolumeRefR\x06volume\"\xab\x03\n" +
 	"\vVolumeCheck\x12\x16\n" +
@@ -1670,12 +2312,30 @@ const file_penstock_admin_v1_volumes_proto_rawDesc = "" +
 	"\n" +
 	"LOSS_SHORT\x10\x03\x12\r\n" +
 	"\tLOSS_LOST\x10\x04\x12\x11\n" +
-	"\rLOSS_ACCEPTED\x10\x052\x8d\x05\n" +
+	"\rLOSS_ACCEPTED\x10\x052\xb5\n" +
+	"\n" +
 	"\aVolumes\x12i\n" +
 	"\vListVolumes\x12%.penstock.admin.v1.ListVolumesRequest\x1a&.penstock.admin.v1.ListVolumesResponse\"\v\x82\xe8\x18\x04\n" +
 	"\x02\x04\x01\x90\x02\x01\x12Z\n" +
 	"\tGetVolume\x12#.penstock.admin.v1.GetVolumeRequest\x1a\x19.penstock.admin.v1.Volume\"\r\x82\xe8\x18\x06\n" +
-	"\x02\x04\x01\x10\x01\x90\x02\x01\x12c\n" +
+	"\x02\x04\x01\x10\x01\x90\x02\x01\x12[\n" +
+	"\fCreateVolume\x12&.penstock.admin.v1.CreateVolumeRequest\x1a\x19.penstock.admin.v1.Volume\"\b\x82\xe8\x18\x04\n" +
+	"\x02\x04\x01\x12Z\n" +
+	"\tSetVolume\x12#.penstock.admin.v1.SetVolumeRequest\x1a\x19.penstock.admin.v1.Volume\"\r\x82\xe8\x18\x06\n" +
+	"\x02\x04\x01\x10\x03\x90\x02\x02\x12o\n" +
+	"\fDeleteVolume\x12&.penstock.admin.v1.DeleteVolumeRequest\x1a'.penstock.admin.v1.DeleteVolumeResponse\"\x0e\x82\xe8\x18\x06\n" +
+	"\x02\x04\x01\x10\x03\x90\xe8\x188\x12_\n" +
+	"\x0eUndeleteVolume\x12(.penstock.admin.v1.UndeleteVolumeRequest\x1a\x19.penstock.admin.v1.Volume\"\b\x82\xe8\x18\x04\n" +
+	"\x02\x04\x01\x12]\n" +
+	"\fRenameVolume\x12&.penstock.admin.v1.RenameVolumeRequest\x1a\x19.penstock.admin.v1.Volume\"\n" +
+	"\x82\xe8\x18\x06\n" +
+	"\x02\x04\x01\x10\x03\x12]\n" +
+	"\fAttachVolume\x12&.penstock.admin.v1.AttachVolumeRequest\x1a\x19.penstock.admin.v1.Volume\"\n" +
+	"\x82\xe8\x18\x06\n" +
+	"\x02\x04\x01\x10\x03\x12]\n" +
+	"\fDetachVolume\x12&.penstock.admin.v1.DetachVolumeRequest\x1a\x19.penstock.admin.v1.Volume\"\n" +
+	"\x82\xe8\x18\x06\n" +
+	"\x02\x04\x01\x10\x03\x12c\n" +
 	"\vCheckVolume\x12%.penstock.admin.v1.CheckVolumeRequest\x1a\x1e.penstock.admin.v1.VolumeCheck\"\r\x82\xe8\x18\x06\n" +
 	"\x02\x04\x01\x10\x03\x90\x02\x02\x12z\n" +
 	"\x10CheckpointVolume\x12*.penstock.admin.v1.CheckpointVolumeRequest\x1a+.penstock.admin.v1.CheckpointVolumeResponse\"\r\x82\xe8\x18\x06\n" +
@@ -1699,7 +2359,7 @@ func file_penstock_admin_v1_volumes_proto_rawDescGZIP() []byte {
 }
 
 var file_penstock_admin_v1_volumes_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_penstock_admin_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_penstock_admin_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_penstock_admin_v1_volumes_proto_goTypes = []any{
 	(VolumeState)(0),                 // 0: penstock.admin.v1.VolumeState
 	(Spread)(0),                      // 1: penstock.admin.v1.Spread
@@ -1710,60 +2370,95 @@ var file_penstock_admin_v1_volumes_proto_goTypes = []any{
 	(*Volume)(nil),                   // 6: penstock.admin.v1.Volume
 	(*VolumeOrigin)(nil),             // 7: penstock.admin.v1.VolumeOrigin
 	(*Policy)(nil),                   // 8: penstock.admin.v1.Policy
-	(*CheckVolumeRequest)(nil),       // 9: penstock.admin.v1.CheckVolumeRequest
-	(*VolumeCheck)(nil),              // 10: penstock.admin.v1.VolumeCheck
-	(*CheckpointVolumeRequest)(nil),  // 11: penstock.admin.v1.CheckpointVolumeRequest
-	(*CheckpointVolumeResponse)(nil), // 12: penstock.admin.v1.CheckpointVolumeResponse
-	(*ListLostChunksRequest)(nil),    // 13: penstock.admin.v1.ListLostChunksRequest
-	(*ListLostChunksResponse)(nil),   // 14: penstock.admin.v1.ListLostChunksResponse
-	(*LostChunk)(nil),                // 15: penstock.admin.v1.LostChunk
-	(*LostReplica)(nil),              // 16: penstock.admin.v1.LostReplica
-	(*LostFile)(nil),                 // 17: penstock.admin.v1.LostFile
-	(*AcceptLossRequest)(nil),        // 18: penstock.admin.v1.AcceptLossRequest
-	(*AcceptLossResponse)(nil),       // 19: penstock.admin.v1.AcceptLossResponse
-	nil,                              // 20: penstock.admin.v1.Volume.LabelsEntry
-	(*VolumeRef)(nil),                // 21: penstock.admin.v1.VolumeRef
-	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
+	(*VolumeSettings)(nil),           // 9: penstock.admin.v1.VolumeSettings
+	(*CreateVolumeRequest)(nil),      // 10: penstock.admin.v1.CreateVolumeRequest
+	(*SetVolumeRequest)(nil),         // 11: penstock.admin.v1.SetVolumeRequest
+	(*DeleteVolumeRequest)(nil),      // 12: penstock.admin.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),     // 13: penstock.admin.v1.DeleteVolumeResponse
+	(*UndeleteVolumeRequest)(nil),    // 14: penstock.admin.v1.UndeleteVolumeRequest
+	(*RenameVolumeRequest)(nil),      // 15: penstock.admin.v1.RenameVolumeRequest
+	(*AttachVolumeRequest)(nil),      // 16: penstock.admin.v1.AttachVolumeRequest
+	(*DetachVolumeRequest)(nil),      // 17: penstock.admin.v1.DetachVolumeRequest
+	(*CheckVolumeRequest)(nil),       // 18: penstock.admin.v1.CheckVolumeRequest
+	(*VolumeCheck)(nil),              // 19: penstock.admin.v1.VolumeCheck
+	(*CheckpointVolumeRequest)(nil),  // 20: penstock.admin.v1.CheckpointVolumeRequest
+	(*CheckpointVolumeResponse)(nil), // 21: penstock.admin.v1.CheckpointVolumeResponse
+	(*ListLostChunksRequest)(nil),    // 22: penstock.admin.v1.ListLostChunksRequest
+	(*ListLostChunksResponse)(nil),   // 23: penstock.admin.v1.ListLostChunksResponse
+	(*LostChunk)(nil),                // 24: penstock.admin.v1.LostChunk
+	(*LostReplica)(nil),              // 25: penstock.admin.v1.LostReplica
+	(*LostFile)(nil),                 // 26: penstock.admin.v1.LostFile
+	(*AcceptLossRequest)(nil),        // 27: penstock.admin.v1.AcceptLossRequest
+	(*AcceptLossResponse)(nil),       // 28: penstock.admin.v1.AcceptLossResponse
+	nil,                              // 29: penstock.admin.v1.Volume.LabelsEntry
+	nil,                              // 30: penstock.admin.v1.VolumeSettings.LabelsEntry
+	(*VolumeRef)(nil),                // 31: penstock.admin.v1.VolumeRef
+	(*timestamppb.Timestamp)(nil),    // 32: google.protobuf.Timestamp
 }
 var file_penstock_admin_v1_volumes_proto_depIdxs = []int32{
 	6,  // 0: penstock.admin.v1.ListVolumesResponse.volumes:type_name -> penstock.admin.v1.Volume
-	21, // 1: penstock.admin.v1.GetVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 1: penstock.admin.v1.GetVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
 	0,  // 2: penstock.admin.v1.Volume.state:type_name -> penstock.admin.v1.VolumeState
 	8,  // 3: penstock.admin.v1.Volume.policy:type_name -> penstock.admin.v1.Policy
-	22, // 4: penstock.admin.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	22, // 5: penstock.admin.v1.Volume.deleted:type_name -> google.protobuf.Timestamp
-	22, // 6: penstock.admin.v1.Volume.until:type_name -> google.protobuf.Timestamp
-	22, // 7: penstock.admin.v1.Volume.bytes_over:type_name -> google.protobuf.Timestamp
-	22, // 8: penstock.admin.v1.Volume.inodes_over:type_name -> google.protobuf.Timestamp
-	20, // 9: penstock.admin.v1.Volume.labels:type_name -> penstock.admin.v1.Volume.LabelsEntry
+	32, // 4: penstock.admin.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	32, // 5: penstock.admin.v1.Volume.deleted:type_name -> google.protobuf.Timestamp
+	32, // 6: penstock.admin.v1.Volume.until:type_name -> google.protobuf.Timestamp
+	32, // 7: penstock.admin.v1.Volume.bytes_over:type_name -> google.protobuf.Timestamp
+	32, // 8: penstock.admin.v1.Volume.inodes_over:type_name -> google.protobuf.Timestamp
+	29, // 9: penstock.admin.v1.Volume.labels:type_name -> penstock.admin.v1.Volume.LabelsEntry
 	7,  // 10: penstock.admin.v1.Volume.origin:type_name -> penstock.admin.v1.VolumeOrigin
 	1,  // 11: penstock.admin.v1.Policy.spread:type_name -> penstock.admin.v1.Spread
-	21, // 12: penstock.admin.v1.CheckVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
-	21, // 13: penstock.admin.v1.CheckpointVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
-	21, // 14: penstock.admin.v1.ListLostChunksRequest.volume:type_name -> penstock.admin.v1.VolumeRef
-	15, // 15: penstock.admin.v1.ListLostChunksResponse.chunks:type_name -> penstock.admin.v1.LostChunk
-	2,  // 16: penstock.admin.v1.LostChunk.state:type_name -> penstock.admin.v1.LossState
-	16, // 17: penstock.admin.v1.LostChunk.replicas:type_name -> penstock.admin.v1.LostReplica
-	17, // 18: penstock.admin.v1.LostChunk.files:type_name -> penstock.admin.v1.LostFile
-	21, // 19: penstock.admin.v1.AcceptLossRequest.volume:type_name -> penstock.admin.v1.VolumeRef
-	15, // 20: penstock.admin.v1.AcceptLossResponse.chunks:type_name -> penstock.admin.v1.LostChunk
-	3,  // 21: penstock.admin.v1.Volumes.ListVolumes:input_type -> penstock.admin.v1.ListVolumesRequest
-	5,  // 22: penstock.admin.v1.Volumes.GetVolume:input_type -> penstock.admin.v1.GetVolumeRequest
-	9,  // 23: penstock.admin.v1.Volumes.CheckVolume:input_type -> penstock.admin.v1.CheckVolumeRequest
-	11, // 24: penstock.admin.v1.Volumes.CheckpointVolume:input_type -> penstock.admin.v1.CheckpointVolumeRequest
-	13, // 25: penstock.admin.v1.Volumes.ListLostChunks:input_type -> penstock.admin.v1.ListLostChunksRequest
-	18, // 26: penstock.admin.v1.Volumes.AcceptLoss:input_type -> penstock.admin.v1.AcceptLossRequest
-	4,  // 27: penstock.admin.v1.Volumes.ListVolumes:output_type -> penstock.admin.v1.ListVolumesResponse
-	6,  // 28: penstock.admin.v1.Volumes.GetVolume:output_type -> penstock.admin.v1.Volume
-	10, // 29: penstock.admin.v1.Volumes.CheckVolume:output_type -> penstock.admin.v1.VolumeCheck
-	12, // 30: penstock.admin.v1.Volumes.CheckpointVolume:output_type -> penstock.admin.v1.CheckpointVolumeResponse
-	14, // 31: penstock.admin.v1.Volumes.ListLostChunks:output_type -> penstock.admin.v1.ListLostChunksResponse
-	19, // 32: penstock.admin.v1.Volumes.AcceptLoss:output_type -> penstock.admin.v1.AcceptLossResponse
-	27, // [27:33] is the sub-list for method output_type
-	21, // [21:27] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	8,  // 12: penstock.admin.v1.VolumeSettings.policy:type_name -> penstock.admin.v1.Policy
+	30, // 13: penstock.admin.v1.VolumeSettings.labels:type_name -> penstock.admin.v1.VolumeSettings.LabelsEntry
+	9,  // 14: penstock.admin.v1.CreateVolumeRequest.settings:type_name -> penstock.admin.v1.VolumeSettings
+	31, // 15: penstock.admin.v1.SetVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	9,  // 16: penstock.admin.v1.SetVolumeRequest.settings:type_name -> penstock.admin.v1.VolumeSettings
+	31, // 17: penstock.admin.v1.DeleteVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 18: penstock.admin.v1.UndeleteVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 19: penstock.admin.v1.RenameVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 20: penstock.admin.v1.AttachVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 21: penstock.admin.v1.AttachVolumeRequest.parent:type_name -> penstock.admin.v1.VolumeRef
+	31, // 22: penstock.admin.v1.DetachVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 23: penstock.admin.v1.CheckVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 24: penstock.admin.v1.CheckpointVolumeRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	31, // 25: penstock.admin.v1.ListLostChunksRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	24, // 26: penstock.admin.v1.ListLostChunksResponse.chunks:type_name -> penstock.admin.v1.LostChunk
+	2,  // 27: penstock.admin.v1.LostChunk.state:type_name -> penstock.admin.v1.LossState
+	25, // 28: penstock.admin.v1.LostChunk.replicas:type_name -> penstock.admin.v1.LostReplica
+	26, // 29: penstock.admin.v1.LostChunk.files:type_name -> penstock.admin.v1.LostFile
+	31, // 30: penstock.admin.v1.AcceptLossRequest.volume:type_name -> penstock.admin.v1.VolumeRef
+	24, // 31: penstock.admin.v1.AcceptLossResponse.chunks:type_name -> penstock.admin.v1.LostChunk
+	3,  // 32: penstock.admin.v1.Volumes.ListVolumes:input_type -> penstock.admin.v1.ListVolumesRequest
+	5,  // 33: penstock.admin.v1.Volumes.GetVolume:input_type -> penstock.admin.v1.GetVolumeRequest
+	10, // 34: penstock.admin.v1.Volumes.CreateVolume:input_type -> penstock.admin.v1.CreateVolumeRequest
+	11, // 35: penstock.admin.v1.Volumes.SetVolume:input_type -> penstock.admin.v1.SetVolumeRequest
+	12, // 36: penstock.admin.v1.Volumes.DeleteVolume:input_type -> penstock.admin.v1.DeleteVolumeRequest
+	14, // 37: penstock.admin.v1.Volumes.UndeleteVolume:input_type -> penstock.admin.v1.UndeleteVolumeRequest
+	15, // 38: penstock.admin.v1.Volumes.RenameVolume:input_type -> penstock.admin.v1.RenameVolumeRequest
+	16, // 39: penstock.admin.v1.Volumes.AttachVolume:input_type -> penstock.admin.v1.AttachVolumeRequest
+	17, // 40: penstock.admin.v1.Volumes.DetachVolume:input_type -> penstock.admin.v1.DetachVolumeRequest
+	18, // 41: penstock.admin.v1.Volumes.CheckVolume:input_type -> penstock.admin.v1.CheckVolumeRequest
+	20, // 42: penstock.admin.v1.Volumes.CheckpointVolume:input_type -> penstock.admin.v1.CheckpointVolumeRequest
+	22, // 43: penstock.admin.v1.Volumes.ListLostChunks:input_type -> penstock.admin.v1.ListLostChunksRequest
+	27, // 44: penstock.admin.v1.Volumes.AcceptLoss:input_type -> penstock.admin.v1.AcceptLossRequest
+	4,  // 45: penstock.admin.v1.Volumes.ListVolumes:output_type -> penstock.admin.v1.ListVolumesResponse
+	6,  // 46: penstock.admin.v1.Volumes.GetVolume:output_type -> penstock.admin.v1.Volume
+	6,  // 47: penstock.admin.v1.Volumes.CreateVolume:output_type -> penstock.admin.v1.Volume
+	6,  // 48: penstock.admin.v1.Volumes.SetVolume:output_type -> penstock.admin.v1.Volume
+	13, // 49: penstock.admin.v1.Volumes.DeleteVolume:output_type -> penstock.admin.v1.DeleteVolumeResponse
+	6,  // 50: penstock.admin.v1.Volumes.UndeleteVolume:output_type -> penstock.admin.v1.Volume
+	6,  // 51: penstock.admin.v1.Volumes.RenameVolume:output_type -> penstock.admin.v1.Volume
+	6,  // 52: penstock.admin.v1.Volumes.AttachVolume:output_type -> penstock.admin.v1.Volume
+	6,  // 53: penstock.admin.v1.Volumes.DetachVolume:output_type -> penstock.admin.v1.Volume
+	19, // 54: penstock.admin.v1.Volumes.CheckVolume:output_type -> penstock.admin.v1.VolumeCheck
+	21, // 55: penstock.admin.v1.Volumes.CheckpointVolume:output_type -> penstock.admin.v1.CheckpointVolumeResponse
+	23, // 56: penstock.admin.v1.Volumes.ListLostChunks:output_type -> penstock.admin.v1.ListLostChunksResponse
+	28, // 57: penstock.admin.v1.Volumes.AcceptLoss:output_type -> penstock.admin.v1.AcceptLossResponse
+	45, // [45:58] is the sub-list for method output_type
+	32, // [32:45] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_penstock_admin_v1_volumes_proto_init() }
@@ -1774,13 +2469,14 @@ func file_penstock_admin_v1_volumes_proto_init() {
 	file_penstock_admin_v1_refs_proto_init()
 	file_penstock_admin_v1_rights_proto_init()
 	file_penstock_admin_v1_volumes_proto_msgTypes[5].OneofWrappers = []any{}
+	file_penstock_admin_v1_volumes_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_admin_v1_volumes_proto_rawDesc), len(file_penstock_admin_v1_volumes_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   18,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

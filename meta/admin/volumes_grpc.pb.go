@@ -23,6 +23,13 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Volumes_ListVolumes_FullMethodName      = "/penstock.admin.v1.Volumes/ListVolumes"
 	Volumes_GetVolume_FullMethodName        = "/penstock.admin.v1.Volumes/GetVolume"
+	Volumes_CreateVolume_FullMethodName     = "/penstock.admin.v1.Volumes/CreateVolume"
+	Volumes_SetVolume_FullMethodName        = "/penstock.admin.v1.Volumes/SetVolume"
+	Volumes_DeleteVolume_FullMethodName     = "/penstock.admin.v1.Volumes/DeleteVolume"
+	Volumes_UndeleteVolume_FullMethodName   = "/penstock.admin.v1.Volumes/UndeleteVolume"
+	Volumes_RenameVolume_FullMethodName     = "/penstock.admin.v1.Volumes/RenameVolume"
+	Volumes_AttachVolume_FullMethodName     = "/penstock.admin.v1.Volumes/AttachVolume"
+	Volumes_DetachVolume_FullMethodName     = "/penstock.admin.v1.Volumes/DetachVolume"
 	Volumes_CheckVolume_FullMethodName      = "/penstock.admin.v1.Volumes/CheckVolume"
 	Volumes_CheckpointVolume_FullMethodName = "/penstock.admin.v1.Volumes/CheckpointVolume"
 	Volumes_ListLostChunks_FullMethodName   = "/penstock.admin.v1.Volumes/ListLostChunks"
@@ -48,6 +55,55 @@ type VolumesClient interface {
 	//
 	// Errors: NO_SUCH_VOLUME; UNAVAILABLE, the labels can't be read now.
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// CreateVolume makes a volume that is not attached. What the settings leave out is 0 or off,
+	// but one replica.
+	//
+	// Errors: VOLUME_EXISTS, a volume has the name; INVALID, the name or a setting;
+	// RESOURCE_EXCEEDED, there are too many volumes, or too many labels; UNAVAILABLE, no chunk
+	// servers can meet the policy, and the request does not force it; NOT_SUPPORTED, this server
+	// does not know a setting.
+	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// SetVolume changes the settings that the request has, and leaves the others alone. Whatever is
+	// written after the answer lies as the policy says, and data that lies elsewhere is moved in
+	// the background.
+	//
+	// Errors: NO_SUCH_VOLUME; INVALID, a setting; RESOURCE_EXCEEDED, too many labels; UNAVAILABLE,
+	// no chunk servers can meet the policy or clients can't commit what they buffer, and the
+	// request does not force it: the settings may be in force all the same; NOT_SUPPORTED, this
+	// server does not know a setting.
+	SetVolume(ctx context.Context, in *SetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// DeleteVolume puts a volume into the trash for its trash time. Without a trash time, and with
+	// now, it deletes the volume with everything in it, or goes on with a deletion.
+	//
+	// Errors: NO_SUCH_VOLUME; BUSY, the volume is attached, has clones, or has not the name that
+	// the request has; NOT_EMPTY, a volume is attached inside; NOT_PERMITTED, the root volume;
+	// INVALID, the request has the volume's name in place of its number.
+	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
+	// UndeleteVolume takes a volume out of the trash. It is not attached then. A name stands for the
+	// volume of that name that was deleted last.
+	//
+	// Errors: NO_SUCH_VOLUME, it is not in the trash; VOLUME_EXISTS, another volume has the name by
+	// now; INVALID, the new name.
+	UndeleteVolume(ctx context.Context, in *UndeleteVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// RenameVolume gives a volume another name. Its place in the tree stays.
+	//
+	// Errors: NO_SUCH_VOLUME; VOLUME_EXISTS; INVALID, the new name, or the request has the volume's
+	// name in place of its number; NOT_PERMITTED, the root volume.
+	RenameVolume(ctx context.Context, in *RenameVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// AttachVolume attaches a volume in a directory of another volume. A volume that is attached
+	// there already stays so.
+	//
+	// Errors: NO_SUCH_VOLUME; EXISTS, the entry's name is taken, or the volume is attached
+	// elsewhere; NOT_FOUND, NOT_DIR, the directory; INVALID, the volume would lie below itself, or
+	// the request has the volume's name in place of its number; BUSY, it is being detached, or the
+	// parent is being rolled back; READ_ONLY, the parent is a mirror's target; LOOP, too many
+	// volumes below each other.
+	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// DetachVolume takes a volume out of the tree. Its files stay.
+	//
+	// Errors: NO_SUCH_VOLUME; NOT_ATTACHED; BUSY, it is being attached elsewhere; INVALID, the
+	// request has the volume's name in place of its number.
+	DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// CheckVolume walks everything that a volume holds, and compares names, inodes, extents,
 	// chunks, what the chunk servers have, and counters. The volume stays in use: it is read
 	// as it was at one moment. It takes as long as there is to read; GetServerStatus tells how
@@ -98,6 +154,76 @@ func (c *volumesClient) GetVolume(ctx context.Context, in *GetVolumeRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Volume)
 	err := c.cc.Invoke(ctx, Volumes_GetVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Volumes_CreateVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) SetVolume(ctx context.Context, in *SetVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Volumes_SetVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteVolumeResponse)
+	err := c.cc.Invoke(ctx, Volumes_DeleteVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) UndeleteVolume(ctx context.Context, in *UndeleteVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Volumes_UndeleteVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) RenameVolume(ctx context.Context, in *RenameVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Volumes_RenameVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Volumes_AttachVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Volumes_DetachVolume_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -163,6 +289,55 @@ type VolumesServer interface {
 	//
 	// Errors: NO_SUCH_VOLUME; UNAVAILABLE, the labels can't be read now.
 	GetVolume(context.Context, *GetVolumeRequest) (*Volume, error)
+	// CreateVolume makes a volume that is not attached. What the settings leave out is 0 or off,
+	// but one replica.
+	//
+	// Errors: VOLUME_EXISTS, a volume has the name; INVALID, the name or a setting;
+	// RESOURCE_EXCEEDED, there are too many volumes, or too many labels; UNAVAILABLE, no chunk
+	// servers can meet the policy, and the request does not force it; NOT_SUPPORTED, this server
+	// does not know a setting.
+	CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error)
+	// SetVolume changes the settings that the request has, and leaves the others alone. Whatever is
+	// written after the answer lies as the policy says, and data that lies elsewhere is moved in
+	// the background.
+	//
+	// Errors: NO_SUCH_VOLUME; INVALID, a setting; RESOURCE_EXCEEDED, too many labels; UNAVAILABLE,
+	// no chunk servers can meet the policy or clients can't commit what they buffer, and the
+	// request does not force it: the settings may be in force all the same; NOT_SUPPORTED, this
+	// server does not know a setting.
+	SetVolume(context.Context, *SetVolumeRequest) (*Volume, error)
+	// DeleteVolume puts a volume into the trash for its trash time. Without a trash time, and with
+	// now, it deletes the volume with everything in it, or goes on with a deletion.
+	//
+	// Errors: NO_SUCH_VOLUME; BUSY, the volume is attached, has clones, or has not the name that
+	// the request has; NOT_EMPTY, a volume is attached inside; NOT_PERMITTED, the root volume;
+	// INVALID, the request has the volume's name in place of its number.
+	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
+	// UndeleteVolume takes a volume out of the trash. It is not attached then. A name stands for the
+	// volume of that name that was deleted last.
+	//
+	// Errors: NO_SUCH_VOLUME, it is not in the trash; VOLUME_EXISTS, another volume has the name by
+	// now; INVALID, the new name.
+	UndeleteVolume(context.Context, *UndeleteVolumeRequest) (*Volume, error)
+	// RenameVolume gives a volume another name. Its place in the tree stays.
+	//
+	// Errors: NO_SUCH_VOLUME; VOLUME_EXISTS; INVALID, the new name, or the request has the volume's
+	// name in place of its number; NOT_PERMITTED, the root volume.
+	RenameVolume(context.Context, *RenameVolumeRequest) (*Volume, error)
+	// AttachVolume attaches a volume in a directory of another volume. A volume that is attached
+	// there already stays so.
+	//
+	// Errors: NO_SUCH_VOLUME; EXISTS, the entry's name is taken, or the volume is attached
+	// elsewhere; NOT_FOUND, NOT_DIR, the directory; INVALID, the volume would lie below itself, or
+	// the request has the volume's name in place of its number; BUSY, it is being detached, or the
+	// parent is being rolled back; READ_ONLY, the parent is a mirror's target; LOOP, too many
+	// volumes below each other.
+	AttachVolume(context.Context, *AttachVolumeRequest) (*Volume, error)
+	// DetachVolume takes a volume out of the tree. Its files stay.
+	//
+	// Errors: NO_SUCH_VOLUME; NOT_ATTACHED; BUSY, it is being attached elsewhere; INVALID, the
+	// request has the volume's name in place of its number.
+	DetachVolume(context.Context, *DetachVolumeRequest) (*Volume, error)
 	// CheckVolume walks everything that a volume holds, and compares names, inodes, extents,
 	// chunks, what the chunk servers have, and counters. The volume stays in use: it is read
 	// as it was at one moment. It takes as long as there is to read; GetServerStatus tells how
@@ -204,6 +379,27 @@ func (UnimplementedVolumesServer) ListVolumes(context.Context, *ListVolumesReque
 }
 func (UnimplementedVolumesServer) GetVolume(context.Context, *GetVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetVolume not implemented")
+}
+func (UnimplementedVolumesServer) CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateVolume not implemented")
+}
+func (UnimplementedVolumesServer) SetVolume(context.Context, *SetVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetVolume not implemented")
+}
+func (UnimplementedVolumesServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
+}
+func (UnimplementedVolumesServer) UndeleteVolume(context.Context, *UndeleteVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method UndeleteVolume not implemented")
+}
+func (UnimplementedVolumesServer) RenameVolume(context.Context, *RenameVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method RenameVolume not implemented")
+}
+func (UnimplementedVolumesServer) AttachVolume(context.Context, *AttachVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method AttachVolume not implemented")
+}
+func (UnimplementedVolumesServer) DetachVolume(context.Context, *DetachVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method DetachVolume not implemented")
 }
 func (UnimplementedVolumesServer) CheckVolume(context.Context, *CheckVolumeRequest) (*VolumeCheck, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckVolume not implemented")
@@ -270,6 +466,132 @@ func _Volumes_GetVolume_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(VolumesServer).GetVolume(ctx, req.(*GetVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_CreateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).CreateVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_CreateVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).CreateVolume(ctx, req.(*CreateVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_SetVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).SetVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_SetVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).SetVolume(ctx, req.(*SetVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).DeleteVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_DeleteVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).DeleteVolume(ctx, req.(*DeleteVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_UndeleteVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UndeleteVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).UndeleteVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_UndeleteVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).UndeleteVolume(ctx, req.(*UndeleteVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_RenameVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenameVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).RenameVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_RenameVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).RenameVolume(ctx, req.(*RenameVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_AttachVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).AttachVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_AttachVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).AttachVolume(ctx, req.(*AttachVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_DetachVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).DetachVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_DetachVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).DetachVolume(ctx, req.(*DetachVolumeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -360,6 +682,34 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetVolume",
 			Handler:    _Volumes_GetVolume_Handler,
+		},
+		{
+			MethodName: "CreateVolume",
+			Handler:    _Volumes_CreateVolume_Handler,
+		},
+		{
+			MethodName: "SetVolume",
+			Handler:    _Volumes_SetVolume_Handler,
+		},
+		{
+			MethodName: "DeleteVolume",
+			Handler:    _Volumes_DeleteVolume_Handler,
+		},
+		{
+			MethodName: "UndeleteVolume",
+			Handler:    _Volumes_UndeleteVolume_Handler,
+		},
+		{
+			MethodName: "RenameVolume",
+			Handler:    _Volumes_RenameVolume_Handler,
+		},
+		{
+			MethodName: "AttachVolume",
+			Handler:    _Volumes_AttachVolume_Handler,
+		},
+		{
+			MethodName: "DetachVolume",
+			Handler:    _Volumes_DetachVolume_Handler,
 		},
 		{
 			MethodName: "CheckVolume",

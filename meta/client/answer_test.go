@@ -24,7 +24,7 @@ func TestAnswersAreWaitedForSoLong(t *testing.T) {
 	}{
 		{"show", 100 * time.Millisecond, wire.Admin{Op: wire.AdminVolumeByName, Name: "v"}, true},
 		{"snapshots", 100 * time.Millisecond, wire.Admin{Op: wire.AdminViews, Volume: 1}, true},
-		{"an attachment", 100 * time.Millisecond, wire.Admin{Op: wire.AdminAttach, Volume: 1}, false},
+		{"a hand-over", 100 * time.Millisecond, wire.Admin{Op: wire.AdminHandOver, Volume: 1}, false},
 		{"a mount", 0, wire.Admin{Op: wire.AdminVolumeByName, Name: "v"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

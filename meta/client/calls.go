@@ -416,14 +416,7 @@ const adminWait = 30 * time.Second
 // Admin runs an administrative request at any server, or at the owner of the volume if the
 // owner must answer. If the answer is lost, Admin sends the request again: a request that is
 // not idempotent carries a wire.Once.
-func (s *Session) Admin(ctx context.Context, a wire.Admin) (*wire.AdminRe, error) {
-	re, _, err := s.adminAgain(ctx, a)
-	return re, err
-}
-
-// adminAgain is Admin. again reports that the request was sent more than once, so an earlier
-// copy may have been executed.
-func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminRe, again bool, err error) {
+func (s *Session) Admin(ctx context.Context, a wire.Admin) (re *wire.AdminRe, err error) {
 	at := ""
 	ctx, over := s.within(ctx, &a, &at)
 	defer func() { err = over(err) }()
@@ -433,26 +426,26 @@ func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminR
 	for hops := 0; ; {
 		c, err := s.reach(ctx, func(ctx context.Context) (*conn, error) { return s.adminConn(ctx, a.Volume, next) })
 		if err != nil {
-			return nil, again, err
+			return nil, err
 		}
 		at = c.addr
 		m, err := s.ask(ctx, c, &a)
 		if errors.Is(err, errLost) && ctx.Err() == nil {
-			next, again = "", true
+			next = ""
 		} else if err != nil {
-			return nil, again, err
+			return nil, err
 		} else {
 			r, ok := m.(*wire.AdminRe)
 			if !ok {
-				return nil, again, m.(*wire.Reply).Status.Error()
+				return nil, m.(*wire.Reply).Status.Error()
 			}
 			if r.Status.Err != meta.NotOwner {
-				return r, again, r.Status.Error()
+				return r, r.Status.Error()
 			}
 			if now()-began > adminWait {
-				return nil, again, r.Status.Error()
+				return nil, r.Status.Error()
 			}
-			next, hops, again = r.Status.Subject, hops+1, true
+			next, hops = r.Status.Subject, hops+1
 			if hops < lookHops {
 				continue
 			}
@@ -461,7 +454,7 @@ func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminR
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
-			return nil, again, meta.E("call", meta.Unavailable, "", context.Cause(ctx))
+			return nil, meta.E("call", meta.Unavailable, "", context.Cause(ctx))
 		}
 		wait = min(2*wait, lookMax)
 	}

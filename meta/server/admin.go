@@ -56,34 +56,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			}
 		}
 		re.Volumes = []wire.VolumeInfo{{ID: v.ID, Name: v.Name, Policy: s.volumeInfo(v).Policy, Deleting: v.State != cluster.VolumeActive}}
-	case wire.AdminCreateVolume:
-		if m.Policy.Replicas == 0 {
-			m.Policy.Replicas = 1
-		}
-		if err := m.Policy.Check(); err != nil {
-			return err
-		}
-		return s.createVolume(ctx, m, re)
-	case wire.AdminSetPolicy:
-		return s.setVolume(ctx, m, re)
-	case wire.AdminAttach:
-		return s.attachVolume(ctx, m, re)
-	case wire.AdminDetach:
-		return s.detachVolume(ctx, m, re)
-	case wire.AdminRenameVolume:
-		return s.renameVolume(ctx, m, re)
-	case wire.AdminUndeleteVolume:
-		return s.undeleteVolume(ctx, m, re)
-	case wire.AdminDeleteVolume:
-		var d wire.VolumeDeletion
-		if err := readBody(m, &d); err != nil {
-			return err
-		}
-		v, err := s.find(ctx, m)
-		if err != nil {
-			return err
-		}
-		return s.deleteVolume(ctx, v, d)
 	case wire.AdminEnrol:
 		id := meta.ServerID(m.Ino)
 		if id == 0 {
@@ -158,9 +130,6 @@ func (s *Server) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, e
 	v, err := s.find(ctx, m)
 	if err != nil {
 		return nil, err
-	}
-	if m.Op == wire.AdminAttach {
-		return []meta.VolumeID{v.ID, m.Parent}, nil
 	}
 	return []meta.VolumeID{v.ID}, nil
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
@@ -36,26 +38,26 @@ func TestVolumes(t *testing.T) {
 	f := s.chunkServer(1)
 	a := s.dial("a")
 	make := func(name string) meta.VolumeID {
-		return a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
+		return a.must(t, toCreate(name, meta.Policy{}))
 	}
 	v2, v3 := make("two"), make("three")
-	a.refused(t, meta.VolumeExists, wire.Admin{Op: wire.AdminCreateVolume, Name: "two"})
+	a.mustNot(t, meta.VolumeExists, toCreate("two", meta.Policy{}))
 	a.refused(t, meta.NoSuchVolume, wire.Admin{Op: wire.AdminVolumeByName, Name: "four"})
 
-	attach := func(v, parent meta.VolumeID, name string) wire.Admin {
-		return wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: parent, Ino: meta.RootIno, Entry: name}
+	attach := func(v, parent meta.VolumeID, name string) proto.Message {
+		return toAttach(v, parent, name)
 	}
-	a.refused(t, meta.Invalid, attach(meta.RootVolume, v2, "root"))
-	a.refused(t, meta.Invalid, attach(v2, v2, "self"))
-	a.refused(t, meta.NotAttached, wire.Admin{Op: wire.AdminDetach, Volume: v2})
+	a.mustNot(t, meta.Invalid, attach(meta.RootVolume, v2, "root"))
+	a.mustNot(t, meta.Invalid, attach(v2, v2, "self"))
+	a.mustNot(t, meta.NotAttached, toDetach(v2))
 	a.create(t, "taken")
-	a.refused(t, meta.Exists, attach(v2, 1, "taken"))
-	a.admin(t, attach(v2, 1, "two"))
-	a.admin(t, attach(v3, v2, "three"))
-	a.refused(t, meta.Exists, attach(v2, 1, "elsewhere"))
-	a.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v2})
-	a.refused(t, meta.Invalid, attach(v2, v3, "below itself"))
-	a.admin(t, attach(v2, 1, "two"))
+	a.mustNot(t, meta.Exists, attach(v2, 1, "taken"))
+	a.must(t, attach(v2, 1, "two"))
+	a.must(t, attach(v3, v2, "three"))
+	a.mustNot(t, meta.Exists, attach(v2, 1, "elsewhere"))
+	a.must(t, toDetach(v2))
+	a.mustNot(t, meta.Invalid, attach(v2, v3, "below itself"))
+	a.must(t, attach(v2, 1, "two"))
 
 	if r := a.do(t, &meta.Lookup{Parent: meta.RootIno, Name: "two"}, meta.LeaseNone); r.Volume != v2 {
 		t.Fatalf("the junction leads to volume %d, want %d", r.Volume, v2)
@@ -68,11 +70,11 @@ func TestVolumes(t *testing.T) {
 			t.Errorf("volume three is said to be at %q", i.Path)
 		}
 	}
-	a.refused(t, meta.NotPermitted, wire.Admin{Op: wire.AdminDeleteVolume, Volume: meta.RootVolume})
-	a.refused(t, meta.Busy, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v2})
-	a.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v2})
-	a.refused(t, meta.NotEmpty, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v2})
-	a.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v3})
+	a.mustNot(t, meta.NotPermitted, toDelete(meta.RootVolume))
+	a.mustNot(t, meta.Busy, toDelete(v2))
+	a.must(t, toDetach(v2))
+	a.mustNot(t, meta.NotEmpty, toDelete(v2))
+	a.must(t, toDetach(v3))
 
 	// A volume with a file in it: its chunk goes, too.
 	r, err := a.Do(t.Context(), v3, meta.OpID{}, newFile("x"), meta.LeaseNone)
@@ -88,7 +90,7 @@ func TestVolumes(t *testing.T) {
 	if _, err := a.Do(t.Context(), v3, meta.OpID{}, write, meta.LeaseNone); err != nil {
 		t.Fatal(err)
 	}
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v3})
+	a.must(t, toDelete(v3))
 	if len(f.ordered(g[0].ID, meta.OrderDelete)) == 0 {
 		t.Error("the volume's chunk was not deleted")
 	}
@@ -108,7 +110,7 @@ func TestChunksDoNotCrossVolumes(t *testing.T) {
 	s := newSite(t)
 	f := s.chunkServer(1)
 	a := s.dial("a")
-	v2 := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "two"}).Volumes[0].ID
+	v2 := a.must(t, toCreate("two", meta.Policy{}))
 	g := a.alloc(t, false)
 	f.has(g.ID, 5000, 5000)
 	r, err := a.Do(t.Context(), v2, meta.OpID{}, newFile("thief"), meta.LeaseNone)
@@ -129,7 +131,7 @@ func TestTwoVolumesAreIndependent(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 0)
 	a := s.dial("a")
-	v2 := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "two"}).Volumes[0].ID
+	v2 := a.must(t, toCreate("two", meta.Policy{}))
 	in := func(v meta.VolumeID, op meta.Op) (*meta.Result, error) {
 		return a.Do(t.Context(), v, meta.OpID{}, op, meta.LeaseNone)
 	}

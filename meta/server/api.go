@@ -374,6 +374,7 @@ const passWait = 30 * time.Second
 // pass on a call already passed on: the first server goes on searching.
 func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, request proto.Message, passed bool, do grpc.UnaryHandler) (any, error) {
 	began, wait := time.Now(), 10*time.Millisecond
+	begun := false // by a server that could not finish the call
 	for {
 		answer, err := do(ctx, request)
 		a.done.Add(1)
@@ -386,7 +387,12 @@ func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, requ
 			if only {
 				return answer, err
 			}
+			begun = true
 		}
+		if begun && m.DoneBefore(err) {
+			return m.NewAnswer(), nil
+		}
+		begun = begun || errors.Is(err, meta.NotOwner) || admin.IsUnanswered(err)
 		// The server named by the error may be gone, and another may own the volume by now.
 		again := errors.Is(err, meta.NotOwner) || admin.IsNotBegun(err) || admin.IsUnanswered(err) && m.Resend && ctx.Err() == nil
 		if !again || passed || time.Since(began) > passWait {

@@ -109,6 +109,94 @@ func (a volumesAPI) GetVolume(ctx context.Context, q *admin.GetVolumeRequest) (*
 	return admin.VolumeOf(infos[0]), nil
 }
 
+func (a volumesAPI) CreateVolume(ctx context.Context, q *admin.CreateVolumeRequest) (*admin.Volume, error) {
+	p, w, err := q.Settings.Words()
+	if err != nil {
+		return nil, err
+	}
+	v, err := a.s.createVolume(ctx, q.Name, p, &w, q.RequestId)
+	return a.described(ctx, v, err)
+}
+
+func (a volumesAPI) SetVolume(ctx context.Context, q *admin.SetVolumeRequest) (*admin.Volume, error) {
+	p, w, err := q.Settings.Words()
+	if err != nil {
+		return nil, err
+	}
+	v, err := a.s.named(ctx, q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	i, err := a.s.setVolume(ctx, v, p, &w)
+	if err != nil {
+		return nil, err
+	}
+	return admin.VolumeOf(i), nil
+}
+
+func (a volumesAPI) DeleteVolume(ctx context.Context, q *admin.DeleteVolumeRequest) (*admin.DeleteVolumeResponse, error) {
+	v, err := a.numbered(ctx, q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	return &admin.DeleteVolumeResponse{}, a.s.deleteVolume(ctx, v, deletion{token: q.RequestId, now: q.Now, name: q.Name})
+}
+
+func (a volumesAPI) UndeleteVolume(ctx context.Context, q *admin.UndeleteVolumeRequest) (*admin.Volume, error) {
+	v, err := a.s.undeleteVolume(ctx, meta.VolumeID(q.Volume.GetId()), q.Volume.GetName(), q.Name, q.RequestId)
+	return a.described(ctx, v, err)
+}
+
+func (a volumesAPI) RenameVolume(ctx context.Context, q *admin.RenameVolumeRequest) (*admin.Volume, error) {
+	v, err := a.numbered(ctx, q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	v, err = a.s.renameVolume(ctx, v, q.Name, q.RequestId)
+	return a.described(ctx, v, err)
+}
+
+func (a volumesAPI) AttachVolume(ctx context.Context, q *admin.AttachVolumeRequest) (*admin.Volume, error) {
+	v, err := a.numbered(ctx, q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	parent, err := a.s.named(ctx, q.Parent)
+	if err != nil {
+		return nil, err
+	}
+	at := cluster.Attach{Parent: parent.ID, Ino: meta.Ino(q.Directory), Name: string(q.Name), Step: cluster.Attaching}
+	v, err = a.s.attachVolume(ctx, v, at, q.RequestId)
+	return a.described(ctx, v, err)
+}
+
+func (a volumesAPI) DetachVolume(ctx context.Context, q *admin.DetachVolumeRequest) (*admin.Volume, error) {
+	v, err := a.numbered(ctx, q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	v, err = a.s.detachVolume(ctx, v, q.RequestId)
+	return a.described(ctx, v, err)
+}
+
+// described describes a volume that was changed, unless err is an error.
+func (a volumesAPI) described(ctx context.Context, v cluster.Volume, err error) (*admin.Volume, error) {
+	if err != nil {
+		return nil, err
+	}
+	return admin.VolumeOf(a.s.described(ctx, v)), nil
+}
+
+// numbered returns the volume that a request names by number. A request that is done once can't
+// name a volume by its name: when the request comes again, another volume may have the name.
+// Errors: NoSuchVolume, Invalid.
+func (a volumesAPI) numbered(ctx context.Context, ref *admin.VolumeRef) (cluster.Volume, error) {
+	if name := ref.GetName(); name != "" {
+		return cluster.Volume{}, meta.E("find volume", meta.Invalid, name, errors.New("the request is done once, so it needs the number of the volume, not the name"))
+	}
+	return a.s.named(ctx, ref)
+}
+
 func (a volumesAPI) CheckVolume(ctx context.Context, q *admin.CheckVolumeRequest) (*admin.VolumeCheck, error) {
 	v, err := a.s.named(ctx, q.Volume)
 	if err != nil {

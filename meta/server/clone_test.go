@@ -150,7 +150,7 @@ func TestClone(t *testing.T) {
 	refused(err, meta.VolumeExists, "c")
 	_, err = a.DeleteSnapshot(t.Context(), 1, "v1")
 	refused(err, meta.Busy, "v1", ": c;")
-	_, err = a.Admin(t.Context(), wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	_, err = a.ask(t.Context(), toDelete(c))
 	refused(err, meta.Busy, ": cc;")
 	// The table of volumes says what is cloned from what.
 	l, err := a.Clones(t.Context(), 1)
@@ -168,7 +168,7 @@ func TestClone(t *testing.T) {
 	}
 	// They go, the youngest first; what was taken for them goes too.
 	for _, v := range []meta.VolumeID{cc, c, now} {
-		a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+		a.must(t, toDelete(v))
 	}
 	eventually(t, "what was taken for a clone is gone", func() error {
 		got := a.names(t)
@@ -224,12 +224,12 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 	if _, err := a.Clone(t.Context(), 1, "v1", "e"); meta.KindOf(err) != meta.NoSuchSnapshot {
 		t.Fatal(err)
 	}
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	a.must(t, toDelete(c))
 	told()
 	s.crash()
 	s.start()
 	told()
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: d})
+	a.must(t, toDelete(d))
 	eventually(t, "it went with its last clone", func() error {
 		row, err := s.cluster.Volume(t.Context(), 1)
 		if err != nil {
@@ -289,7 +289,7 @@ func TestPinnedBesideClones(t *testing.T) {
 	drop("v1")
 	pin()
 	drop("v1") // as it was answered before
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	a.must(t, toDelete(c))
 	for range 2 {
 		a.admin(t, wire.Admin{Op: wire.AdminCloneSettle, Volume: 1}) // which fails in nothing
 		shows("v1 " + string(meta.SnapshotDropped))
@@ -298,7 +298,7 @@ func TestPinnedBesideClones(t *testing.T) {
 	d := a.clone(t, 1, "v2", "d")
 	drop("v2")
 	unpin()
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: d})
+	a.must(t, toDelete(d))
 	eventually(t, "both are gone", func() error {
 		row, err := s.cluster.Volume(t.Context(), 1)
 		if err != nil {
@@ -381,7 +381,7 @@ func TestChunkOfDeletedClone(t *testing.T) {
 	c := a.clone(t, 1, "", "c")
 	chunk := meta.ChunkID{Volume: 1, Term: 1, Counter: 1}
 	a.Via(chunk, c)
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	a.must(t, toDelete(c))
 	if token := a.ReadChunkCap(chunk); token == nil {
 		t.Error("no right to read it")
 	}
@@ -442,7 +442,7 @@ func cloneInterrupted(t *testing.T, step, snapshot string) {
 	if deleting {
 		c := a.clone(t, 1, snapshot, "c")
 		ask = func(p *peer) error {
-			_, err := p.Admin(context.Background(), wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+			_, err := p.ask(context.Background(), toDelete(c))
 			return err
 		}
 	}
@@ -508,13 +508,13 @@ func cloneInterrupted(t *testing.T, step, snapshot string) {
 		s.exactIn(there.ID)
 	}
 	if there.ID != 0 {
-		a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: there.ID})
+		a.must(t, toDelete(there.ID))
 	}
 	// The name is free, and so is the origin.
 	c := a.clone(t, 1, snapshot, "c")
 	a.createIn(t, c, "mine")
 	s.exactIn(c)
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	a.must(t, toDelete(c))
 	if _, err := a.DeleteSnapshot(t.Context(), 1, "v1"); err != nil {
 		t.Fatal(err)
 	}

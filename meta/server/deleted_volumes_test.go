@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // A volume is deleted while a server is away: what that has of it goes when it
@@ -16,8 +15,8 @@ func TestDeletedVolumeGoesFromServersThatWereAway(t *testing.T) {
 	l := newLeakSite(t)
 	ctx := t.Context()
 	p := l.s.dial("admin")
-	v := p.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "gone", Policy: meta.Policy{Replicas: 1}}).Volumes[0].ID
-	other := p.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "stays", Policy: meta.Policy{Replicas: 1}}).Volumes[0].ID
+	v := p.must(t, toCreate("gone", meta.Policy{Replicas: 1}))
+	other := p.must(t, toCreate("stays", meta.Policy{Replicas: 1}))
 	orphan := l.lay(meta.ChunkID{Volume: v, Term: 1, Counter: 9}, 1, 2, 3)
 	blob := l.lay(meta.ChunkID{Term: 1, Counter: uint64(v)<<32 | 1}, 3)
 	kept := l.lay(meta.ChunkID{Volume: other, Term: 1, Counter: 9}, 1, 2, 3)
@@ -28,7 +27,7 @@ func TestDeletedVolumeGoesFromServersThatWereAway(t *testing.T) {
 		return nil
 	})
 	l.nodes[3].halt()
-	p.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	p.must(t, toDelete(v))
 	since := map[meta.VolumeID]time.Time{}
 	sweep := func(times int) (err error) {
 		for range times {

@@ -12,7 +12,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/digest"
-	"penstock.io/penstock/meta/wire"
 )
 
 // fakeReader reads zeros from all chunks, and remembers what was read of which.
@@ -111,7 +110,7 @@ func (p *peer) blocks(t *testing.T, v meta.VolumeID, name string, blocks int) me
 // volume makes one.
 func (p *peer) volume(t *testing.T, name string) meta.VolumeID {
 	t.Helper()
-	return p.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
+	return p.must(t, toCreate(name, meta.Policy{}))
 }
 
 func (p *peer) take(t *testing.T, v meta.VolumeID, name string) {

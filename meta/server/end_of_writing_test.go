@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // writing gives a peer a file that it holds exclusively and will give back when it is let go.
@@ -37,7 +36,7 @@ func (p *peer) setWords(ctx context.Context, force bool, change func(*meta.Polic
 		return err
 	}
 	change(&v.Policy)
-	_, err = p.SetVolume(ctx, 1, v.Policy, wire.VolumeWords{Only: words, Force: force})
+	_, err = p.SetVolume(ctx, 1, v.Policy, meta.VolumeWords{Only: words, Force: force})
 	return err
 }
 
@@ -115,7 +114,7 @@ func TestTrashHasWhatWasWritten(t *testing.T) {
 	s := newSite(t)
 	admin := s.dial("admin")
 	day := uint64(86400)
-	v, err := admin.CreateVolume(t.Context(), "bin", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+	v, err := admin.CreateVolume(t.Context(), "bin", meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
 	if err != nil {
 		t.Fatal(err)
 	}

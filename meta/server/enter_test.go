@@ -16,7 +16,6 @@ import (
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
-	"penstock.io/penstock/meta/wire"
 )
 
 // homing makes a crew whose volumes go home.
@@ -109,14 +108,14 @@ func TestVolumesSpread(t *testing.T) {
 			parent = v
 		}
 	}
-	if _, err := p.Admin(t.Context(), wire.Admin{Op: wire.AdminAttach, Volume: child, Parent: parent, Ino: meta.RootIno, Entry: "sub"}); err != nil {
+	if _, err := p.ask(t.Context(), toAttach(child, parent, "sub")); err != nil {
 		t.Fatal(err)
 	}
 	r, err := p.Do(t.Context(), parent, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "sub"}, meta.LeaseNone)
 	if err != nil || r.Volume != child {
 		t.Fatalf("the junction leads to %+v, %v", r, err)
 	}
-	if _, err := p.Admin(t.Context(), wire.Admin{Op: wire.AdminDetach, Volume: child}); err != nil {
+	if _, err := p.ask(t.Context(), toDetach(child)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/wire"
 )
 
 // What a drain does to volumes is told before it begins, of the volumes alone that are
@@ -19,7 +18,7 @@ func TestDrainForecast(t *testing.T) {
 	for name, pol := range map[string]meta.Policy{
 		"three": {Replicas: 3}, "all-three": {Replicas: 3, MinReplicas: 3}, "two": {Replicas: 2}, "here": {Replicas: 1, Topology: racks[4]}, "there": {Replicas: 1, Topology: racks[0]},
 	} {
-		if _, err := p.CreateVolume(t.Context(), name, pol, wire.VolumeWords{}); err != nil {
+		if _, err := p.CreateVolume(t.Context(), name, pol, meta.VolumeWords{}); err != nil {
 			t.Fatal(err)
 		}
 	}

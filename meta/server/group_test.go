@@ -17,7 +17,6 @@ import (
 	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/operator"
 )
 
@@ -554,7 +553,7 @@ func TestGroupWithVolumeInTrash(t *testing.T) {
 	s := patient(t, 0)
 	a := s.dial("a")
 	day := uint64(86400)
-	row, err := a.CreateVolume(t.Context(), "second", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+	row, err := a.CreateVolume(t.Context(), "second", meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -401,7 +401,7 @@ func (s *Server) finishDeletion(v cluster.Volume, calm bool) (again, rests bool)
 	if !calm {
 		return true, false
 	}
-	err := s.deleteVolume(s.ctx, v, wire.VolumeDeletion{Now: true})
+	err := s.deleteVolume(s.ctx, v, deletion{now: true})
 	if err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
 		s.log.Info("a volume's deletion is not finished yet", "volume", v.ID, "error", err)
 		return true, false

@@ -13,7 +13,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Volumes are attached to each other by junctions. Two places record the attachment: the
@@ -35,46 +34,37 @@ const (
 // stays, without an error. Errors: Exists (the name is taken, or the volume is attached
 // elsewhere), NotFound and NotDir (the directory), Invalid (the volume would lie below
 // itself), NoSuchVolume.
-func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
-	}
-	token, err := tokenOf(m)
-	if err != nil {
-		return err
-	}
+func (s *Server) attachVolume(ctx context.Context, v cluster.Volume, at cluster.Attach, token uint64) (cluster.Volume, error) {
+	var none cluster.Volume
 	if v.Did(token) && !(v.Attach != nil && v.Attach.Step == cluster.Attaching) {
-		s.describe(ctx, re, v)
-		return nil
+		return v, nil
 	}
 	if v.ID == meta.RootVolume {
-		return meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
+		return none, meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
 	}
-	parent, err := s.ownerFor(ctx, m.Parent)
+	parent, err := s.ownerFor(ctx, at.Parent)
 	if err != nil {
-		return err
+		return none, err
 	}
 	unlock, err := s.tree.begin(ctx, v.ID)
 	if err != nil {
-		return err
+		return none, err
 	}
 	defer unlock()
 	// The parent is not deleted meanwhile.
 	parent.hanging.RLock()
 	defer parent.hanging.RUnlock()
-	if p, err := s.cfg.Cluster.Volume(ctx, m.Parent); err != nil {
-		return err
+	if p, err := s.cfg.Cluster.Volume(ctx, at.Parent); err != nil {
+		return none, err
 	} else if p.State != cluster.VolumeActive {
-		return meta.E("attach", meta.NoSuchVolume, p.Name, fmt.Errorf("it is %s", p.State))
+		return none, meta.E("attach", meta.NoSuchVolume, p.Name, fmt.Errorf("it is %s", p.State))
 	}
-	if err := s.noCycle(ctx, v.ID, m.Parent); err != nil {
-		return err
+	if err := s.noCycle(ctx, v.ID, at.Parent); err != nil {
+		return none, err
 	}
 	if parent.isMirror() {
-		return meta.E("attach", meta.ReadOnly, parent.subject(), errors.New("it is a mirror's target"))
+		return none, meta.E("attach", meta.ReadOnly, parent.subject(), errors.New("it is a mirror's target"))
 	}
-	at := cluster.Attach{Parent: m.Parent, Ino: m.Ino, Name: m.Entry, Step: cluster.Attaching}
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
 		switch {
 		case v.State != cluster.VolumeActive:
@@ -90,13 +80,9 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 		return nil
 	})
 	if err != nil {
-		return err
+		return none, err
 	}
-	if v, err = s.settle(ctx, parent, v); err != nil {
-		return err
-	}
-	s.describe(ctx, re, v)
-	return nil
+	return s.settle(ctx, parent, v)
 }
 
 // noCycle refuses to attach a volume below itself.
@@ -121,39 +107,30 @@ func (s *Server) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
 const maxNested = 64
 
 // detachVolume takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
-func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
-	}
-	token, err := tokenOf(m)
-	if err != nil {
-		return err
-	}
+func (s *Server) detachVolume(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
+	var none cluster.Volume
 	if detachedBy(&v, token) {
-		s.describe(ctx, re, v)
-		return nil
+		return v, nil
 	}
 	if v.Attach == nil {
-		return meta.E("detach", meta.NotAttached, v.Name, nil)
+		return none, meta.E("detach", meta.NotAttached, v.Name, nil)
 	}
 	parent, err := s.ownerFor(ctx, v.Attach.Parent)
 	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
-		return err
+		return none, err
 	}
 	unlock, err := s.tree.begin(ctx, v.ID)
 	if err != nil {
-		return err
+		return none, err
 	}
 	defer unlock()
 	was := *v.Attach
 	if token != 0 {
 		if v, err = s.cfg.Cluster.Volume(ctx, v.ID); err != nil {
-			return err
+			return none, err
 		}
 		if detachedBy(&v, token) { // meanwhile
-			s.describe(ctx, re, v)
-			return nil
+			return v, nil
 		}
 	}
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
@@ -165,13 +142,9 @@ func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 		return nil
 	})
 	if err != nil {
-		return err
+		return none, err
 	}
-	if v, err = s.settle(ctx, parent, v); err != nil {
-		return err
-	}
-	s.describe(ctx, re, v)
-	return nil
+	return s.settle(ctx, parent, v)
 }
 
 // detachedBy reports whether the request with this token detached the volume, even if the
@@ -340,37 +313,28 @@ func (s *Server) settleLeft(id meta.VolumeID) error {
 
 // renameVolume gives a volume another name. Errors: VolumeExists, Invalid,
 // NotPermitted (the root volume).
-func (s *Server) renameVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
-	}
+func (s *Server) renameVolume(ctx context.Context, v cluster.Volume, name string, token uint64) (cluster.Volume, error) {
 	if v.ID == meta.RootVolume {
-		return meta.E("rename volume", meta.NotPermitted, v.Name, errors.New("the root volume keeps its name"))
+		return v, meta.E("rename volume", meta.NotPermitted, v.Name, errors.New("the root volume keeps its name"))
 	}
-	token, err := tokenOf(m)
-	if err != nil {
-		return err
-	}
-	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+	v, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
 		if v.Did(token) {
 			return nil
 		}
 		if v.State != cluster.VolumeActive {
 			return meta.E("rename volume", meta.NoSuchVolume, v.Name, fmt.Errorf("it is %s", v.State))
 		}
-		v.Name = m.Entry
+		v.Name = name
 		v.Does(token)
 		return nil
 	})
 	if err != nil {
-		return err
+		return v, err
 	}
 	if o := s.opened(v.ID); o != nil {
 		o.rename(v.Name)
 	}
-	s.describe(ctx, re, v)
-	return nil
+	return v, nil
 }
 
 // rename sets the volume's name as shown in metrics and errors.

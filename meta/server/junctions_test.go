@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/wire"
 )
 
 // newTree is a site whose server sees what is left in the table, and soon.
@@ -88,15 +89,15 @@ func TestTreeStepsSurviveDeath(t *testing.T) {
 		for n := 1; ; n++ {
 			name := fmt.Sprintf("v%v%d", detach, n)
 			a := s.dial(name)
-			v := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
-			attach := wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: name}
-			do := attach
+			v := a.must(t, toCreate(name, meta.Policy{}))
+			attach := toAttach(v, 1, name)
+			do := proto.Message(attach)
 			if detach {
-				a.admin(t, attach)
-				do = wire.Admin{Op: wire.AdminDetach, Volume: v}
+				a.must(t, attach)
+				do = toDetach(v)
 			}
 			died := s.dieAt(n)
-			_, err := a.Admin(t.Context(), do)
+			_, err := a.ask(t.Context(), do)
 			s.crash()
 			if !died() {
 				if err != nil {
@@ -114,10 +115,10 @@ func TestTreeStepsSurviveDeath(t *testing.T) {
 			// And it can be done again.
 			b := s.dial("after " + name)
 			if on, _ := s.consistent(v, name); on {
-				b.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v})
+				b.must(t, toDetach(v))
 			}
-			b.admin(t, attach)
-			b.admin(t, attach) // twice is once
+			b.must(t, attach)
+			b.must(t, attach) // twice is once
 			if on, err := s.consistent(v, name); err != nil || !on {
 				t.Fatalf("attached %v, %v", on, err)
 			}
@@ -140,7 +141,7 @@ func TestDeletionSurvivesDeath(t *testing.T) {
 		for n := 1; ; n++ {
 			name := fmt.Sprintf("%s%d", what, n)
 			a := s.dial(name)
-			r, err := a.CreateVolume(t.Context(), name, meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+			r, err := a.CreateVolume(t.Context(), name, meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -207,18 +208,18 @@ func TestTrash(t *testing.T) {
 	s := newTree(t)
 	a := s.dial("a")
 	long, short := uint64(86400), uint64(1)
-	make := func(words wire.VolumeWords) meta.VolumeID {
+	make := func(words meta.VolumeWords) meta.VolumeID {
 		v, err := a.CreateVolume(t.Context(), "x", meta.Policy{Replicas: 1}, words)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return v.ID
 	}
-	one := make(wire.VolumeWords{TrashSeconds: &long})
+	one := make(meta.VolumeWords{TrashSeconds: &long})
 	if err := a.DeleteVolume(t.Context(), one, false); err != nil {
 		t.Fatal(err)
 	}
-	two := make(wire.VolumeWords{TrashSeconds: &long})
+	two := make(meta.VolumeWords{TrashSeconds: &long})
 	if _, err := a.UndeleteVolume(t.Context(), 0, "x", ""); !errors.Is(err, meta.VolumeExists) {
 		t.Errorf("undelete over another: %v", err)
 	}
@@ -228,7 +229,7 @@ func TestTrash(t *testing.T) {
 	if err := a.DeleteVolume(t.Context(), two, false); err != nil {
 		t.Fatal(err)
 	}
-	three := make(wire.VolumeWords{TrashSeconds: &short})
+	three := make(meta.VolumeWords{TrashSeconds: &short})
 	if err := a.DeleteVolume(t.Context(), three, false); err != nil {
 		t.Fatal(err)
 	}
@@ -283,8 +284,8 @@ func TestFsckComparesJunctions(t *testing.T) {
 	a := s.dial("a")
 	var ids []meta.VolumeID
 	for _, name := range []string{"one", "two", "three"} {
-		v := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
-		a.admin(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: name})
+		v := a.must(t, toCreate(name, meta.Policy{}))
+		a.must(t, toAttach(v, 1, name))
 		ids = append(ids, v)
 	}
 	r, err := s.srv.Fsck(t.Context(), 1)
@@ -328,10 +329,10 @@ func TestAttachWhileTableIsAway(t *testing.T) {
 	}
 	var ids []meta.VolumeID
 	for _, name := range []string{"p", "v"} {
-		ids = append(ids, a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID)
+		ids = append(ids, a.must(t, toCreate(name, meta.Policy{})))
 	}
-	a.admin(t, wire.Admin{Op: wire.AdminAttach, Volume: ids[0], Parent: 1, Ino: meta.RootIno, Entry: "p"})
-	attach := wire.Admin{Op: wire.AdminAttach, Volume: ids[1], Parent: ids[0], Ino: meta.RootIno, Entry: "v"}
+	a.must(t, toAttach(ids[0], 1, "p"))
+	attach := toAttach(ids[1], ids[0], "v")
 	hangs := func() error {
 		row, err := s.cluster.Volume(t.Context(), ids[1])
 		if err != nil {
@@ -351,10 +352,10 @@ func TestAttachWhileTableIsAway(t *testing.T) {
 		// At whichever reading of the parent's row it is.
 		for n := range 8 {
 			if state == "new" {
-				a.Admin(t.Context(), wire.Admin{Op: wire.AdminDetach, Volume: ids[1]}) // what hangs
+				a.ask(t.Context(), toDetach(ids[1])) // what hangs
 			}
 			away(ids[0], n)
-			_, err := a.Admin(t.Context(), attach)
+			_, err := a.ask(t.Context(), attach)
 			s.cluster.mu.Lock()
 			s.cluster.noRow = nil
 			s.cluster.mu.Unlock()
@@ -372,7 +373,7 @@ func TestAttachWhileTableIsAway(t *testing.T) {
 			}
 			eventually(t, "the volume hangs", hangs)
 		}
-		a.admin(t, attach)
+		a.must(t, attach)
 	}
 	if failed < 3 {
 		t.Errorf("the table was away at %d of its readings only", failed)
@@ -388,7 +389,7 @@ func TestNoCycleIsLeft(t *testing.T) {
 	a := s.dial("a")
 	var ids []meta.VolumeID
 	for _, name := range []string{"one", "two"} {
-		ids = append(ids, a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID)
+		ids = append(ids, a.must(t, toCreate(name, meta.Policy{})))
 	}
 	s.cluster.mu.Lock()
 	for i, id := range ids {

@@ -10,7 +10,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // onlyOnNews has volumes inspected when there is news alone, not every few moments.
@@ -208,28 +207,28 @@ func TestNothingMeetsIt(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	admin := s.dial("admin")
-	if _, err := admin.CreateVolume(t.Context(), "early", meta.Policy{Replicas: 3}, wire.VolumeWords{}); err != nil {
+	if _, err := admin.CreateVolume(t.Context(), "early", meta.Policy{Replicas: 3}, meta.VolumeWords{}); err != nil {
 		t.Errorf("before any chunk server is known: %v", err)
 	}
 	s.chunkServerAt(1, "/dc/a/1")
 	for _, p := range []meta.Policy{{Replicas: 2}, {Replicas: 1, Class: "tape"}, {Replicas: 1, Topology: "/mars"}} {
-		_, err := admin.CreateVolume(t.Context(), "v", p, wire.VolumeWords{})
+		_, err := admin.CreateVolume(t.Context(), "v", p, meta.VolumeWords{})
 		wantKind(t, err, meta.ResourceExceeded)
 		if _, err := admin.FindVolume(t.Context(), "v"); !errors.Is(err, meta.NoSuchVolume) {
 			t.Errorf("a volume that was refused is there: %v", err)
 		}
-		_, err = admin.SetVolume(t.Context(), 1, p, wire.VolumeWords{Only: []string{"replicas", "class", "topology"}})
+		_, err = admin.SetVolume(t.Context(), 1, p, meta.VolumeWords{Only: []string{"replicas", "class", "topology"}})
 		wantKind(t, err, meta.ResourceExceeded)
 	}
-	v, err := admin.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 2}, wire.VolumeWords{Force: true})
+	v, err := admin.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 2}, meta.VolumeWords{Force: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := admin.SetVolume(t.Context(), v.ID, meta.Policy{QuotaBytes: 1 << 20}, wire.VolumeWords{Only: []string{"quota"}}); err != nil {
+	if _, err := admin.SetVolume(t.Context(), v.ID, meta.Policy{QuotaBytes: 1 << 20}, meta.VolumeWords{Only: []string{"quota"}}); err != nil {
 		t.Errorf("another word of a policy that can't be met: %v", err)
 	}
 	s.chunkServerAt(2, "/dc/a/2")
-	if _, err := admin.CreateVolume(t.Context(), "w", meta.Policy{Replicas: 2}, wire.VolumeWords{}); err != nil {
+	if _, err := admin.CreateVolume(t.Context(), "w", meta.Policy{Replicas: 2}, meta.VolumeWords{}); err != nil {
 		t.Errorf("with a second server: %v", err)
 	}
 }
@@ -242,7 +241,7 @@ func TestServersThatAreAwayCount(t *testing.T) {
 	g := newGrid(t, nil, "/dc/a/1", "/dc/b/2")
 	p := g.s.dial("admin")
 	create := func(name string, replicas uint32) error {
-		_, err := p.CreateVolume(t.Context(), name, meta.Policy{Replicas: replicas, Spread: meta.SpreadRack}, wire.VolumeWords{})
+		_, err := p.CreateVolume(t.Context(), name, meta.Policy{Replicas: replicas, Spread: meta.SpreadRack}, meta.VolumeWords{})
 		return err
 	}
 	until(t, "both are recorded", func() bool { return len(g.s.cluster.Nodes()) == 2 })

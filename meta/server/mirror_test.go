@@ -9,7 +9,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/wire"
 )
 
 // fill takes the right to fill volume 1, or gives it up.
@@ -95,7 +94,7 @@ func TestMirrorRecords(t *testing.T) {
 		99: {Version: meta.MirrorVersion, Name: "lost", Target: 99, State: meta.MirrorPromoted},
 	}
 	s.cluster.mu.Unlock()
-	a.refused(t, meta.Busy, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	a.mustNot(t, meta.Busy, toDelete(v))
 	for range 2 {
 		l, err := a.API.Mirrors.ListMirrors(t.Context(), &admin.ListMirrorsRequest{})
 		if err != nil || len(l.Mirrors) != 1 || l.Mirrors[0].Target != uint32(v) {
@@ -108,7 +107,7 @@ func TestMirrorRecords(t *testing.T) {
 	if _, err := a.API.Mirrors.DropMirror(t.Context(), &admin.DropMirrorRequest{Target: admin.Numbered(v)}); err != nil {
 		t.Error(err)
 	}
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	a.must(t, toDelete(v))
 }
 
 // A reader that leaves recalls unanswered delays what is shown next, and holds nobody

@@ -10,7 +10,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/operator"
 )
 
@@ -170,18 +169,18 @@ func TestPinnedVolume(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
-	v := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "v"}).Volumes[0].ID
+	v := a.must(t, toCreate("v", meta.Policy{}))
 	if _, err := a.TakeSnapshot(t.Context(), v, "one"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := a.PinSnapshot(t.Context(), v, "one", "run", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	a.refused(t, meta.Busy, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	a.mustNot(t, meta.Busy, toDelete(v))
 	if _, err := a.UnpinSnapshot(t.Context(), v, "one", "run"); err != nil {
 		t.Fatal(err)
 	}
-	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	a.must(t, toDelete(v))
 }
 
 // TestWhoMayPin: who may read; to release another's pin is for administrators

@@ -11,7 +11,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/operator"
 )
 
@@ -24,7 +23,7 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	idler := s.lingering("mount without a promise", func(p *peer) { p.create(t, "x") })
 	s.goAway(idler)
 	began := time.Now()
-	other.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: 1 << 20}})
+	other.mustSet(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 20})
 	if took := time.Since(began); took >= settleWait {
 		t.Errorf("a quota came after %v", took)
 	}
@@ -128,7 +127,7 @@ func TestQuotasAtOnce(t *testing.T) {
 					if i == k {
 						quota = 0 // one comes now and then
 					}
-					if _, err := p.SetVolume(t.Context(), 1, meta.Policy{Replicas: 1, QuotaBytes: quota}, wire.VolumeWords{}); err != nil {
+					if _, err := p.SetVolume(t.Context(), 1, meta.Policy{Replicas: 1, QuotaBytes: quota}, meta.VolumeWords{}); err != nil {
 						t.Error(err)
 					}
 				})
@@ -156,7 +155,7 @@ func TestWordsAtOnce(t *testing.T) {
 		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", MinReplicas: 1, Encrypt: true, Immutable: true}
 	day := uint64(86400)
 	for range 20 {
-		if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{}); err != nil {
+		if _, err := a.SetVolume(t.Context(), 1, read, meta.VolumeWords{}); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -167,7 +166,7 @@ func TestWordsAtOnce(t *testing.T) {
 			}
 			for _, who := range []*peer{a, b} {
 				wg.Go(func() {
-					words := wire.VolumeWords{Only: []string{word}, Labels: map[string]*string{fmt.Sprint("by-", i): new(string)}}
+					words := meta.VolumeWords{Only: []string{word}, Labels: map[string]*string{fmt.Sprint("by-", i): new(string)}}
 					if _, err := who.SetVolume(t.Context(), 1, p, words); err != nil {
 						t.Errorf("%s: %v", word, err)
 					}
@@ -175,7 +174,7 @@ func TestWordsAtOnce(t *testing.T) {
 			}
 		}
 		wg.Go(func() {
-			if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{TrashSeconds: &day, Only: []string{}}); err != nil {
+			if _, err := a.SetVolume(t.Context(), 1, read, meta.VolumeWords{TrashSeconds: &day, Only: []string{}}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -188,14 +187,14 @@ func TestWordsAtOnce(t *testing.T) {
 	if err != nil || len(v.Labels) != len(meta.PolicyWords()) || v.TrashSeconds != day {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{Only: []string{"colour"}}); !errors.Is(err, meta.NotSupported) {
+	if _, err := a.SetVolume(t.Context(), 1, read, meta.VolumeWords{Only: []string{"colour"}}); !errors.Is(err, meta.NotSupported) {
 		t.Errorf("a word that nobody knows: %v", err)
 	}
-	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{Replicas: 99}, wire.VolumeWords{Only: []string{"replicas"}}); !errors.Is(err, meta.Invalid) {
+	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{Replicas: 99}, meta.VolumeWords{Only: []string{"replicas"}}); !errors.Is(err, meta.Invalid) {
 		t.Errorf("a word that can't be: %v", err)
 	}
 	// A request that names no word sets the whole policy.
-	if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{}); err != nil {
+	if _, err := a.SetVolume(t.Context(), 1, read, meta.VolumeWords{}); err != nil {
 		t.Fatal(err)
 	}
 	if p := s.samePolicies(1); p != read {
@@ -219,7 +218,7 @@ func TestRowGetsItsPolicy(t *testing.T) {
 		}
 		s.cluster.mu.Unlock()
 		want := meta.Policy{Replicas: 1, QuotaBytes: 1 << 30}
-		if _, err := a.SetVolume(t.Context(), 1, want, wire.VolumeWords{}); err == nil {
+		if _, err := a.SetVolume(t.Context(), 1, want, meta.VolumeWords{}); err == nil {
 			t.Fatal("the server lives")
 		}
 		s.crash()
@@ -312,7 +311,7 @@ func TestIdleIsBounded(t *testing.T) {
 		t.Run(fmt.Sprint(limit>>20), func(t *testing.T) {
 			s := newSiteTTL(t, time.Minute)
 			admin := s.dial("admin")
-			admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: limit}})
+			admin.mustSet(t, meta.Policy{Replicas: 1, QuotaBytes: limit})
 			o := s.srv.opened(1)
 			var all []*saver
 			sum := func() (idle, buffered uint64) {
@@ -368,7 +367,7 @@ func TestIdleIsBounded(t *testing.T) {
 			if seen < most/2 {
 				t.Errorf("at most %d bytes lay idle of %d that may", seen, most)
 			}
-			admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: limit / 4}})
+			admin.mustSet(t, meta.Policy{Replicas: 1, QuotaBytes: limit / 4})
 			eventually(t, "what lies idle follows the quota", func() error { return check(limit / 4) })
 		})
 	}
@@ -395,7 +394,7 @@ func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 	admin := s.dial("admin")
 	set := func(limit uint64) {
 		t.Helper()
-		admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: limit}})
+		admin.mustSet(t, meta.Policy{Replicas: 1, QuotaBytes: limit})
 	}
 	set(400 << 20)
 	o := s.srv.opened(1)
@@ -467,7 +466,7 @@ func TestBatchWithoutRoom(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	admin, a := s.dial("admin"), s.dial("a")
-	admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: 1 << 20}})
+	admin.mustSet(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 20})
 	ino := a.create(t, "f").Attr.Ino
 	batch := []client.BatchOp{
 		{Op: &meta.Fallocate{Ino: ino, Off: 0, Len: 512 << 10}},

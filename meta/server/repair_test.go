@@ -369,7 +369,7 @@ func (g *grid) open(p *peer, name string, n int) meta.ChunkID {
 
 func (g *grid) policy(p *peer, pol meta.Policy) {
 	g.t.Helper()
-	if _, err := p.Admin(g.t.Context(), wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: pol}); err != nil {
+	if _, err := p.SetVolume(g.t.Context(), 1, pol, meta.VolumeWords{}); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -377,7 +377,7 @@ func (g *grid) policy(p *peer, pol meta.Policy) {
 // force sets a policy also if nothing can meet it.
 func (g *grid) force(p *peer, pol meta.Policy) {
 	g.t.Helper()
-	if _, err := p.SetVolume(g.t.Context(), 1, pol, wire.VolumeWords{Force: true}); err != nil {
+	if _, err := p.SetVolume(g.t.Context(), 1, pol, meta.VolumeWords{Force: true}); err != nil {
 		g.t.Fatal(err)
 	}
 }

@@ -86,7 +86,7 @@ func TestClaimedReplays(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
-	if _, err := a.Admin(t.Context(), wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaInodes: 3}}); err != nil {
+	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{Replicas: 1, QuotaInodes: 3}, meta.VolumeWords{}); err != nil {
 		t.Fatal(err)
 	}
 	h, id, claim := s.dialHostile(0, false)

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,27 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"penstock.io/penstock/meta"
 	adminapi "penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Requests whose answer was lost are sent again, to the same owner or the next one.
 // A test sends them twice by itself.
-
-// once is a request that says who it is.
-func once(t *testing.T, a wire.Admin, body any) wire.Admin {
-	t.Helper()
-	b, err := json.Marshal(body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.Body = b
-	return a
-}
-
-func token(n uint64) wire.Once { return wire.Once{Token: n} }
 
 // row reads a volume's row, in the state that it must have.
 func (s *site) row(id meta.VolumeID, want cluster.VolumeState) cluster.Volume {
@@ -51,23 +38,31 @@ func TestVolumeRequestsAgain(t *testing.T) {
 	s := newSiteTTL(t, 3*time.Second)
 	a := s.dial("a")
 	day := uint64(86400)
-	create := once(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "v"}, wire.VolumeCreation{Once: token(1), VolumeWords: wire.VolumeWords{TrashSeconds: &day}})
-	v := a.admin(t, create).Volumes[0].ID
-	if again := a.admin(t, create).Volumes[0].ID; again != v {
+	create := func(name string, token uint64) proto.Message {
+		return &adminapi.CreateVolumeRequest{Name: name, RequestId: token, Settings: &adminapi.VolumeSettings{TrashSeconds: &day}}
+	}
+	v := a.must(t, create("v", 1))
+	if again := a.must(t, create("v", 1)); again != v {
 		t.Fatalf("volumes %d and %d were made", v, again)
 	}
-	a.refused(t, meta.VolumeExists, once(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "v"}, wire.VolumeCreation{Once: token(2)}))
+	a.mustNot(t, meta.VolumeExists, create("v", 2))
 
-	rename := once(t, wire.Admin{Op: wire.AdminRenameVolume, Volume: v, Entry: "w"}, token(3))
-	a.admin(t, rename)
-	a.admin(t, once(t, wire.Admin{Op: wire.AdminRenameVolume, Volume: v, Entry: "v"}, token(4)))
-	a.admin(t, rename)
+	number := adminapi.Numbered(v)
+	rename := &adminapi.RenameVolumeRequest{Volume: number, Name: "w", RequestId: 3}
+	a.must(t, rename)
+	a.must(t, &adminapi.RenameVolumeRequest{Volume: number, Name: "v", RequestId: 4})
+	a.must(t, rename)
 	if row := s.row(v, cluster.VolumeActive); row.Name != "v" {
 		t.Errorf("renamed again, to %q", row.Name)
 	}
 
-	attach := once(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: "here"}, token(5))
-	detach := once(t, wire.Admin{Op: wire.AdminDetach, Volume: v}, token(6))
+	attach := func(name string, token uint64) proto.Message {
+		q := toAttach(v, 1, name)
+		q.RequestId = token
+		return q
+	}
+	here := attach("here", 5)
+	detach := &adminapi.DetachVolumeRequest{Volume: number, RequestId: 6}
 	hangs := func(want string) {
 		t.Helper()
 		at := ""
@@ -78,45 +73,45 @@ func TestVolumeRequestsAgain(t *testing.T) {
 			t.Errorf("it hangs at %q, want %q", at, want)
 		}
 	}
-	a.admin(t, attach)
-	a.admin(t, attach)
+	a.must(t, here)
+	a.must(t, here)
 	hangs("here")
-	a.admin(t, detach)
-	a.admin(t, detach)
-	a.admin(t, attach) // late
+	a.must(t, detach)
+	a.must(t, detach)
+	a.must(t, here) // late
 	hangs("")
-	a.admin(t, once(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: "there"}, token(7)))
-	a.admin(t, detach) // late
+	a.must(t, attach("there", 7))
+	a.must(t, detach) // late
 	hangs("there")
-	a.admin(t, once(t, wire.Admin{Op: wire.AdminDetach, Volume: v}, token(8)))
+	a.must(t, &adminapi.DetachVolumeRequest{Volume: number, RequestId: 8})
 	// What was refused is refused again.
 	a.create(t, "taken")
-	bad := once(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: "taken"}, token(9))
-	a.refused(t, meta.Exists, bad)
-	a.refused(t, meta.Exists, bad)
+	bad := attach("taken", 9)
+	a.mustNot(t, meta.Exists, bad)
+	a.mustNot(t, meta.Exists, bad)
 
-	remove := once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v}, wire.VolumeDeletion{Once: token(10)})
-	a.admin(t, remove)
+	remove := &adminapi.DeleteVolumeRequest{Volume: adminapi.Numbered(v), RequestId: 10}
+	a.must(t, remove)
 	trash := s.row(v, cluster.VolumeTrash)
-	a.admin(t, remove)
+	a.must(t, remove)
 	if row := s.row(v, cluster.VolumeTrash); row.Until != trash.Until {
 		t.Errorf("in the trash until %v, and then until %v", trash.Until, row.Until)
 	}
-	undelete := once(t, wire.Admin{Op: wire.AdminUndeleteVolume, Name: "v"}, token(11))
-	a.admin(t, undelete)
-	a.admin(t, undelete)
-	a.admin(t, remove) // late
+	undelete := &adminapi.UndeleteVolumeRequest{Volume: adminapi.Named("v"), RequestId: 11}
+	a.must(t, undelete)
+	a.must(t, undelete)
+	a.must(t, remove) // late
 	s.row(v, cluster.VolumeActive)
 	// The last one of before that has the name stays where it is.
-	old := a.admin(t, once(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "x"}, wire.VolumeCreation{Once: token(12), VolumeWords: wire.VolumeWords{TrashSeconds: &day}})).Volumes[0].ID
-	a.admin(t, once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: old}, wire.VolumeDeletion{Once: token(13)}))
-	a.admin(t, once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v}, wire.VolumeDeletion{Once: token(14)}))
-	undelete = once(t, wire.Admin{Op: wire.AdminUndeleteVolume, Name: "v", Entry: "x"}, token(15))
-	a.admin(t, undelete)
-	a.admin(t, undelete)
+	old := a.must(t, create("x", 12))
+	a.must(t, &adminapi.DeleteVolumeRequest{Volume: adminapi.Numbered(old), RequestId: 13})
+	a.must(t, &adminapi.DeleteVolumeRequest{Volume: adminapi.Numbered(v), RequestId: 14})
+	undelete = &adminapi.UndeleteVolumeRequest{Volume: adminapi.Named("v"), Name: "x", RequestId: 15}
+	a.must(t, undelete)
+	a.must(t, undelete)
 	s.row(old, cluster.VolumeTrash)
 	s.row(v, cluster.VolumeActive)
-	if _, err := a.Admin(t.Context(), once(t, wire.Admin{Op: wire.AdminUndeleteVolume, Volume: old}, token(16))); meta.KindOf(err) != meta.VolumeExists || !strings.Contains(err.Error(), "undelete volume x: ") {
+	if _, err := a.ask(t.Context(), &adminapi.UndeleteVolumeRequest{Volume: adminapi.Numbered(old), RequestId: 16}); meta.KindOf(err) != meta.VolumeExists || !strings.Contains(err.Error(), "undelete volume x: ") {
 		t.Errorf("its name is another's by now: %v", err)
 	}
 
@@ -134,16 +129,16 @@ func TestDeletionsAtOnce(t *testing.T) {
 	a := s.dial("a")
 	day := uint64(86400)
 	for i := range 5 {
-		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
 		if err != nil {
 			t.Fatal(err)
 		}
 		a.createIn(t, v.ID, "f")
-		remove := once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v.ID}, wire.VolumeDeletion{Once: token(77)})
+		remove := &adminapi.DeleteVolumeRequest{Volume: adminapi.Numbered(v.ID), RequestId: 77}
 		errs := make(chan error, 3)
 		for range cap(errs) {
 			go func() {
-				_, err := a.Admin(t.Context(), remove)
+				_, err := a.ask(t.Context(), remove)
 				errs <- err
 			}()
 		}
@@ -163,7 +158,7 @@ func TestDeletionFinishedElsewhere(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 3*time.Second)
 	a := s.dial("a")
-	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{})
+	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, meta.VolumeWords{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -92,11 +92,6 @@ type adminRule struct {
 }
 
 var adminRules = [...]adminRule{
-	wire.AdminCreateVolume: {roles: admins},
-	wire.AdminDeleteVolume: {roles: admins, right: cluster.AdminRights},
-	wire.AdminSetPolicy:    {roles: admins, right: cluster.AdminRights},
-	wire.AdminAttach:       {roles: admins, right: cluster.AdminRights}, // on the parent, too
-	wire.AdminDetach:       {roles: admins, right: cluster.AdminRights},
 	wire.AdminVolumeByName: {roles: admins, right: cluster.ReadRights},
 	wire.AdminEnrol:        {roles: storage},
 	wire.AdminHandOver:     {roles: admins},
@@ -109,9 +104,6 @@ var adminRules = [...]adminRule{
 	wire.AdminTakeTarget:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminRollBackTarget: {roles: admins, right: cluster.AdminRights},
 	wire.AdminShowTarget:     {roles: admins, right: cluster.AdminRights},
-
-	wire.AdminRenameVolume:   {roles: admins, right: cluster.AdminRights},
-	wire.AdminUndeleteVolume: {roles: admins},
 
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},

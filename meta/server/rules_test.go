@@ -312,13 +312,13 @@ func TestEveryAdminRequestIsRefused(t *testing.T) {
 			}
 		}
 	}
-	// Read rights do not let a client change the volume's policy.
+	// The right to write does not let a client fill a mirror's target.
 	s.grants(2, cluster.Grant{ID: 1, Who: "client/x", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAsIs})
 	nc, rd, _ := s.hello(s.creds(peering.Client, "x"), wire.RoleClient)
 	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminVolumeByName, Name: "root"}); k != meta.KindOK {
 		t.Errorf("naming a volume that it may read: %v", k)
 	}
-	for _, op := range []wire.AdminOp{wire.AdminSetPolicy, wire.AdminDeleteVolume, wire.AdminAttach} {
+	for _, op := range []wire.AdminOp{wire.AdminTakeTarget, wire.AdminRollBackTarget, wire.AdminShowTarget} {
 		if k := s.ask(nc, rd, &wire.Admin{Op: op, Name: "root"}); k != meta.AccessDenied {
 			t.Errorf("request %d with the right to write: %v", op, k)
 		}
@@ -538,7 +538,7 @@ func TestGrantsMadeElsewhere(t *testing.T) {
 	read := grant
 	read.Rights = cluster.ReadRights
 	s.grants(2, read)
-	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminDeleteVolume, Volume: 1}); k != meta.AccessDenied && k != meta.ReadOnly {
+	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminShowTarget, Volume: 1}); k != meta.AccessDenied && k != meta.ReadOnly {
 		t.Fatal(k)
 	}
 	create := &wire.Call{Volume: 1, Op: &meta.Create{Parent: meta.RootIno, Name: "x", Mode: 0o100644}}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Rule 5 with three replicas, of which some are away, short or wiped.
@@ -149,7 +148,7 @@ func TestSealGoesOnWithoutAStoppedServer(t *testing.T) {
 
 func (p *peer) setReplicas(t *testing.T, n uint32) {
 	t.Helper()
-	if _, err := p.Admin(t.Context(), wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: n}}); err != nil {
+	if _, err := p.SetVolume(t.Context(), 1, meta.Policy{Replicas: n}, meta.VolumeWords{}); err != nil {
 		t.Fatal(err)
 	}
 }

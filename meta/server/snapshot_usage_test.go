@@ -7,7 +7,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // What snapshots alone hold counts in a quota by policy: what was there before the
@@ -52,7 +51,7 @@ func TestSnapshotsCount(t *testing.T) {
 	set := func(on bool) {
 		t.Helper()
 		policy.QuotaSnapshots = on
-		a.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: policy})
+		a.mustSet(t, policy)
 	}
 	must(write(0, 8192))
 	a.snapshot(t, "one")

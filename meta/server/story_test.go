@@ -12,7 +12,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Stories of docs/rules.md on the real server, through its socket.
@@ -148,7 +147,7 @@ func TestEarlyRepliesAndQuota(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	a, b := s.dial("a"), s.dial("b")
-	if _, err := a.Admin(t.Context(), wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaInodes: 6}}); err != nil {
+	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{Replicas: 1, QuotaInodes: 6}, meta.VolumeWords{}); err != nil {
 		t.Fatal(err)
 	}
 	b.create(t, "b0")

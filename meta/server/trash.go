@@ -11,7 +11,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Deleting a volume. The volume's row decides, and goes through
@@ -23,20 +22,27 @@ import (
 // its chunks as after the chunks of any closed volume. Any server may continue a deletion; the
 // volume's home does so after every change of the cluster.
 
+// deletion is a request to delete a volume.
+type deletion struct {
+	token uint64 // identifies the request; 0: the servers' own
+	now   bool   // past the trash
+	name  string // that the volume must have at the moment of its deletion; "": any
+}
+
 // deleteVolume deletes a volume that is not attached and has no volume attached inside, or
 // continues the deletion. Errors: Busy (the volume is attached, or has another name than
-// as.Name), NotEmpty (a volume is attached inside), NotPermitted (the root).
+// as.name), NotEmpty (a volume is attached inside), NotPermitted (the root).
 //
 // Only one caller at a time deletes a volume: the volume's home continues deletions, and could
 // otherwise take the volume anew between another caller's release of the volume and the
 // removal of the row. The home would then own a volume that no longer exists.
-func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) error {
+func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, as deletion) error {
 	end, err := s.deleting.begin(ctx, v.ID)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if as.Token != 0 { // an earlier try may have finished meanwhile
+	if as.token != 0 { // an earlier try may have finished meanwhile
 		if v, err = s.cfg.Cluster.Volume(ctx, v.ID); err != nil {
 			return err
 		}
@@ -84,7 +90,7 @@ func (t *turns) begin(ctx context.Context, v meta.VolumeID) (end func(), err err
 	}
 }
 
-func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) error {
+func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as deletion) error {
 	if v.ID == meta.RootVolume {
 		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
 	}
@@ -126,20 +132,20 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as wire.Volu
 // deletedBy reports whether a request has done all of its work on a volume whose row still
 // exists: since the request, the volume was moved to the trash, or another request took the
 // volume out of the trash again.
-func deletedBy(v *cluster.Volume, as wire.VolumeDeletion) bool {
-	return v.Did(as.Token) && v.State != cluster.VolumeDeleting
+func deletedBy(v *cluster.Volume, as deletion) bool {
+	return v.Did(as.token) && v.State != cluster.VolumeDeleting
 }
 
 var errDeletedBefore = errors.New("the request came before")
 
 // condemn changes a volume's row to trash or deleting, after the volume's writers have
 // committed. Errors: the errors of deleteVolume, errDeletedBefore.
-func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wire.VolumeDeletion) (cluster.Volume, error) {
+func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as deletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	if v.Attach != nil {
 		return v, attached(v)
 	}
-	if err := isNamed(v, as.Name); err != nil {
+	if err := isNamed(v, as.name); err != nil {
 		return v, err
 	}
 	// No volume is attached inside meanwhile.
@@ -177,7 +183,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 	condemned := func() error {
 		v, err = s.writeCondemned(ctx, v, as)
 		if err == nil && was == cluster.VolumeActive {
-			v, err = s.uncloned(ctx, v, as.Token)
+			v, err = s.uncloned(ctx, v, as.token)
 		}
 		if err == nil {
 			o.setState(v.State)
@@ -203,7 +209,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 }
 
 // writeCondemned changes the volume's row to trash or deleting.
-func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) (cluster.Volume, error) {
+func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as deletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	at := time.Now()
 	return s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
@@ -213,7 +219,7 @@ func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as wire.V
 		if x.Attach != nil {
 			return attached(*x)
 		}
-		if err := isNamed(*x, as.Name); err != nil {
+		if err := isNamed(*x, as.name); err != nil {
 			return err
 		}
 		// The caller's row may be out of date. If the volume was taken out of the trash and
@@ -221,8 +227,8 @@ func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as wire.V
 		if x.State != v.State || x.Until != v.Until {
 			return meta.E(op, meta.Busy, x.Name, fmt.Errorf("it is %s now: try again", x.State))
 		}
-		x.Does(as.Token)
-		if x.State == cluster.VolumeActive && x.TrashSeconds > 0 && !as.Now {
+		x.Does(as.token)
+		if x.State == cluster.VolumeActive && x.TrashSeconds > 0 && !as.now {
 			x.State = cluster.VolumeTrash
 			x.Deleted, x.Until = meta.Time(at.UnixNano()), meta.Time(at.Add(seconds(x.TrashSeconds)).UnixNano())
 			return nil
@@ -298,7 +304,7 @@ func (s *Server) startPurge(v cluster.Volume) {
 
 // purge deletes a volume whose trash time is over.
 func (s *Server) purge(v cluster.Volume) {
-	if err := s.deleteVolume(s.ctx, v, wire.VolumeDeletion{Now: true}); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
+	if err := s.deleteVolume(s.ctx, v, deletion{now: true}); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
 		s.log.Info("a volume does not leave the trash yet", "volume", v.Name, "error", err)
 	}
 }
@@ -306,23 +312,18 @@ func (s *Server) purge(v cluster.Volume) {
 // undeleteVolume takes a volume out of the trash; the volume is not attached then. Errors:
 // NoSuchVolume (no such volume is in the trash), VolumeExists (another volume has the name
 // now).
-func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+func (s *Server) undeleteVolume(ctx context.Context, id meta.VolumeID, name, as string, token uint64) (cluster.Volume, error) {
 	const op = "undelete volume"
-	token, err := tokenOf(m)
-	if err != nil {
-		return err
+	if v, err := s.undeleted(ctx, id, cmp.Or(as, name)); err == nil && v.State == cluster.VolumeActive && v.Did(token) {
+		return v, nil
 	}
-	if v, err := s.undeleted(ctx, m); err == nil && v.State == cluster.VolumeActive && v.Did(token) {
-		s.describe(ctx, re, v)
-		return nil
-	}
-	v, err := s.findInTrash(ctx, m)
+	v, err := s.findInTrash(ctx, id, name)
 	if err != nil {
-		return err
+		return v, err
 	}
 	o, err := s.ownerAs(ctx, v.ID, cluster.VolumeTrash)
 	if err != nil {
-		return err
+		return v, err
 	}
 	now, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
 		if x.State == cluster.VolumeActive && x.Did(token) {
@@ -333,39 +334,39 @@ func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.Adm
 		}
 		x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
 		x.Does(token)
-		if m.Entry != "" {
-			x.Name = m.Entry
+		if as != "" {
+			x.Name = as
 		}
 		return nil
 	})
 	if errors.Is(err, meta.VolumeExists) {
-		return meta.E(op, meta.VolumeExists, cmp.Or(m.Entry, v.Name), errors.New("another volume has this name by now: give the undeleted volume a new one"))
+		return v, meta.E(op, meta.VolumeExists, cmp.Or(as, v.Name), errors.New("another volume has this name by now: give the undeleted volume a new one"))
 	}
 	if err != nil {
-		return err
+		return v, err
 	}
 	o.setState(now.State)
-	s.describe(ctx, re, now)
-	return nil
+	return now, nil
 }
 
 // undeleted finds the volume of a repeated request that has already taken the volume out of
-// the trash.
-func (s *Server) undeleted(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
-	if m.Volume != 0 {
-		return s.cfg.Cluster.Volume(ctx, m.Volume)
+// the trash, by number or, if id is 0, by the name that the request gave the volume.
+func (s *Server) undeleted(ctx context.Context, id meta.VolumeID, name string) (cluster.Volume, error) {
+	if id != 0 {
+		return s.cfg.Cluster.Volume(ctx, id)
 	}
-	return s.cfg.Cluster.VolumeByName(ctx, cmp.Or(m.Entry, m.Name))
+	return s.cfg.Cluster.VolumeByName(ctx, name)
 }
 
-// findInTrash finds a volume in the trash by number, or the latest deleted volume of a name.
-func (s *Server) findInTrash(ctx context.Context, m *wire.Admin) (found cluster.Volume, err error) {
+// findInTrash finds a volume in the trash by number or, if id is 0, the latest deleted volume of
+// a name.
+func (s *Server) findInTrash(ctx context.Context, id meta.VolumeID, name string) (found cluster.Volume, err error) {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return found, err
 	}
 	for _, v := range all {
-		if v.State != cluster.VolumeTrash || m.Volume != 0 && v.ID != m.Volume || m.Volume == 0 && v.Name != m.Name {
+		if v.State != cluster.VolumeTrash || id != 0 && v.ID != id || id == 0 && v.Name != name {
 			continue
 		}
 		if found.ID == 0 || v.Deleted > found.Deleted {
@@ -373,7 +374,10 @@ func (s *Server) findInTrash(ctx context.Context, m *wire.Admin) (found cluster.
 		}
 	}
 	if found.ID == 0 {
-		return found, meta.E("undelete volume", meta.NoSuchVolume, m.Name, errors.New("it is not in the trash"))
+		if id != 0 {
+			name = fmt.Sprint(id)
+		}
+		return found, meta.E("undelete volume", meta.NoSuchVolume, name, errors.New("it is not in the trash"))
 	}
 	return found, nil
 }

@@ -8,7 +8,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/wire"
 )
 
 // TestDeletedOnce: the home of a volume that is being deleted goes on with that at
@@ -18,7 +17,7 @@ func TestDeletedOnce(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
-	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{})
+	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, meta.VolumeWords{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +70,7 @@ func TestTrashAnew(t *testing.T) {
 	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
-	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +111,7 @@ func TestDiscardByName(t *testing.T) {
 	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
-	v, err := a.CreateVolume(t.Context(), "draft", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+	v, err := a.CreateVolume(t.Context(), "draft", meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +161,7 @@ func TestPurgesTakeTurns(t *testing.T) {
 	day := uint64(86400)
 	var due []cluster.Volume
 	for i := range maxPurges + 2 {
-		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +202,7 @@ func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *
 	p = s.dial("p")
 	second := uint64(1)
 	for _, v := range []*meta.VolumeID{&a, &b} {
-		x, err := p.CreateVolume(t.Context(), fmt.Sprint("v", v == &a), meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &second})
+		x, err := p.CreateVolume(t.Context(), fmt.Sprint("v", v == &a), meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +232,7 @@ func TestTrashBesideHungServer(t *testing.T) {
 			})
 		}
 	}
-	c, err := p.CreateVolume(t.Context(), "c", meta.Policy{Replicas: 1}, wire.VolumeWords{})
+	c, err := p.CreateVolume(t.Context(), "c", meta.Policy{Replicas: 1}, meta.VolumeWords{})
 	if err != nil {
 		t.Fatal(err)
 	}

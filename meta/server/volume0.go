@@ -11,7 +11,6 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Volume 0 holds the system's chunks: the files of checkpoints.
@@ -87,7 +86,7 @@ func (s *Server) OpenAll(ctx context.Context) error {
 			continue // the origin's owner looks after a volume being created
 		}
 		if v.State == cluster.VolumeDeleting {
-			if err := s.deleteVolume(ctx, v, wire.VolumeDeletion{Now: true}); err != nil {
+			if err := s.deleteVolume(ctx, v, deletion{now: true}); err != nil {
 				s.log.Warn("a volume's deletion could not be finished", "volume", v.Name, "error", err)
 			}
 			continue

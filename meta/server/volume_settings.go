@@ -7,7 +7,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // words are the settings in a volume's row, beside the policy, that the owner acts on: the
@@ -193,7 +192,7 @@ func (o *owner) tellQuota() {
 
 // sayAdvisory changes a row's advisory quota as requested by w. A changed limit counts as not
 // crossed until the next check.
-func sayAdvisory(v *cluster.Volume, w *wire.VolumeWords) {
+func sayAdvisory(v *cluster.Volume, w *meta.VolumeWords) {
 	if w.AdvisoryBytes == nil && w.AdvisoryInodes == nil {
 		return
 	}

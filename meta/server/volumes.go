@@ -17,27 +17,15 @@ import (
 
 // Administrative requests about volumes.
 
-// describe fills in the answer about changed volumes.
-func (s *Server) describe(ctx context.Context, re *wire.AdminRe, all ...cluster.Volume) {
-	infos := s.described(ctx, all...)
-	for _, i := range infos {
-		re.Volumes = append(re.Volumes, wire.VolumeInfo{ID: i.ID, Name: i.Name, Path: i.Path, Policy: i.Policy, Deleting: !i.State.Usable()})
-	}
-	b, err := json.Marshal(infos)
-	if err != nil {
-		panic("server: descriptions are plain data: " + err.Error())
-	}
-	re.Report = b
-}
-
-// described describes changed volumes. An error in reading labels does not undo the change; the
+// described describes a changed volume. An error in reading labels does not undo the change; the
 // description then says that the labels are unread.
-func (s *Server) described(ctx context.Context, all ...cluster.Volume) []meta.VolumeInfo {
+func (s *Server) described(ctx context.Context, v cluster.Volume) meta.VolumeInfo {
+	all := []cluster.Volume{v}
 	infos, err := s.describeIn(ctx, newPaths(s, all), all)
 	if err != nil {
-		s.log.Warn("volumes were changed, and their labels are missing in the answer", "error", err)
+		s.log.Warn("a volume was changed, and its labels are missing in the answer", "volume", v.Name, "error", err)
 	}
-	return infos
+	return infos[0]
 }
 
 // describeIn describes volumes, ascending by number. A volume with damaged labels, or with
@@ -135,69 +123,54 @@ func readBody(m *wire.Admin, to any) error {
 	return nil
 }
 
-// wordsOf reads a request's settings of a volume beside the policy. Errors: Protocol, Invalid,
-// NotSupported.
-func wordsOf(m *wire.Admin) (w wire.VolumeWords, err error) {
-	if err := readBody(m, &w); err != nil {
-		return w, err
-	}
+// checkWords checks a request's settings of a volume beside the policy. Errors: Invalid.
+func checkWords(name string, w *meta.VolumeWords) error {
 	if w.TrashSeconds != nil && *w.TrashSeconds > uint64(meta.MaxTrash/time.Second) {
-		return w, meta.E("change volume", meta.Invalid, m.Name, fmt.Errorf("a trash time is at most %d days", meta.MaxTrash/(24*time.Hour)))
+		return meta.E("change volume", meta.Invalid, name, fmt.Errorf("a trash time is at most %d days", meta.MaxTrash/(24*time.Hour)))
 	}
 	if err := meta.CheckLabels(w.Labels); err != nil {
-		return w, err
-	}
-	return w, checkCompression(w.Compression)
-}
-
-// tokenOf returns the token of a request to be done once; zero for an older program. Errors:
-// Protocol.
-func tokenOf(m *wire.Admin) (uint64, error) {
-	var q wire.Once
-	err := readBody(m, &q)
-	return q.Token, err
-}
-
-// createVolume makes a row; the volume's home makes the volume at the first use. Errors: the
-// errors of cluster.CreateVolume and wordsOf.
-func (s *Server) createVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	w, err := wordsOf(m)
-	if err != nil {
 		return err
+	}
+	return checkCompression(w.Compression)
+}
+
+// createVolume makes a row; the volume's home makes the volume at the first use. token
+// identifies the request. Errors: the errors of cluster.CreateVolume and checkWords.
+func (s *Server) createVolume(ctx context.Context, name string, p meta.Policy, w *meta.VolumeWords, token uint64) (cluster.Volume, error) {
+	if p.Replicas == 0 {
+		p.Replicas = 1
+	}
+	if err := p.Check(); err != nil {
+		return cluster.Volume{}, err
+	}
+	if err := checkWords(name, w); err != nil {
+		return cluster.Volume{}, err
 	}
 	if !w.Force {
-		if err := s.meetable(&m.Policy); err != nil {
-			return err
+		if err := s.meetable(&p); err != nil {
+			return cluster.Volume{}, err
 		}
-	}
-	token, err := tokenOf(m)
-	if err != nil {
-		return err
 	}
 	labels, err := meta.ChangeLabels(nil, w.Labels)
 	if err != nil {
-		return err
+		return cluster.Volume{}, err
 	}
-	v, err := s.cfg.Cluster.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()), func(v *cluster.Volume) {
-		say(v, &w)
+	v, err := s.cfg.Cluster.CreateVolume(ctx, name, p, meta.Time(time.Now().UnixNano()), func(v *cluster.Volume) {
+		say(v, w)
 		v.Labels = labels
 		v.Does(token)
 	})
 	if errors.Is(err, meta.VolumeExists) {
 		// An earlier try of this request may have created the volume.
-		if have, herr := s.cfg.Cluster.VolumeByName(ctx, m.Name); herr == nil && have.Did(token) {
+		if have, herr := s.cfg.Cluster.VolumeByName(ctx, name); herr == nil && have.Did(token) {
 			v, err = have, nil
 		}
 	}
-	if err != nil {
-		return err
-	}
-	s.describe(ctx, re, v)
-	return nil
+	return v, err
 }
 
 // say changes a volume's row as requested by w.
-func say(v *cluster.Volume, w *wire.VolumeWords) {
+func say(v *cluster.Volume, w *meta.VolumeWords) {
 	if w.TrashSeconds != nil {
 		v.TrashSeconds = *w.TrashSeconds
 	}
@@ -212,48 +185,41 @@ func say(v *cluster.Volume, w *wire.VolumeWords) {
 // setVolume changes a volume's policy, or only the named parts of the policy, and other
 // settings in its row. One request at a time is served, so journal, memory and row get
 // concurrent policies in the same order. The change goes on if the caller leaves.
-func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	w, err := wordsOf(m)
-	if err != nil {
-		return err
-	}
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
+func (s *Server) setVolume(ctx context.Context, v cluster.Volume, p meta.Policy, w *meta.VolumeWords) (meta.VolumeInfo, error) {
+	var none meta.VolumeInfo
+	if err := checkWords(v.Name, w); err != nil {
+		return none, err
 	}
 	o, err := s.ownerFor(ctx, v.ID)
 	if err != nil {
-		return err
+		return none, err
 	}
 	end, err := s.setting.begin(ctx, v.ID)
 	if err != nil {
-		return err
+		return none, err
 	}
 	type outcome struct {
-		re  wire.AdminRe // described before the next change
-		err error
+		info meta.VolumeInfo // described before the next change
+		err  error
 	}
 	done := make(chan outcome, 1)
 	if !o.goes(func() {
-		v, err := o.change(o.ctx, m.Policy, &w)
+		v, err := o.change(o.ctx, p, w)
 		x := outcome{err: err}
 		if err == nil {
-			s.describe(o.ctx, &x.re, v)
+			x.info = s.described(o.ctx, v)
 		}
 		end() // before the answer
 		done <- x
 	}) {
 		end()
-		return o.gone()
+		return none, o.gone()
 	}
 	select {
 	case x := <-done:
-		if x.err == nil {
-			*re = x.re
-		}
-		return x.err
+		return x.info, x.err
 	case <-ctx.Done():
-		return meta.E("change volume", meta.Interrupted, v.Name, context.Cause(ctx))
+		return none, meta.E("change volume", meta.Interrupted, v.Name, context.Cause(ctx))
 	}
 }
 
@@ -271,7 +237,7 @@ func (o *owner) goes(f func()) bool {
 
 // change does setVolume's work for the caller with the turn. change checks for refusals before
 // any change; only the caller with the turn changes labels.
-func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords) (v cluster.Volume, err error) {
+func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords) (v cluster.Volume, err error) {
 	if err := o.labelsFit(ctx, w.Labels); err != nil {
 		return v, err
 	}

@@ -21,7 +21,7 @@ func TestUnreadLabels(t *testing.T) {
 	labels := map[string]*string{"a": &one}
 	var ids []meta.VolumeID
 	for i := range 2 {
-		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, wire.VolumeWords{Labels: labels})
+		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, meta.VolumeWords{Labels: labels})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,10 +44,10 @@ func TestUnreadLabels(t *testing.T) {
 	if v, err := a.FindVolume(t.Context(), "v0"); err != nil || v.LabelsUnread == "" {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if v, err := a.SetVolume(t.Context(), ids[0], meta.Policy{QuotaBytes: 5}, wire.VolumeWords{Only: []string{"quota"}}); err != nil || v.Policy.QuotaBytes != 5 {
+	if v, err := a.SetVolume(t.Context(), ids[0], meta.Policy{QuotaBytes: 5}, meta.VolumeWords{Only: []string{"quota"}}); err != nil || v.Policy.QuotaBytes != 5 {
 		t.Errorf("%+v, %v", v.Policy, err)
 	}
-	if _, err := a.SetVolume(t.Context(), ids[0], meta.Policy{QuotaBytes: 6}, wire.VolumeWords{Only: []string{"quota"}, Labels: labels}); !errors.Is(err, meta.Version) {
+	if _, err := a.SetVolume(t.Context(), ids[0], meta.Policy{QuotaBytes: 6}, meta.VolumeWords{Only: []string{"quota"}, Labels: labels}); !errors.Is(err, meta.Version) {
 		t.Errorf("labels that can't be read are changed: %v", err)
 	}
 	if v, err := a.FindVolume(t.Context(), "v0"); err != nil || v.Policy.QuotaBytes != 5 {
@@ -57,7 +57,7 @@ func TestUnreadLabels(t *testing.T) {
 	// Where none can be read, what is done is done.
 	away := meta.E("read", meta.Unavailable, "labels", nil)
 	set(nil, away, nil)
-	if v, err := a.CreateVolume(t.Context(), "v2", meta.Policy{Replicas: 1}, wire.VolumeWords{Labels: labels}); err != nil || v.LabelsUnread == "" {
+	if v, err := a.CreateVolume(t.Context(), "v2", meta.Policy{Replicas: 1}, meta.VolumeWords{Labels: labels}); err != nil || v.LabelsUnread == "" {
 		t.Errorf("%+v, %v", v, err)
 	}
 	if _, err := a.FindVolume(t.Context(), "v1"); !errors.Is(err, meta.Unavailable) {
@@ -91,11 +91,11 @@ func TestLabelsRefused(t *testing.T) {
 	for i := range meta.MaxLabels {
 		full[fmt.Sprint("k", i)] = &one
 	}
-	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{}, wire.VolumeWords{Only: []string{}, Labels: full}); err != nil {
+	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{}, meta.VolumeWords{Only: []string{}, Labels: full}); err != nil {
 		t.Fatal(err)
 	}
 	change := func(key string) error {
-		_, err := a.SetVolume(t.Context(), 1, meta.Policy{QuotaBytes: 5}, wire.VolumeWords{Only: []string{"quota"}, Compression: &zstd, Labels: map[string]*string{key: &one}})
+		_, err := a.SetVolume(t.Context(), 1, meta.Policy{QuotaBytes: 5}, meta.VolumeWords{Only: []string{"quota"}, Compression: &zstd, Labels: map[string]*string{key: &one}})
 		return err
 	}
 	if err := change("more"); !errors.Is(err, meta.ResourceExceeded) {

@@ -528,14 +528,9 @@ func (m *Cancel) fields(c *coder) { c.u64(&m.Request) }
 type AdminOp uint8
 
 const (
-	// AdminCreateVolume makes a volume. Body: VolumeCreation, or empty. Report of the requests
-	// that answer with volumes: a list of meta.VolumeInfo.
-	AdminCreateVolume AdminOp = 1 + iota
-	AdminDeleteVolume         // Body: VolumeDeletion, or empty
-	AdminSetPolicy            // Body: VolumeWords, or empty
-	AdminAttach
-	AdminDetach
-	AdminVolumeByName
+	// AdminVolumeByName tells a session of the volume that it is to use: Volume or, without a
+	// number, the volume Name.
+	AdminVolumeByName AdminOp = 1 + iota
 	// AdminEnrol assigns a chunk server its number: Ino is the present number, or zero. Report
 	// is JSON: cluster, server.
 	AdminEnrol
@@ -557,10 +552,6 @@ const (
 	// With "" Volume becomes an ordinary volume again. It is for the session with the right to
 	// fill Volume.
 	AdminShowTarget
-	AdminRenameVolume // Entry: the new name
-	// AdminUndeleteVolume takes a volume out of the trash: Volume or, without a number, the
-	// volume Name that was deleted last. Entry: the new name; "" keeps the old name.
-	AdminUndeleteVolume
 	// AdminCloneSettle asks the owner of Volume to compare its notes of clones with the table
 	// of volumes.
 	AdminCloneSettle
@@ -578,13 +569,8 @@ type Admin struct {
 	Op     AdminOp
 	Name   string
 	Volume meta.VolumeID
-	Parent meta.VolumeID // attach: volume and directory (Ino) of the junction
 	Ino    meta.Ino
-	Entry  string // attach: name in the directory; rename: the new name
-	Mode   uint32 // create: of the root directory
-	UID    uint32
-	GID    uint32
-	Policy meta.Policy
+	Entry  string
 	Body   []byte // further content, by Op
 }
 
@@ -593,13 +579,8 @@ func (m *Admin) fields(c *coder) {
 	c.u8((*uint8)(&m.Op))
 	c.str(&m.Name)
 	c.volume(&m.Volume)
-	c.volume(&m.Parent)
 	ino(c, &m.Ino)
 	c.str(&m.Entry)
-	c.u32(&m.Mode)
-	c.u32(&m.UID)
-	c.u32(&m.GID)
-	c.policy(&m.Policy)
 	c.bytes(&m.Body)
 }
 
@@ -607,7 +588,6 @@ func (m *Admin) fields(c *coder) {
 type VolumeInfo struct {
 	ID       meta.VolumeID
 	Name     string
-	Path     string // path of the junction; "" if the volume is not attached
 	Policy   meta.Policy
 	Deleting bool // or being created, or in the trash
 }
@@ -625,7 +605,6 @@ func (m *AdminRe) fields(c *coder) {
 	list(c, &m.Volumes, func(c *coder, v *VolumeInfo) {
 		c.volume(&v.ID)
 		c.str(&v.Name)
-		c.str(&v.Path)
 		c.policy(&v.Policy)
 		c.bool(&v.Deleting)
 	})

@@ -79,9 +79,8 @@ func newScene(t *testing.T, n int, env ...string) *scene {
 		t.Cleanup(func() { f.Close() })
 		sc.log = slog.New(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
-	admin := sc.session("admin", nil)
 	var err error
-	if sc.vols, err = s.volumes(t.Context(), admin, 4); err != nil {
+	if sc.vols, err = s.volumes(t.Context(), 4); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

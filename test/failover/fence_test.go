@@ -65,7 +65,7 @@ func TestLateCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer admin.Close(t.Context())
-	vols, err := s.volumes(t.Context(), admin, 1)
+	vols, err := s.volumes(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,12 +15,12 @@ import (
 
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/journal/etcd"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/port"
 )
 
@@ -142,14 +142,24 @@ func (s *site) dial(ctx context.Context, name string, h client.Handler, log *slo
 	return client.Dial(ctx, client.Config{Addrs: s.addrs(), Name: name, Handler: h, Logger: log.With("client", name), Creds: peer.Insecure()})
 }
 
+// api makes a client of the administrative API.
+func (s *site) api() (*admin.Client, error) {
+	return admin.New(admin.Config{Addrs: s.addrs(), Creds: peer.Insecure()})
+}
+
 // volumes makes n volumes beside the root.
-func (s *site) volumes(ctx context.Context, c *client.Session, n int) (ids []meta.VolumeID, err error) {
+func (s *site) volumes(ctx context.Context, n int) (ids []meta.VolumeID, err error) {
+	c, err := s.api()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
 	for i := range n {
-		re, err := c.Admin(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: fmt.Sprint("v", i), Policy: meta.Policy{Replicas: 1}})
+		v, err := c.CreateVolume(ctx, fmt.Sprint("v", i), meta.Policy{Replicas: 1}, meta.VolumeWords{})
 		if err != nil {
 			return nil, err
 		}
-		ids = append(ids, re.Volumes[0].ID)
+		ids = append(ids, v.ID)
 	}
 	return ids, nil
 }

@@ -19,7 +19,6 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/port"
 )
 
@@ -244,12 +243,17 @@ func TestWritersSeePauses(t *testing.T) {
 	ks := map[string][]*keeper{}
 	var all []*keeper
 	var ids []meta.VolumeID
+	api, err := s.api()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
 	for name, every := range map[string]time.Duration{"often": 0, "rarely": time.Hour} {
-		re, err := admin.Admin(t.Context(), wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: name, Policy: meta.Policy{Replicas: 2, Spread: meta.SpreadHost}})
+		made, err := api.CreateVolume(t.Context(), name, meta.Policy{Replicas: 2, Spread: meta.SpreadHost}, meta.VolumeWords{Force: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids = append(ids, re.Volumes[0].ID)
+		ids = append(ids, made.ID)
 		clients[name] = dial(name, every)
 		v := open(clients[name], name)
 		ks[name] = []*keeper{

@@ -21,8 +21,6 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/program"
 )
 
@@ -111,20 +109,16 @@ func (r *rig) client() *penstock.Client {
 	return c
 }
 
-func (r *rig) admin(m wire.Admin) *wire.AdminRe {
+// volume makes a volume, and attaches it in the root.
+func (r *rig) volume(name string) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 90*time.Second)
-	defer cancel()
-	s, err := client.Dial(ctx, client.Config{Addrs: []string{r.addr()}, Role: wire.RoleAdmin, Name: "admin", Handler: quiet{}})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer s.Close(ctx)
-	re, err := s.Admin(ctx, m)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return re
+	r.api(func(ctx context.Context, c *admin.Client) error {
+		v, err := c.CreateVolume(ctx, name, meta.Policy{Replicas: 2}, meta.VolumeWords{Force: true})
+		if err == nil {
+			_, err = c.Volumes.AttachVolume(ctx, &admin.AttachVolumeRequest{Volume: admin.Numbered(v.ID), Parent: admin.Numbered(meta.RootVolume), Directory: uint64(meta.RootIno), Name: []byte(name)})
+		}
+		return err
+	})
 }
 
 // api runs work with a client of the administrative API.
@@ -255,8 +249,7 @@ func TestEtcdLostWhole(t *testing.T) {
 		}
 		return nil
 	})
-	r.admin(wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: "data", Policy: meta.Policy{Replicas: 2}})
-	r.admin(wire.Admin{Op: wire.AdminAttach, Name: "data", Parent: meta.RootVolume, Ino: meta.RootIno, Entry: "data"})
+	r.volume("data")
 	c := r.client()
 	kept, rootKept := names("kept", 20), names("root", 5)
 	write(t, c, "data", kept...)
@@ -371,10 +364,7 @@ func TestBackup(t *testing.T) {
 		}
 		return nil
 	})
-	create := func(name string) {
-		r.admin(wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: name, Policy: meta.Policy{Replicas: 2}})
-		r.admin(wire.Admin{Op: wire.AdminAttach, Name: name, Parent: meta.RootVolume, Ino: meta.RootIno, Entry: name})
-	}
+	create := r.volume
 	create("old")
 	c := r.client()
 	before, behind := names("before", 5), names("behind", 20)

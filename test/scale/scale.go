@@ -20,10 +20,10 @@ import (
 
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/child"
 )
 
@@ -125,17 +125,17 @@ func measure(t testing.TB, servers, volumes, followers int, length time.Duration
 		})
 		sessions = append(sessions, s)
 	}
-	admin, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, Name: "admin", Role: wire.RoleAdmin, Handler: handler{}})
+	api, err := admin.New(admin.Config{Addrs: addrs})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer admin.Close(context.WithoutCancel(ctx))
+	defer api.Close()
 	for v := range volumes {
-		re, err := admin.Admin(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: fmt.Sprint("v", v), Policy: meta.Policy{Replicas: 1}})
+		made, err := api.CreateVolume(ctx, fmt.Sprint("v", v), meta.Policy{Replicas: 1}, meta.VolumeWords{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids = append(ids, re.Volumes[0].ID)
+		ids = append(ids, made.ID)
 	}
 	var made atomic.Int64
 	work := func(length time.Duration, round string) {

@@ -1,14 +1,11 @@
 package snapshots
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/operator"
 )
 
@@ -103,12 +100,11 @@ func TestViewOfOneKeptForClones(t *testing.T) {
 	if _, err := again.GetAttr(ctx, meta.RootIno); err != nil {
 		t.Fatal(err)
 	}
-	sess, err := client.Dial(ctx, client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "deleter", Handler: quiet{}})
-	if err != nil {
-		t.Fatal(err)
+	clone, err := o.FindVolume(ctx, "copy")
+	if err == nil {
+		err = o.DeleteVolume(ctx, clone.ID, false)
 	}
-	defer sess.Close(context.Background())
-	if _, err := sess.Admin(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Name: "copy"}); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); !view.Ended(); time.Sleep(10 * time.Millisecond) {

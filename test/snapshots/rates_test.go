@@ -73,23 +73,19 @@ func (r *rated) snap(t *testing.T) {
 func TestRates(t *testing.T) {
 	s := upAs(t, local.Config{Logger: slog.New(slog.DiscardHandler), DigestRate: *digests})
 	c := dial(t, s, "rates")
-	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "maker", Handler: quiet{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sess.Close(context.Background())
+	o := operator.New(t, s.Meta.Addr, nil)
 	const files = 500
 	var all []*rated
 	for _, n := range append([]int{0}, numbers(t, *held)...) {
 		name := fmt.Sprint("with", n)
-		if _, err := sess.CreateVolume(t.Context(), name, meta.Policy{Replicas: 1}, wire.VolumeWords{}); err != nil {
+		if _, err := o.CreateVolume(t.Context(), name, meta.Policy{Replicas: 1}, meta.VolumeWords{}); err != nil {
 			t.Fatal(err)
 		}
 		v, err := c.Volume(t.Context(), name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := &rated{v: v, o: operator.New(t, s.Meta.Addr, nil), snapshots: n, took: map[string][]float64{}, cpu: map[string][]float64{}}
+		r := &rated{v: v, o: o, snapshots: n, took: map[string][]float64{}, cpu: map[string][]float64{}}
 		r.create(t, 2*files)
 		for range n {
 			r.write(t, 20)

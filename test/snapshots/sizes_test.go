@@ -48,7 +48,7 @@ func TestSizes(t *testing.T) {
 	}
 	defer sess.Close(context.Background())
 	o := operator.New(t, s.Meta.Addr, nil)
-	v, err := sess.CreateVolume(ctx, "files", meta.Policy{Replicas: 1}, wire.VolumeWords{})
+	v, err := o.CreateVolume(ctx, "files", meta.Policy{Replicas: 1}, meta.VolumeWords{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,10 +21,9 @@ import (
 	"penstock.io/penstock"
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/child"
+	"penstock.io/penstock/test/operator"
 	"penstock.io/penstock/test/port"
 )
 
@@ -139,12 +138,8 @@ func (s *site) metaAddr() string { return "unix:" + filepath.Join(s.dir, "m", lo
 // volume makes one with three replicas.
 func (s *site) volume(name string, replicas uint32) {
 	s.t.Helper()
-	sess, err := metaclient.Dial(s.t.Context(), metaclient.Config{Addrs: []string{s.metaAddr()}, Name: "admin"})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer sess.Close(context.Background())
-	if _, err := sess.Admin(s.t.Context(), wire.Admin{Op: wire.AdminCreateVolume, Body: []byte(`{"force":true}`), Name: name, Policy: meta.Policy{Replicas: replicas, Spread: meta.SpreadHost}}); err != nil {
+	o := operator.New(s.t, s.metaAddr(), nil)
+	if _, err := o.CreateVolume(s.t.Context(), name, meta.Policy{Replicas: replicas, Spread: meta.SpreadHost}, meta.VolumeWords{Force: true}); err != nil {
 		s.t.Fatal(err)
 	}
 }

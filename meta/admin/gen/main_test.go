@@ -60,7 +60,7 @@ func TestBadMethodsAreRefused(t *testing.T) {
 		{"a change", "option (rule) = {roles: [ROLE_ADMIN]};", "", "request_id"},
 	} {
 		dir := t.TempDir()
-		for _, name := range []string{"rights.proto", "refs.proto"} {
+		for _, name := range []string{"rights.proto", "refs.proto", "errors.proto"} {
 			b, err := os.ReadFile(filepath.Join("..", name))
 			if err != nil {
 				t.Fatal(err)
