@@ -123,7 +123,7 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 		// certificate, return a clear error here: a server only answers "bad certificate".
 		renewing, cancel := withinDial(ctx)
 		defer cancel()
-		err := client.Renew(renewing, addrs, creds)
+		err := admin.Renew(renewing, addrs, creds)
 		if end := creds.Identity().Expires; err != nil && now().After(end) {
 			return nil, nil, fmt.Errorf("the certificate in %s ended at %s, and only one that holds is renewed; join again with a token from 'penstock cluster join-token --role %s': %w",
 				creds.Dir(), end.Format(time.DateTime), creds.Identity().Role, err)

@@ -15,7 +15,7 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/admin"
 )
 
 // Exit statuses of `penstock health`, by the convention of monitoring plugins.
@@ -134,7 +134,7 @@ func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 	defer cancel()
 	if creds.Identity().Role != "" && time.Now().After(creds.RenewAt()) {
 		// Best effort: without a valid certificate, Dial below fails.
-		_ = client.Renew(dial, addrs, creds)
+		_ = admin.Renew(dial, addrs, creds)
 	}
 	c, err := penstock.Dial(dial, penstock.Config{Meta: addrs, Creds: creds, Name: "penstock health", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -254,7 +254,7 @@ func TestJoinAnswerLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := client.Renew(t.Context(), []string{addr}, creds); err != nil {
+		if err := admin.Renew(t.Context(), []string{addr}, creds); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -58,6 +58,7 @@ type Client struct {
 	Mirrors   MirrorsClient
 	Clones    ClonesClient
 	Groups    GroupsClient
+	Enrolment EnrolmentClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -137,6 +138,7 @@ func New(cfg Config) (*Client, error) {
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
 	c.Grants, c.Volumes, c.Events = NewGrantsClient(c.conn), NewVolumesClient(c.conn), NewEventsClient(c.conn)
 	c.Mirrors, c.Clones, c.Groups = NewMirrorsClient(c.conn), NewClonesClient(c.conn), NewGroupsClient(c.conn)
+	c.Enrolment = NewEnrolmentClient(c.conn)
 	return c, nil
 }
 

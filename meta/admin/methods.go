@@ -23,6 +23,8 @@ type Method struct {
 	Reads bool
 	// Long: the answer may take long although the server is healthy.
 	Long bool
+	// WhileRestoring: a server answers also while the cluster's records are being restored.
+	WhileRestoring bool
 	// Resend: the client may send a request again if the answer is lost, since the method
 	// reads or is idempotent, or the server recognizes the request by its request_id.
 	Resend bool
@@ -51,6 +53,7 @@ var methods = sync.OnceValue(func() map[string]*Method {
 				m.Reads = options.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS
 				m.Long = proto.GetExtension(options, E_Long).(bool)
 				m.Done = meta.Kind(proto.GetExtension(options, E_Done).(Kind))
+				m.WhileRestoring = proto.GetExtension(options, E_WhileRestoring).(bool)
 				m.Resend = options.GetIdempotencyLevel() != descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN || m.requestID != nil
 				output, err := protoregistry.GlobalTypes.FindMessageByName(d.Output().FullName())
 				if err != nil {

@@ -221,6 +221,14 @@ var file_penstock_admin_v1_rights_proto_extTypes = []protoimpl.ExtensionInfo{
 		Tag:           "varint,50818,opt,name=done,enum=penstock.admin.v1.Kind",
 		Filename:      "penstock/admin/v1/rights.proto",
 	},
+	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*bool)(nil),
+		Field:         50819,
+		Name:          "penstock.admin.v1.while_restoring",
+		Tag:           "varint,50819,opt,name=while_restoring",
+		Filename:      "penstock/admin/v1/rights.proto",
+	},
 }
 
 // Extension fields to descriptorpb.MethodOptions.
@@ -237,6 +245,11 @@ var (
 	//
 	// optional penstock.admin.v1.Kind done = 50818;
 	E_Done = &file_penstock_admin_v1_rights_proto_extTypes[2]
+	// A server answers the call also while the cluster's records are being restored. It refuses
+	// others then.
+	//
+	// optional bool while_restoring = 50819;
+	E_WhileRestoring = &file_penstock_admin_v1_rights_proto_extTypes[3]
 )
 
 var File_penstock_admin_v1_rights_proto protoreflect.FileDescriptor
@@ -262,7 +275,8 @@ const file_penstock_admin_v1_rights_proto_rawDesc = "" +
 	"\vRIGHT_ADMIN\x10\x03:M\n" +
 	"\x04rule\x12\x1e.google.protobuf.MethodOptions\x18\x80\x8d\x03 \x01(\v2\x17.penstock.admin.v1.RuleR\x04rule:4\n" +
 	"\x04long\x12\x1e.google.protobuf.MethodOptions\x18\x81\x8d\x03 \x01(\bR\x04long:M\n" +
-	"\x04done\x12\x1e.google.protobuf.MethodOptions\x18\x82\x8d\x03 \x01(\x0e2\x17.penstock.admin.v1.KindR\x04doneB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
+	"\x04done\x12\x1e.google.protobuf.MethodOptions\x18\x82\x8d\x03 \x01(\x0e2\x17.penstock.admin.v1.KindR\x04done:I\n" +
+	"\x0fwhile_restoring\x12\x1e.google.protobuf.MethodOptions\x18\x83\x8d\x03 \x01(\bR\x0ewhileRestoringB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
 
 var (
 	file_penstock_admin_v1_rights_proto_rawDescOnce sync.Once
@@ -291,12 +305,13 @@ var file_penstock_admin_v1_rights_proto_depIdxs = []int32{
 	3, // 2: penstock.admin.v1.rule:extendee -> google.protobuf.MethodOptions
 	3, // 3: penstock.admin.v1.long:extendee -> google.protobuf.MethodOptions
 	3, // 4: penstock.admin.v1.done:extendee -> google.protobuf.MethodOptions
-	2, // 5: penstock.admin.v1.rule:type_name -> penstock.admin.v1.Rule
-	4, // 6: penstock.admin.v1.done:type_name -> penstock.admin.v1.Kind
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	5, // [5:7] is the sub-list for extension type_name
-	2, // [2:5] is the sub-list for extension extendee
+	3, // 5: penstock.admin.v1.while_restoring:extendee -> google.protobuf.MethodOptions
+	2, // 6: penstock.admin.v1.rule:type_name -> penstock.admin.v1.Rule
+	4, // 7: penstock.admin.v1.done:type_name -> penstock.admin.v1.Kind
+	8, // [8:8] is the sub-list for method output_type
+	8, // [8:8] is the sub-list for method input_type
+	6, // [6:8] is the sub-list for extension type_name
+	2, // [2:6] is the sub-list for extension extendee
 	0, // [0:2] is the sub-list for field type_name
 }
 
@@ -313,7 +328,7 @@ func file_penstock_admin_v1_rights_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_admin_v1_rights_proto_rawDesc), len(file_penstock_admin_v1_rights_proto_rawDesc)),
 			NumEnums:      2,
 			NumMessages:   1,
-			NumExtensions: 3,
+			NumExtensions: 4,
 			NumServices:   0,
 		},
 		GoTypes:           file_penstock_admin_v1_rights_proto_goTypes,

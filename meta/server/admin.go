@@ -23,8 +23,7 @@ func (s *Server) admin(ctx context.Context, sess *session, m *wire.Admin) *wire.
 }
 
 func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	c := s.cfg.Cluster
-	if sess.role == wire.RoleEnrol && m.Op != wire.AdminEnrol && m.Op != wire.AdminRenew {
+	if sess.role == wire.RoleEnrol {
 		return meta.E("admin", meta.NotPermitted, sess.name, nil)
 	}
 	if err := s.mayAdmin(ctx, sess, m); err != nil {
@@ -56,18 +55,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			}
 		}
 		re.Volumes = []wire.VolumeInfo{{ID: v.ID, Name: v.Name, Policy: s.volumeInfo(v).Policy, Deleting: v.State != cluster.VolumeActive}}
-	case wire.AdminEnrol:
-		id := meta.ServerID(m.Ino)
-		if id == 0 {
-			var err error
-			if id, err = c.NewServerID(ctx); err != nil {
-				return err
-			}
-		}
-		if err := s.bind(ctx, sess.who, id); err != nil {
-			return err
-		}
-		re.Report = fmt.Appendf(nil, `{"cluster":%q,"server":%d}`, c.ID(), id)
+		return nil
 	case wire.AdminHandOver:
 		// The requester takes the volume next, and is ready to.
 		o := s.opened(m.Volume)
@@ -94,12 +82,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.targetOp(ctx, sess, m)
 	case wire.AdminCloneSettle, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
-	case wire.AdminRenew:
-		return s.renew(ctx, sess.who, m, re)
-	default:
-		return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
 	}
-	return nil
+	return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
 }
 
 // mayAdmin refuses a request that the session has no right to make. A client needs rights on

@@ -1,16 +1,14 @@
 package server
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -167,24 +165,26 @@ func TestTwoVolumesAreIndependent(t *testing.T) {
 	}
 }
 
-// Who enrols a chunk server may do nothing else.
+// A chunk server without a number gets a new one, and its own is confirmed. While the
+// cluster's records are restored a number is confirmed, and other calls are refused.
 func TestEnrolment(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: "new chunk server", Role: wire.RoleEnrol})
-	if err != nil {
-		t.Fatal(err)
+	api := newAPIClient(t, "unix:"+s.addr, nil)
+	one, err := api.Enrolment.EnrolChunkServer(t.Context(), &admin.EnrolChunkServerRequest{})
+	if err != nil || one.Cluster != "test" || one.Server == 0 {
+		t.Fatal(one, err)
 	}
-	defer sess.Close(context.Background())
-	r, err := sess.Admin(t.Context(), wire.Admin{Op: wire.AdminEnrol})
-	var got struct {
-		Cluster string `json:"cluster"`
-		Server  uint64 `json:"server"`
+	if again, err := api.Enrolment.EnrolChunkServer(t.Context(), &admin.EnrolChunkServerRequest{Server: one.Server}); err != nil || again.Server != one.Server {
+		t.Error(again, err)
 	}
-	if err != nil || json.Unmarshal(r.Report, &got) != nil || got.Cluster != "test" || got.Server == 0 {
-		t.Fatalf("%s %v", r.Report, err)
+	if _, err := api.Enrolment.RenewCertificate(t.Context(), &admin.RenewCertificateRequest{}); !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("a caller without a certificate renews it: %v", err)
 	}
-	if _, err := sess.Admin(t.Context(), wire.Admin{Op: wire.AdminVolumeByName, Name: "root"}); !errors.Is(err, meta.NotPermitted) {
-		t.Fatalf("it looks volumes up: %v", err)
+	for _, m := range admin.Methods() {
+		enrols := strings.HasPrefix(m.Name, "/penstock.admin.v1.Enrolment/")
+		if m.WhileRestoring != enrols {
+			t.Errorf("%s is answered while records are restored: %v", m.Name, m.WhileRestoring)
+		}
 	}
 }

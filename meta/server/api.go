@@ -67,6 +67,7 @@ func newAPI(s *Server) *api {
 	admin.RegisterMirrorsServer(a.grpc, mirrorsAPI{s: s})
 	admin.RegisterClonesServer(a.grpc, clonesAPI{s: s})
 	admin.RegisterGroupsServer(a.grpc, groupsAPI{s: s})
+	admin.RegisterEnrolmentServer(a.grpc, enrolmentAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }
@@ -276,7 +277,7 @@ func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request
 	if err := a.s.mayConnect(sess.who, wire.RoleEnrol); err != nil { // the caller may have been evicted
 		return err
 	}
-	if _, lost := a.s.cfg.Cluster.(*lostCluster); lost {
+	if _, lost := a.s.cfg.Cluster.(*lostCluster); lost && !m.WhileRestoring {
 		return beingRestored()
 	}
 	switch {

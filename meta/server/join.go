@@ -155,34 +155,29 @@ func (t *Trust) Renewed(ctx context.Context, who peering.Identity, log *slog.Log
 }
 
 // renew signs a new certificate for an identity with a valid certificate.
-func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin, re *wire.AdminRe) error {
+func (s *Server) renew(ctx context.Context, who peering.Identity, request []byte) (chain []byte, err error) {
 	const op = "renew certificate"
 	if who.Role == "" {
-		return meta.E(op, meta.AccessDenied, who.String(), errors.New("it has no certificate to renew"))
+		return nil, meta.E(op, meta.AccessDenied, who.String(), errors.New("it has no certificate to renew"))
 	}
 	if s.cfg.Trust == nil {
-		return meta.E(op, meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates"))
-	}
-	var q wire.JoinRequest
-	if err := json.Unmarshal(m.Body, &q); err != nil {
-		return meta.E(op, meta.Invalid, who.String(), err)
+		return nil, meta.E(op, meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates"))
 	}
 	a, err := s.cfg.Trust.Authority(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	chain, err := a.Sign(who, q.Request)
-	if err != nil {
-		return err
+	if chain, err = a.Sign(who, request); err != nil {
+		return nil, err
 	}
 	s.log.Info("certificate renewed", "identity", who.String())
 	next, err := peering.IdentityIn(chain)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.certs.signed(next)
 	s.cfg.Trust.Renewed(ctx, who, s.log)
-	return reportJSON(re, wire.JoinAnswer{Cluster: who.Cluster, Role: string(who.Role), Name: who.Name, Chain: chain, Authority: a.CertPEM()})
+	return chain, nil
 }
 
 // trust returns the Trust for the methods about identities. Errors: NotSupported.

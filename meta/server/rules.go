@@ -93,10 +93,8 @@ type adminRule struct {
 
 var adminRules = [...]adminRule{
 	wire.AdminVolumeByName: {roles: admins, right: cluster.ReadRights},
-	wire.AdminEnrol:        {roles: storage},
 	wire.AdminHandOver:     {roles: admins},
 	wire.AdminJoin:         {roles: nobody}, // strangers only: see stranger
-	wire.AdminRenew:        {roles: members},
 	wire.AdminPathOf:       {roles: []peering.Role{peering.Meta}},
 	wire.AdminTake:         {roles: []peering.Role{peering.Meta}},
 
@@ -149,7 +147,7 @@ var roleOf = map[wire.Role][]peering.Role{
 	wire.RoleChunkServer: storage,
 	wire.RoleAdmin:       admins,
 	wire.RolePeer:        {peering.Meta},
-	wire.RoleEnrol:       members, // to enrol, or to renew a certificate
+	wire.RoleEnrol:       members, // of a session that may make no request
 }
 
 // maySpeak refuses a hello as a role not allowed by the peer's certificate.

@@ -365,9 +365,8 @@ func TestChunkServerNumberIsTheCertificates(t *testing.T) {
 	}
 	enrol := func(creds *peering.Credentials, id meta.ServerID) meta.Kind {
 		t.Helper()
-		nc, rd, _ := s.hello(creds, wire.RoleEnrol)
-		defer nc.Close()
-		return s.ask(nc, rd, &wire.Admin{Op: wire.AdminEnrol, Ino: meta.Ino(id)})
+		_, err := s.apiAs(creds).Enrolment.EnrolChunkServer(t.Context(), &admin.EnrolChunkServerRequest{Server: uint64(id)})
+		return meta.KindOf(err)
 	}
 	if k := enrol(one, 7); k != meta.KindOK {
 		t.Fatal(k)

@@ -454,7 +454,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		s.greet(conn, err)
 		return
 	}
-	if _, lost := s.cfg.Cluster.(*lostCluster); lost && h.Role != wire.RoleChunkServer && h.Role != wire.RoleEnrol {
+	if _, lost := s.cfg.Cluster.(*lostCluster); lost && h.Role != wire.RoleChunkServer {
 		s.greet(conn, beingRestored())
 		return
 	}

@@ -3,15 +3,14 @@ package wire
 // JSON bodies of administrative requests whose content does not fit the fields of Admin, and
 // the JSON reports of the answers.
 
-// JoinRequest is the body of AdminJoin and of AdminRenew. AdminRenew needs no token and no
-// name.
+// JoinRequest is the body of AdminJoin.
 type JoinRequest struct {
-	Token   string `json:"token,omitempty"`
-	Name    string `json:"name,omitempty"`
+	Token   string `json:"token"`
+	Name    string `json:"name"`
 	Request []byte `json:"request"` // PKCS #10, DER
 }
 
-// JoinAnswer answers both.
+// JoinAnswer answers a JoinRequest.
 type JoinAnswer struct {
 	Cluster   string `json:"cluster"`
 	Role      string `json:"role"`

@@ -15,8 +15,7 @@ const (
 	RoleClient Role = 1 + iota
 	RoleChunkServer
 	RoleAdmin
-	// RoleEnrol: a chunk server asking for its number. Such a session does not wait for
-	// volumes, since volumes may wait for the chunk server.
+	// RoleEnrol: a process that joins the cluster, and has no certificate yet.
 	RoleEnrol
 	// RolePeer: another meta server. A peer sends only administrative requests and has no
 	// session.
@@ -531,13 +530,11 @@ const (
 	// AdminVolumeByName tells a session of the volume that it is to use: Volume or, without a
 	// number, the volume Name.
 	AdminVolumeByName AdminOp = 1 + iota
-	// AdminEnrol assigns a chunk server its number: Ino is the present number, or zero. Report
-	// is JSON: cluster, server.
-	AdminEnrol
 	// AdminHandOver asks the owner of Volume to hand the volume over to the server at Entry.
 	AdminHandOver
-	AdminJoin  // from a process with a token, without a certificate; Body, Report: JoinRequest, JoinAnswer
-	AdminRenew // Body, Report: JoinRequest, JoinAnswer
+	// AdminJoin comes from a process with a token, without a certificate. Body, Report:
+	// JoinRequest, JoinAnswer.
+	AdminJoin
 	// AdminPathOf returns the names from Volume's root to the directory Ino. Report: a JSON
 	// list.
 	AdminPathOf

@@ -13,6 +13,7 @@ import (
 
 	"penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
+	api "penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/capability"
 	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/peer"
@@ -36,8 +37,8 @@ func (i Intruder) Run(ctx context.Context) error {
 	renew, stop := context.WithCancel(ctx)
 	defer stop()
 	renewing.Go(func() {
-		metaclient.KeepRenewed(renew, i.Creds, func(err error) { fmt.Fprintln(os.Stderr, "renewing:", err) },
-			func(ctx context.Context) error { return metaclient.Renew(ctx, i.Meta, i.Creds) })
+		peer.KeepRenewed(renew, i.Creds, func(err error) { fmt.Fprintln(os.Stderr, "renewing:", err) },
+			func(ctx context.Context) error { return api.Renew(ctx, i.Meta, i.Creds) })
 	})
 	for ctx.Err() == nil {
 		if err := i.session(ctx); err != nil {

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/peer"
@@ -205,7 +204,7 @@ func reissue(creds, first *peer.Credentials, sealed peer.Sealed) error {
 	if err != nil {
 		return err
 	}
-	return metaclient.RenewBy(creds, func(request []byte) ([]byte, error) { return a.Sign(creds.Identity(), request) })
+	return peer.Renew(creds, func(request []byte) ([]byte, error) { return a.Sign(creds.Identity(), request) })
 }
 
 // etcd returns a client of the cluster's etcd and a function to release the client.

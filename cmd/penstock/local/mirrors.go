@@ -10,7 +10,7 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/peer"
 )
 
@@ -30,7 +30,7 @@ func dialSource(ctx context.Context, at meta.MirrorSource, log *slog.Logger, now
 		}
 		if now.After(creds.RenewAt()) {
 			// If the renewal fails, the certificate is still valid, or Dial returns the error.
-			if err := client.Renew(ctx, at.Meta, creds); err != nil {
+			if err := admin.Renew(ctx, at.Meta, creds); err != nil {
 				log.Warn("the certificate for a mirror's source could not be renewed; the server tries again", "credentials", at.Credentials, "error", err)
 			}
 		}

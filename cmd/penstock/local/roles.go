@@ -2,18 +2,17 @@ package local
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster/embedded"
-	"penstock.io/penstock/meta/wire"
 )
 
 // lockAndCheck makes *dir absolute, locks the data directory for this process, and returns the
@@ -103,11 +102,15 @@ func passes(err error) bool {
 	return false
 }
 
-// hello is the metadata server's answer to a chunk server that enrols, before the chunk server
-// opens its disks.
-type hello struct {
-	Cluster string        `json:"cluster"`
-	Server  meta.ServerID `json:"server"`
+// enrol asks the metadata servers for the number of a chunk server. It waits until a server can be
+// reached.
+func enrol(ctx context.Context, cfg *ChunkConfig, id meta.ServerID) (*admin.EnrolChunkServerResponse, error) {
+	c, err := admin.New(admin.Config{Addrs: cfg.Meta, Creds: cfg.Creds, Reach: math.MaxInt64})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Enrolment.EnrolChunkServer(ctx, &admin.EnrolChunkServerRequest{Server: uint64(id)})
 }
 
 // RunChunkServer starts a chunk server as a process of its own. A new chunk server gets its
@@ -118,30 +121,20 @@ func RunChunkServer(ctx context.Context, cfg ChunkConfig) (*Chunk, func() error,
 		return nil, nil, err
 	}
 	fail := func(err error) (*Chunk, func() error, error) { return nil, nil, errors.Join(err, lock.Close()) }
-	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Role: wire.RoleEnrol, Logger: cfg.Logger, Creds: cfg.Creds})
+	h, err := enrol(ctx, &cfg, id.ServerID)
 	if err != nil {
 		return fail(err)
-	}
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminEnrol, Volume: 0, Ino: meta.Ino(id.ServerID)})
-	if cerr := s.Close(ctx); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return fail(err)
-	}
-	var h hello
-	if err := json.Unmarshal(re.Report, &h); err != nil {
-		return fail(meta.E("enrol", meta.Protocol, "", err))
 	}
 	if h.Cluster == "" {
 		h.Cluster = id.Cluster // from a restore that does not know the id yet
 	}
+	server := meta.ServerID(h.Server)
 	if id.ServerID == 0 || id.Cluster == "" {
-		id.ServerID, id.Cluster = h.Server, h.Cluster
+		id.ServerID, id.Cluster = server, h.Cluster
 		if err := id.write(cfg.Dir); err != nil {
 			return fail(err)
 		}
-	} else if h.Server != id.ServerID {
+	} else if server != id.ServerID {
 		return fail(meta.E("enrol", meta.Invalid, cfg.Dir, fmt.Errorf("the directory is of server %d, the cluster answered %d", id.ServerID, h.Server)))
 	}
 	cfg.Cluster, cfg.ID, cfg.AnyDisk = diskCluster(h.Cluster), id.ServerID, true

@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/server"
@@ -113,8 +113,8 @@ func boundTo(creds *peer.Credentials) string {
 // keepRenewed renews a process's certificate at the cluster's metadata servers, until ctx
 // ends.
 func keepRenewed(ctx context.Context, addrs []string, creds *peer.Credentials, log *slog.Logger) {
-	metaclient.KeepRenewed(ctx, creds, func(err error) { log.Warn("the certificate could not be renewed", "error", err) },
-		func(ctx context.Context) error { return metaclient.Renew(ctx, addrs, creds) })
+	peer.KeepRenewed(ctx, creds, func(err error) { log.Warn("the certificate could not be renewed", "error", err) },
+		func(ctx context.Context) error { return admin.Renew(ctx, addrs, creds) })
 }
 
 // KeepRenewed renews a client's certificate at the cluster's metadata servers, until ctx ends.
@@ -126,9 +126,9 @@ func KeepRenewed(ctx context.Context, addrs []string, creds *peer.Credentials, l
 // cluster's authority.
 func (m *Meta) keepRenewed(ctx context.Context, t *server.Trust) {
 	creds := m.cfg.Creds
-	metaclient.KeepRenewed(ctx, creds, func(err error) { m.cfg.Logger.Warn("the certificate could not be renewed", "error", err) },
+	peer.KeepRenewed(ctx, creds, func(err error) { m.cfg.Logger.Warn("the certificate could not be renewed", "error", err) },
 		func(ctx context.Context) error {
-			err := metaclient.RenewBy(creds, func(request []byte) ([]byte, error) {
+			err := peer.Renew(creds, func(request []byte) ([]byte, error) {
 				a, err := t.Authority(ctx)
 				if err != nil {
 					return nil, err
