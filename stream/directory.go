@@ -42,15 +42,19 @@ func Create(ctx context.Context, t *penstock.Tree, p string, s Spec) error {
 		return err
 	}
 	for _, e := range list {
-		switch e.Name {
-		case SpecFile:
+		switch {
+		case e.Name == SpecFile:
 			return meta.E(op, meta.Exists, p, nil)
-		case logDir, groupsDir, SpecFile + replaceSuffix: // of an interrupted Create
+		case e.Name == SpecFile+replaceSuffix || slices.Contains(ownDirs, e.Name): // of an interrupted Create
 		default:
 			return meta.E(op, meta.NotEmpty, p, fmt.Errorf("it has %q: choose an empty directory", e.Name))
 		}
 	}
-	for _, name := range []string{logDir, groupsDir} {
+	dirs := ownDirs
+	if s.Lag == 0 {
+		dirs = []string{logDir, groupsDir} // without a table
+	}
+	for _, name := range dirs {
 		if err := t.MkdirAll(ctx, path.Join(p, name), dirMode); err != nil {
 			return err
 		}

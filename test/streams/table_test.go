@@ -3,6 +3,7 @@ package streams
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -199,6 +201,11 @@ func TestTable(t *testing.T) {
 	produce("v.t", 2)
 	m.Until("the mount serves", func() error { _, err := os.Stat(filepath.Join(mnt, "v")); return err })
 	before := published(filepath.Join(mnt, "v/t"))
+	for _, name := range []string{"data/p=0/other.parquet", "_delta_log/other.json", "rejected/other"} {
+		if err := os.WriteFile(filepath.Join(mnt, "v/t", name), nil, 0o644); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("a mount makes %s: %v", name, err)
+		}
+	}
 	m.Must("snapshot", "create", "v", "s1")
 	m.Must("clone", "create", "v@s1", "c", "--attach", "/c")
 	produce("v.t", 50)
