@@ -30,7 +30,7 @@ from which any Kafka client reads them; the records lie in ordinary files below 
 The topic of /volume/clicks is named volume.clicks. The gateway serves streams:
 'penstock up' has one.`,
 	}
-	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete(), newStreamProduce(), newStreamConsume())
+	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamPassword())
 	return cmd
 }
 

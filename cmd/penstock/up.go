@@ -33,8 +33,8 @@ cleanly: the mount is flushed and unmounted first.
 
 The parts talk over Unix sockets of mode 0600 in DIR. The gateway serves streams
 to Kafka clients and over HTTP at loopback addresses, to every user of this
-machine: it asks for no credentials. A default address that is not free is not
-served.`,
+machine: it asks for no credentials without --stream-users. A default address that
+is not free is not served.`,
 		Example: `  penstock up --dir /var/lib/penstock --mount /mnt/penstock`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -52,6 +52,9 @@ served.`,
 			cfg.KafkaOptional, cfg.IngestOptional = !cmd.Flags().Changed("kafka"), !cmd.Flags().Changed("ingest")
 			if noGateway {
 				cfg.Kafka, cfg.Ingest = "", ""
+			}
+			if cfg.StreamUsers != "" && cfg.IngestOptional {
+				cfg.Ingest = "" // it asks for no credentials
 			}
 			ctx := cmd.Context()
 			began := time.Now()
@@ -100,6 +103,7 @@ served.`,
 	f.BoolVar(&cfg.MountOptions.SUID, "suid", false, "honour set-id programs and file capabilities of the mount")
 	f.BoolVar(&cfg.MountOptions.Dev, "dev", false, "honour device nodes of the mount")
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
+	f.StringVar(&cfg.StreamUsers, "stream-users", "", "file of the users as whom Kafka clients must log in, see 'penstock stream password'; records are then not taken over HTTP")
 	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients, on loopback")
 	f.StringVar(&cfg.Ingest, "ingest", defaultIngest, "address at which the gateway takes records over HTTP and gRPC, on loopback")
 	f.DurationVar(&cfg.StreamIdle, "stream-idle", stream.DefaultIdle, "how long after its last use the gateway holds a partition; when it holds none, it has no session, and volumes can be rolled back")

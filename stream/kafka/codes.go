@@ -21,8 +21,8 @@ const (
 	codeMessageTooLarge         int16 = 10
 	codeMetadataTooLarge        int16 = 12
 	codeCoordinatorLoading      int16 = 14
-	codeNotCoordinator          int16 = 16
 	codeCoordinatorNotAvailable int16 = 15
+	codeNotCoordinator          int16 = 16
 	codeInvalidTopic            int16 = 17
 	codeInvalidAcks             int16 = 21
 	codeIllegalGeneration       int16 = 22
@@ -32,6 +32,8 @@ const (
 	codeInvalidSession          int16 = 26
 	codeRebalance               int16 = 27
 	codeTopicDenied             int16 = 29
+	codeMechanism               int16 = 33
+	codeLoginState              int16 = 34
 	codeUnsupportedVersion      int16 = 35
 	codeTopicExists             int16 = 36
 	codeInvalidPartitions       int16 = 37
@@ -42,6 +44,7 @@ const (
 	codeInvalidProducer         int16 = 47
 	codeTransactionDenied       int16 = 53
 	codeStorage                 int16 = 56
+	codeLoginFailed             int16 = 58
 	codeSessionNotFound         int16 = 70
 	codeFencedLeader            int16 = 74
 	codeUnknownLeader           int16 = 75

@@ -18,6 +18,9 @@ const pipeline = 16
 // the decoded request can take many times the bytes.
 const smallWeight = 32
 
+// errLogin ends a connection whose client could not log in.
+var errLogin = errors.New("the client could not log in")
+
 // connection is a client's connection. A goroutine reads and begins requests, another
 // finishes the requests in order and writes the responses.
 type connection struct {
@@ -25,10 +28,12 @@ type connection struct {
 	c    net.Conn
 	ctx  context.Context // ends when the client is gone or the server stops
 	stop context.CancelFunc
+	// login is used by the goroutine that reads requests.
+	login login
 }
 
 func newConnection(s *Server, c net.Conn) *connection {
-	k := &connection{s: s, c: c}
+	k := &connection{s: s, c: c, login: login{users: s.cfg.Users}}
 	k.ctx, k.stop = context.WithCancel(s.ctx)
 	return k
 }
@@ -43,6 +48,8 @@ type request struct {
 	answer func() kmsg.Response
 	// free gives back the resources of the request, after the response was written.
 	free []func()
+	// last: the connection ends after the response.
+	last bool
 }
 
 func (r *request) release() {
@@ -79,8 +86,12 @@ func (k *connection) read(queue chan<- *request) error {
 			r.release()
 			return err
 		}
+		last := r.last
 		select {
 		case queue <- r:
+			if last {
+				return errLogin
+			}
 		case <-k.ctx.Done():
 			r.release()
 			return context.Cause(k.ctx)
@@ -91,13 +102,20 @@ func (k *connection) read(queue chan<- *request) error {
 // next reads a request and begins it.
 func (k *connection) next(r *request) error {
 	limits := &k.s.cfg.Limits
-	if err := k.c.SetReadDeadline(time.Now().Add(limits.Idle)); err != nil {
+	wait := limits.Idle
+	if k.login.wanted() {
+		wait = limits.Transfer
+	}
+	if err := k.c.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return err
 	}
 	frame, err := readFrame(k.c, func(key int16, size int) error {
 		most, weight := limits.SmallFrame, int64(size)*smallWeight
 		if key == produceKey {
 			most, weight = limits.Frame, int64(size)
+		}
+		if k.login.wanted() {
+			most = maxLogin
 		}
 		if size > most {
 			return fmt.Errorf("%w: a request %d has %d bytes, more than %d", errFrame, key, size, most)
@@ -154,6 +172,9 @@ func (s *Server) begin(r *request, frame []byte) error {
 		return fmt.Errorf("%w: request %d is not known", errFrame, r.key)
 	case r.version < k.min || r.version > k.max:
 		return fmt.Errorf("%w: version %d of request %d is not known, only %d to %d", errFrame, r.version, r.key, k.min, k.max)
+	}
+	if err := r.conn.login.admit(r.key); err != nil {
+		return err
 	}
 	if r.body, err = parseBody(r.header, rest); err != nil {
 		return err

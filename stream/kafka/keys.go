@@ -26,12 +26,14 @@ func init() {
 		14: {0, 5, inTurn((*Server).syncGroup)},
 		15: {0, 5, inTurn((*Server).describeGroups)},
 		16: {0, 4, inTurn((*Server).listGroups)},
+		17: {1, 1, beginSASLHandshake},
 		18: {0, 3, inTurn((*Server).apiVersions)},
 		19: {0, 6, inTurn((*Server).createTopics)},
 		20: {0, 5, inTurn((*Server).deleteTopics)},
 		22: {0, 4, inTurn((*Server).initProducerID)},
 		23: {0, 4, inTurn((*Server).offsetForLeaderEpoch)},
 		32: {0, 4, inTurn((*Server).describeConfigs)},
+		36: {0, 2, beginSASLAuthenticate},
 		60: {0, 0, inTurn((*Server).describeCluster)},
 	}
 }

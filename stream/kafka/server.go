@@ -28,8 +28,10 @@ type Config struct {
 	Host    func(ctx context.Context) (*stream.Host, error)
 	Cluster string // id of the cluster
 	Node    int32  // id of the gateway; default 1
-	Logger  *slog.Logger
-	Limits  Limits
+	// Users are the users as whom clients log in (SASL); nil: the server asks for no credentials.
+	Users  *stream.Users
+	Logger *slog.Logger
+	Limits Limits
 }
 
 // Limits bound the resources of a Server. Zero values take the defaults.

@@ -33,6 +33,10 @@ type GatewayConfig struct {
 	// addresses must be loopback addresses.
 	Kafka  string
 	Ingest string
+	// Users is the file of the users as whom Kafka clients log in (stream.Users); "": the
+	// server asks for no credentials. The HTTP server knows no credentials: with Users, Ingest must
+	// be "".
+	Users string
 	// KafkaOptional, IngestOptional: if the address is not free, there is no such server, and a
 	// message in the log.
 	KafkaOptional  bool
@@ -67,6 +71,16 @@ type Gateway struct {
 // StartGateway starts a gateway; nil if no server has an address, or no address is free and all
 // are optional. Errors: Invalid (not a loopback address), Busy (an address is not free).
 func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
+	var users *stream.Users
+	if cfg.Users != "" {
+		var err error
+		if users, err = stream.OpenUsers(cfg.Users); err != nil {
+			return nil, err
+		}
+		if cfg.Ingest != "" {
+			return nil, meta.E("start gateway", meta.Invalid, cfg.Ingest, errors.New("the HTTP server can't ask for credentials: with a file of users, give no address for it"))
+		}
+	}
 	kl, err := listenGateway(ctx, cfg.Logger, "kafka", cfg.Kafka, cfg.KafkaOptional)
 	if err != nil {
 		return nil, err
@@ -85,7 +99,7 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	g.ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
 	g.wg.Go(g.disconnectIdle)
 	if kl != nil {
-		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Node: cfg.Node, Cluster: cfg.Cluster, Logger: cfg.Logger})
+		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Node: cfg.Node, Cluster: cfg.Cluster, Users: users, Logger: cfg.Logger})
 		g.serve("kafka", g.kafka.Serve, kl)
 	}
 	if il != nil {

@@ -33,6 +33,8 @@ type Config struct {
 	// KafkaOptional, an address that is not free is no error.
 	Kafka         string
 	KafkaOptional bool
+	// StreamUsers is the file of the users as whom Kafka clients log in; "": nobody must.
+	StreamUsers string
 	// Ingest and IngestOptional are the same for appends over HTTP.
 	Ingest         string
 	IngestOptional bool
@@ -195,7 +197,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	s.Gateway, err = StartGateway(ctx, GatewayConfig{
 		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Logger: cfg.Logger,
-		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Idle: cfg.StreamIdle,
+		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Users: cfg.StreamUsers, Idle: cfg.StreamIdle,
 	})
 	if err != nil {
 		return s, err

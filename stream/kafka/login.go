@@ -1,0 +1,96 @@
+package kafka
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/xdg-go/scram"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
+)
+
+// plain is the mechanism in which the client sends the password (RFC 4616).
+const plain = "PLAIN"
+
+// mechanisms are the SASL mechanisms that the server offers.
+func mechanisms() []string {
+	all := []string{plain}
+	for _, m := range stream.Mechanisms {
+		all = append(all, string(m))
+	}
+	return all
+}
+
+// maxLogin bounds the frames of a client that has not logged in, in bytes.
+const maxLogin = 16 << 10
+
+// login is the authentication of a connection. The goroutine that reads requests uses it alone.
+// Before the client has logged in, the connection takes ApiVersions, SaslHandshake, and then
+// SaslAuthenticate; every other request ends the connection, as in Kafka.
+type login struct {
+	users *stream.Users // nil: nobody must log in
+	user  string        // who has logged in; "": nobody yet
+	// step takes the client's next token, and returns the answer, and whether the client has
+	// logged in; nil: no SaslHandshake came.
+	step func(token []byte) (answer []byte, done bool, err error)
+}
+
+// wanted reports that the client must log in.
+func (l *login) wanted() bool { return l.users != nil && l.user == "" }
+
+// admit refuses a request of a client that must log in first.
+func (l *login) admit(key int16) error {
+	if !l.wanted() || key == apiVersionsKey || key == saslHandshakeKey || key == saslAuthenticateKey {
+		return nil
+	}
+	return fmt.Errorf("%w: request %d came before the client has logged in", errFrame, key)
+}
+
+// choose begins a login with a mechanism, and reports whether the mechanism is known.
+func (l *login) choose(mechanism string) bool {
+	if mechanism == plain {
+		l.step = l.plain
+		return true
+	}
+	m := stream.Mechanism(mechanism)
+	if m.Hash() == nil {
+		return false
+	}
+	server, err := m.Hash().NewServer(func(name string) (scram.StoredCredentials, error) { return l.users.Secret(m, name) })
+	if err != nil {
+		return false
+	}
+	c := server.NewConversation()
+	l.step = func(token []byte) ([]byte, bool, error) {
+		answer, err := c.Step(string(token))
+		if err != nil {
+			return nil, false, err
+		}
+		if !c.Done() {
+			return []byte(answer), false, nil
+		}
+		if !c.Valid() || c.AuthzID() != "" && c.AuthzID() != c.Username() {
+			return nil, false, meta.E("log in", meta.AccessDenied, c.Username(), nil)
+		}
+		l.user = c.Username()
+		return []byte(answer), true, nil
+	}
+	return true
+}
+
+// plain takes the only token of PLAIN: the user to act as, the name and the password, with
+// zero bytes between.
+func (l *login) plain(token []byte) ([]byte, bool, error) {
+	parts := bytes.Split(token, []byte{0})
+	if len(parts) != 3 || len(parts[1]) == 0 || len(parts[0]) > 0 && !bytes.Equal(parts[0], parts[1]) {
+		return nil, false, errors.New("the token of PLAIN has a name and a password, and no other user to act as")
+	}
+	name := string(parts[1])
+	if err := l.users.Check(name, string(parts[2])); err != nil {
+		return nil, false, err
+	}
+	l.user = name
+	return nil, true, nil
+}
