@@ -13,6 +13,10 @@ func beginSASLHandshake(_ *Server, r *request) func() kmsg.Response {
 	p.SupportedMechanisms = mechanisms()
 	l := &r.conn.login
 	switch {
+	case r.version == 0:
+		// After version 0 the tokens come without frames. librdkafka uses version 1, but takes a
+		// server for one without SASL that does not name version 0.
+		p.ErrorCode, r.last = codeUnsupportedVersion, true
 	case !l.wanted() || l.step != nil:
 		p.ErrorCode = codeLoginState
 	case !l.choose(q.Mechanism):

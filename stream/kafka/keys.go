@@ -26,7 +26,7 @@ func init() {
 		14: {0, 5, inTurn((*Server).syncGroup)},
 		15: {0, 5, inTurn((*Server).describeGroups)},
 		16: {0, 4, inTurn((*Server).listGroups)},
-		17: {1, 1, beginSASLHandshake},
+		17: {0, 1, beginSASLHandshake},
 		18: {0, 3, inTurn((*Server).apiVersions)},
 		19: {0, 6, inTurn((*Server).createTopics)},
 		20: {0, 5, inTurn((*Server).deleteTopics)},

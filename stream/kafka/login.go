@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/xdg-go/scram"
-
-	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream"
 )
 
@@ -58,23 +55,20 @@ func (l *login) choose(mechanism string) bool {
 	if m.Hash() == nil {
 		return false
 	}
-	server, err := m.Hash().NewServer(func(name string) (scram.StoredCredentials, error) { return l.users.Secret(m, name) })
+	c, err := newScramLogin(l.users, m)
 	if err != nil {
 		return false
 	}
-	c := server.NewConversation()
 	l.step = func(token []byte) ([]byte, bool, error) {
-		answer, err := c.Step(string(token))
+		if c.serverFirst == "" {
+			answer, err := c.first(string(token))
+			return []byte(answer), false, err
+		}
+		answer, err := c.last(string(token))
 		if err != nil {
 			return nil, false, err
 		}
-		if !c.Done() {
-			return []byte(answer), false, nil
-		}
-		if !c.Valid() || c.AuthzID() != "" && c.AuthzID() != c.Username() {
-			return nil, false, meta.E("log in", meta.AccessDenied, c.Username(), nil)
-		}
-		l.user = c.Username()
+		l.user = c.user
 		return []byte(answer), true, nil
 	}
 	return true

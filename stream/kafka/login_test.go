@@ -177,3 +177,32 @@ func TestLoginComesFirst(t *testing.T) {
 		}
 	}
 }
+
+// FuzzScram gives both messages of a client to a login: no message but the user's proves the
+// password, and none does harm.
+func FuzzScram(f *testing.F) {
+	file := filepath.Join(f.TempDir(), "users.json")
+	if err := stream.SetPassword(file, "ann", "secret"); err != nil {
+		f.Fatal(err)
+	}
+	users, err := stream.OpenUsers(file)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add("n,,n=ann,r=abc", "c=biws,r=abcabcdef,p=AAAA")
+	f.Add("n,a=ann,n=ann,r=abc", "c=bixhPWFubiw=,r=,p=")
+	f.Add("y,,n=ann,r=", ",r=,p=")
+	f.Add("n,", "")
+	f.Fuzz(func(t *testing.T, first, last string) {
+		l, err := newScramLogin(users, stream.SHA256)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.first(first); err != nil {
+			return
+		}
+		if _, err := l.last(last); err == nil {
+			t.Errorf("DATA: %q, %q logged in", first, last)
+		}
+	})
+}

@@ -18,7 +18,7 @@ func TestLogin(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	m := newMachine(t, "--stream-users", users)
+	m := newMachine(t, "--stream-users", users, "--ingest", "")
 	m.Must("stream", "create", "/v/t")
 	as := func(mechanism, password string) []string {
 		return []string{"-X", "security.protocol=SASL_PLAINTEXT", "-X", "sasl.mechanisms=" + mechanism, "-X", "sasl.username=ann", "-X", "sasl.password=" + password}
