@@ -17,20 +17,22 @@ import (
 //	commit   the extents of many files in one batch, marked as synced
 //	finish   replace the captured blobs by references to chunks
 //
-// If a chunk fails on the way, the owner seals it, and the flush appends the chunk's unsynced
-// bytes to a fresh chunk: bytes stay in memory until they are committed.
+// A file may have an open end: the journal has the file's last extent without a length, and the
+// extent covers all synced bytes of the file's own chunk. An fsync of bytes appended there
+// needs no commit. If a chunk fails on the way, the owner seals the chunk, and the flush
+// appends the chunk's unsynced bytes to a fresh chunk: bytes stay in memory until their commit.
 
 type flushMode uint8
 
 const (
 	flushKeep  flushMode = iota // in the background
 	flushFsync                  // an application waits for one file
-	flushClose                  // nothing may be left open: recall, last close, truncate
+	flushClose                  // a recall, the last close or a truncation waits: the open end is closed, too
 )
 
 // Bounds of a flush.
 const (
-	flushFor     = 15 * time.Second // of one round; within a round, other chunks are tried after failures
+	flushFor     = 15 * time.Second // of one round; after failures, the round tries other chunks
 	maxExtents   = 2048             // of one Write
 	gatherSize   = 1 << 20          // bytes of small blobs of one append
 	gatherBelow  = 64 << 10         // smaller blobs are copied together
@@ -53,16 +55,16 @@ type work struct {
 	size   uint64
 	mtime  meta.Time
 	puts   uint32
-	epoch  uint64 // in which the captured bytes were written
+	epoch  uint64 // epoch of the volume in which the captured bytes were written
 	fast   bool   // the open end in the journal covers the bytes: no commit
 	open   bool   // commit the last extent open-ended
 	close  bool   // commit an explicit end of the open-ended extent
 	seal   bool
-	own    *chunk // with seal: the file's own chunk, sealed before the file is
+	own    *chunk // with seal: the file's own chunk, to be sealed before the file
 	idle   bool   // nothing to do
 	done   bool
 	err    error
-	ops    int // in the batch
+	ops    int // operations that are sent in a batch and not answered yet
 	// admitted is the file's promise at the time of the capture. promised is the part that
 	// goes with the commit, and returns to the file if the commit fails.
 	admitted uint64
@@ -71,8 +73,8 @@ type work struct {
 	pushTurn bool
 }
 
-// capture freezes the bytes of a file that are to be flushed. The caller holds mu and both
-// turns.
+// capture freezes the bytes of a file that are to be flushed. The caller holds the inode's mu
+// and both turns (turnPush and turnCommit).
 func (v *Volume) capture(w *work) {
 	in, f := w.in, w.in.fileLocked()
 	w.f, w.segs, w.blobs, w.data = f, nil, nil, nil
@@ -119,11 +121,11 @@ func (v *Volume) capture(w *work) {
 	for _, s := range w.segs {
 		b := s.b
 		if b.busy > 0 {
-			continue // captured with an earlier segment; no other flush can have it, since both turns are held
+			continue // captured with an earlier segment; no other flush can have captured b, since the caller holds both turns
 		}
 		b.busy++
 		b.frozen = true
-		if b.clean && !w.inline { // goes to a chunk with the rest
+		if b.clean && !w.inline { // the blob goes to a chunk with the other blobs
 			b.clean = false
 			n := int64(len(b.data))
 			v.c.buf.force(n)
@@ -176,8 +178,8 @@ func (w *work) fitsEnd(f *file) bool {
 	return len(w.segs) == 0 || at == w.size && f.m.end() == at
 }
 
-// tailFrom returns the offset from which the captured bytes are one run to the end of the
-// file, after the committed bytes; else zero.
+// tailFrom returns the offset of the captured bytes if the bytes are one run up to the end of
+// the file; else zero.
 func (w *work) tailFrom(f *file) uint64 {
 	if len(w.segs) == 0 {
 		return 0
@@ -198,7 +200,7 @@ func (w *work) tailFrom(f *file) uint64 {
 	return w.segs[0].off
 }
 
-// release ends a capture without finishing it.
+// release ends a capture: the blobs that are not committed can be captured again.
 func (v *Volume) release(w *work) {
 	for _, b := range w.blobs {
 		b.busy--
@@ -333,8 +335,8 @@ func (v *Volume) atEnd(in *inode, f *file, off uint64) bool {
 	return free
 }
 
-// flushGroup flushes files whose commit turns the caller holds, and sets the error of each.
-// The caller holds the push turns, too; with leavePush, flushGroup leaves them after the
+// flushGroup flushes files, and sets the error of each file. The caller holds the commit turn
+// and the push turn of each file; with leavePush, flushGroup leaves the push turns after the
 // appends.
 func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	for _, w := range ws {
@@ -430,8 +432,8 @@ func (w *work) endPush() {
 	w.in.file.leave(turnPush)
 }
 
-// pushAgain reports whether another chunk may help: yes if a chunk failed, also for a full
-// disk; no if the owner has no chunk to give.
+// pushAgain joins errAgain to err if another chunk may help: a chunk failed, perhaps because of
+// a full disk. Another chunk does not help if the owner has no chunk to give.
 func pushAgain(ctx context.Context, err error) error {
 	if ctx.Err() != nil || errors.Is(err, errAgain) {
 		return err
@@ -448,7 +450,7 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 	v.syncGroup(ctx, ws)
 	var ops []batchOp
 	var of []*work
-	var epoch uint64 // of all in ops
+	var epoch uint64 // epoch of all operations in ops
 	inline := 0
 	send := func() {
 		if len(ops) > 0 {
@@ -554,7 +556,7 @@ func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 				}
 				w.err = errors.Join(w.err, err)
 				if b.cw.isBroken() {
-					// A failed chunk without any sync: the bytes go to another chunk.
+					// The chunk failed before any sync: the bytes go to another chunk.
 					c := b.cw
 					v.dropBlob(c)
 					b.cw = nil
@@ -629,7 +631,8 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 			ext = overlay(ext, e)
 			continue
 		}
-		// A stream's last extent grows: a single record for all commits.
+		// The last committed extent of a file that is written from front to back grows: all
+		// commits of the file make a single record.
 		if len(ext) == 0 || ext[len(ext)-1].End() != e.Off {
 			if p, ok := f.m.before(s.off); ok && p.ref == s.b.cw.ref && p.pos+p.n == e.ChunkOff {
 				e.Off, e.ChunkOff, e.Len = p.off, p.pos, e.Len+p.n
@@ -668,8 +671,8 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 	return ops
 }
 
-// sealFile ends a seal-on-close file with its own chunk: first the chunk, after the commit of
-// all its bytes, then the file, so that every reader of a sealed file can pass the chunk to
+// sealFile seals a seal-on-close file that has a chunk of its own: after the commit of all
+// bytes, first the chunk, then the file. So every reader of a sealed file can pass the chunk to
 // the kernel.
 func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	if err := v.seal(ctx, w.own); err != nil {
@@ -738,8 +741,8 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	in, f := w.in, w.f
 	w.done = true
 	if w.err = in.expiredSince(f, w.epoch); w.err != nil {
-		// The owner may or may not have the commit: the writer was told that the bytes are
-		// lost.
+		// The owner may or may not have the commit. In both cases the writer was told that the
+		// bytes are lost.
 		v.release(w)
 		return
 	}
@@ -817,8 +820,8 @@ func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error 
 	return v.patiently(ctx, in, func() error { return v.flushRound(ctx, in, mode) })
 }
 
-// flushRound is flushOne with a bounded time, provided that the volume's owner answers. If
-// passing is true for the error, another round may succeed.
+// flushRound is flushOne for a bounded time, if the volume's owner answers. If the function
+// passing returns true for the error, another round may succeed.
 func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) error {
 	in.mu.Lock()
 	f := in.file
@@ -883,7 +886,7 @@ func (v *Volume) flushHeld(in *inode, mode flushMode) error {
 	return v.verdict(in, w.err)
 }
 
-// verdict turns the error of a flush into the error for callers. It drops the bytes of a
+// verdict turns the error of a flush into the error for callers. verdict drops the bytes of a
 // deleted file.
 func (v *Volume) verdict(in *inode, err error) error {
 	v.failure.note(err)
@@ -916,8 +919,8 @@ func (v *Volume) verdict(in *inode, err error) error {
 	return meta.E("write back", kind, v.subject(in.ino), err)
 }
 
-// flushIfDirty makes a file's buffered bytes durable and committed. It also fails if bytes
-// were lost before and no caller was told.
+// flushIfDirty makes a file's buffered bytes durable and committed. flushIfDirty also fails if
+// bytes were lost before and no caller was told of the loss.
 func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
 	in := v.c.table.peek(v.id, ino)
 	if in == nil {
@@ -935,7 +938,8 @@ func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
 	return in.file.toldByRename()
 }
 
-// dropDirtyLocked forgets all buffered bytes of a file. Captured bytes end with their flush.
+// dropDirtyLocked forgets all buffered bytes of a file. Bytes captured by a flush stay in
+// memory until the end of the flush.
 func (in *inode) dropDirtyLocked() {
 	f, v := in.file, in.vol
 	if f == nil {
@@ -956,8 +960,8 @@ func (in *inode) dropDirtyLocked() {
 	v.unlistLocked(in)
 }
 
-// loseDirty gives up the buffered bytes of a file and reports the loss. It returns the number
-// of bytes, and whether any state was lost.
+// loseDirty gives up the buffered bytes of a file and reports the loss. loseDirty returns the
+// number of lost bytes, and whether any state was lost.
 func (v *Volume) loseDirty(in *inode, err error) (bytes int64, lost bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

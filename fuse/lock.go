@@ -76,23 +76,23 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 //
 //   - A process's POSIX locks, when the process closes any descriptor of the file. The kernel
 //     sends FLUSH. A handle for reading is opened without FLUSH only while no process has the
-//     file open for writing or locks it (openCached). Closing an older handle without FLUSH
+//     file open for writing or holds a lock (openCached). Closing an older handle without FLUSH
 //     keeps the locks taken through other handles.
 //   - Locks of an open file description (F_OFD_SETLK), at the last close. The kernel neither
 //     marks such a lock nor unlocks it. So RELEASE gives up all locks taken through the
 //     handle and not yet given up by a FLUSH.
 
 // Linux makes the number of the owner of an F_OFD_SETLK lock or of a flock from the address of
-// the open file description, and reuses the address when RELEASE is on its way. So the owner
-// in a RELEASE may also be the owner of a later handle. Two rules keep the locks of the later
-// handle, and the record of the locker for a successor:
+// the open file description, and may reuse the address while the RELEASE is still on its way.
+// So the owner in a RELEASE may also be the owner of a later handle. Two rules keep the locks
+// of the later handle, and the record of the locker for a successor:
 //
 //   - beginLock waits while a RELEASE gives up locks of the same owner.
 //   - A RELEASE that is served after the later handle locked gives up nothing. The locks of the
 //     earlier handle then end with the locks of the later handle.
 
-// lockEnds are the owners whose locks a RELEASE gives up now. A channel is closed when the
-// owner of the volume has answered.
+// lockEnds maps each lock owner whose locks a RELEASE is giving up to a channel. The channel is
+// closed when the owner of the volume has answered.
 type lockEnds map[uint64]chan struct{}
 
 // beginLock records the owner of a lock and the handle used for locking. Error: Interrupted.
@@ -140,8 +140,8 @@ func (n *openNode) noteLocker(k *openRecords, node, fh, owner uint64) {
 	k.locks(node, owner, fh)
 }
 
-// flushed forgets an owner and the owner's record. The caller's FLUSH gives up the owner's
-// locks.
+// flushed forgets an owner and the owner's record. The caller serves a FLUSH, which gives up
+// the owner's locks.
 func (o *opens) flushed(k *openRecords, node, owner uint64) {
 	o.with(node, false, func(n *openNode) {
 		delete(n.lockers, owner)
@@ -199,7 +199,8 @@ func (f *fileSystem) releaseLocks(ctx request, v Volume, ino meta.Ino, in *fuse.
 // releasing returns the owners whose locks a RELEASE of fh must give up, and forgets these
 // owners; left are owners that locked through fh and keep their locks. An owner that locked
 // through fh and through another handle keeps its locks if the kernel sends FLUSH for fh: a
-// process that closed fh is forgotten since its FLUSH, so the owner is the later handle.
+// process that closed fh was forgotten at its FLUSH, so the owner is an open file description
+// with the reused number, and its handle is the later handle.
 func (n *openNode) releasing(fh uint64) (owners, left []uint64) {
 	flushes := modeOf(fh)&(modeNoFlush|modePassthrough) == 0
 	for owner, through := range n.lockers {

@@ -12,11 +12,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Host has the streams of a process. It opens a partition at the first use, as the
+// Host holds the open streams of a process. Host opens a partition at the first use, as the
 // partition's leader, and gives the leadership up when nobody uses the partition any more.
 type Host struct {
-	// Address is told to everybody who asks for the leader of a partition. Idle is how long an
-	// unused partition is led. Both are set before the first use.
+	// Address is the address of this process for clients that ask for the leader of a
+	// partition. Idle is how long the host leads an unused partition. The caller sets Address
+	// and Idle before the first use of the host.
 	Address string
 	Idle    time.Duration
 
@@ -26,7 +27,7 @@ type Host struct {
 
 	mu     sync.Mutex
 	open   map[streamID]*Stream
-	used   time.Time // the last look-up of a stream
+	used   time.Time // time of the last look-up of a stream
 	closed bool
 
 	duties duties
@@ -35,7 +36,7 @@ type Host struct {
 // DefaultIdle is the default of Host.Idle.
 const DefaultIdle = time.Minute
 
-// streamID names a stream for ever: the directory may be renamed.
+// streamID identifies a stream for ever, also after a rename of the stream's directory.
 type streamID struct {
 	volume meta.VolumeID
 	dir    meta.Ino
@@ -59,7 +60,8 @@ func (h *Host) Stream(ctx context.Context, p string) (*Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Also of an open stream: the removal of the file ends the stream.
+	// Stream looks for the file of an open stream, too: the removal of the file ends the
+	// stream.
 	if _, err := h.tree.Stat(ctx, path.Join(p, SpecFile)); err != nil {
 		return nil, meta.E("open stream", meta.KindOf(err), p, err)
 	}
@@ -99,7 +101,7 @@ func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) 
 	return s, nil
 }
 
-// Delete ends a stream and removes its files; see Delete.
+// Delete ends a stream of the host and removes the stream's files with the function Delete.
 func (h *Host) Delete(ctx context.Context, p string) error {
 	s, err := h.Stream(ctx, p)
 	if err != nil {
@@ -110,11 +112,11 @@ func (h *Host) Delete(ctx context.Context, p string) error {
 	h.mu.Lock()
 	delete(h.open, streamID{s.dir.v.ID(), s.dir.ino})
 	h.mu.Unlock()
-	s.close() // the files are gone: an error says nothing
+	s.close() // the files are gone: an error of close does not matter
 	return err
 }
 
-// retainEvery is how often partitions are examined for old records.
+// retainEvery is the time after which Run examines the partitions for old records again.
 const retainEvery = time.Minute
 
 // Run publishes tables, gives up partitions that nobody uses, removes old records, and closes
@@ -142,13 +144,13 @@ func (h *Host) Run(ctx context.Context) {
 		retained = time.Now()
 		for _, s := range h.streams() {
 			if !s.leads() {
-				continue // a question to the owner would be a use of the volume
+				continue // asking the owner would count as a use of the volume
 			}
 			if _, err := s.dir.lookup(ctx, SpecFile); errors.Is(err, meta.NotFound) || errors.Is(err, meta.Stale) {
 				h.mu.Lock()
 				delete(h.open, streamID{s.dir.v.ID(), s.dir.ino})
 				h.mu.Unlock()
-				s.close() // the files are gone: an error says nothing
+				s.close() // the files are gone: an error of close does not matter
 				continue
 			}
 			s.retain(ctx)
@@ -166,8 +168,8 @@ func (h *Host) streams() (all []*Stream) {
 }
 
 // CloseIdle closes the host if the host leads nothing, and nobody has looked for a stream
-// within Idle. The caller can then end the client's session, which would keep volumes from
-// being rolled back.
+// within Idle. CloseIdle reports whether the host is closed. The caller of a closed host can
+// end the client's session: a session keeps volumes from being rolled back.
 func (h *Host) CloseIdle() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -39,13 +39,14 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// Options of Init and Open. The zero value is right but for the identities.
+// Options of Init and Open. The zero value has the default of each option except Cluster and
+// Disk.
 type Options struct {
 	// Cluster and Disk are written by Init. Open refuses a directory with other ids; zero ids
 	// are not compared.
 	Cluster, Disk [16]byte
-	// SegmentSize and Segments size the log when Init makes it: bytes (256 KiB
-	// to 1 GiB) and count (4 to 4096). Zero: 6 of 16 MiB, less on disks below 4 GiB.
+	// SegmentSize and Segments size the log when Init makes it: bytes (256 KiB to 1 GiB) and
+	// count (4 to 4096). Zero: 6 segments of 16 MiB, smaller segments on disks below 4 GiB.
 	SegmentSize, Segments uint32
 
 	Logger *slog.Logger // nil: slog.Default()
@@ -56,18 +57,20 @@ type Options struct {
 	// InlineMax is the most unsynced bytes that a sync writes into the log
 	// rather than syncing the data file; 0 means 64 KiB, which is also the most.
 	InlineMax int
-	// CheckpointEvery is how long the log may grow in calm times; 0 means 30 s.
+	// CheckpointEvery is the longest time from a checkpoint to the next while the log has new
+	// records; 0 means 30 s.
 	CheckpointEvery time.Duration
-	// Boot is the machine's boot id, at most 40 bytes. Verifications since the boot are
-	// remembered over restarts of the process; empty: they are not.
+	// Boot is the machine's boot id, at most 40 bytes. With Boot, the store remembers
+	// verifications since the boot over restarts of the process; with an empty Boot, the store
+	// does not.
 	Boot string
 	// Bad, if not nil, is called for chunks with wrong checksums (such a chunk is marked as
-	// damaged, kept, and replaced by Receive) and for unreadable chunks. It may block for a
+	// damaged, kept, and replaced by Receive) and for unreadable chunks. Bad may block for a
 	// while.
 	Bad func(id meta.ChunkID, err error)
 	// Manual: no goroutine runs; tests call Checkpoint and Mark themselves.
 	Manual bool
-	// batch is batchFrom, for tests.
+	// batch replaces batchFrom in tests.
 	batch int
 
 	// Positive controls: each breaks one promise, and tests must notice.
@@ -80,8 +83,8 @@ const (
 	inlineMax = 64 << 10
 	// checkpointBytes bounds the bytes that recovery must read.
 	checkpointBytes = 2 << 30
-	// writebackStep: after so many bytes of a chunk the kernel is asked to start write-back, so
-	// that a later sync has little to do.
+	// After each writebackStep bytes of a chunk the store asks the kernel to start write-back,
+	// so that a later sync has little to do.
 	writebackStep = 8 << 20
 	maxHandles    = 1024
 	maxDirty      = 2048 // chunks with records in the log: each may hold a descriptor
@@ -105,9 +108,9 @@ type Store struct {
 	chunks map[meta.ChunkID]*chunk
 	lru    list.List // of *chunk without pins, least recently used in front
 	dirty  map[*chunk]struct{}
-	tombs  map[meta.ChunkID]meta.Fence // deleted a short while ago: a late append must not recreate them
+	tombs  map[meta.ChunkID]meta.Fence // chunks deleted a short while ago, which a late append must not recreate
 	tombQ  []meta.ChunkID
-	coming map[meta.ChunkID]struct{} // being received
+	coming map[meta.ChunkID]struct{} // chunks being received
 
 	bad      chan meta.ChunkID
 	shut     atomic.Bool                // nothing new begins
@@ -120,7 +123,7 @@ type Store struct {
 	cpMu     sync.Mutex // one checkpoint at a time
 	kick     chan struct{}
 	stop     chan struct{}
-	off      *replica.Off // nil but for controls
+	off      *replica.Off // nil unless a control is on
 	wg       sync.WaitGroup
 	cpDoneMu sync.Mutex
 	cpDone   chan struct{} // closed and replaced when a checkpoint ends
@@ -147,7 +150,7 @@ type counters struct {
 	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes, checked, received, packed atomic.Uint64
 }
 
-// Stats are counts since Open, and where the disk stands.
+// Stats are counts since Open, and the state of the disk.
 type Stats struct {
 	Appends, AppendBytes uint64
 	Syncs, InlineSyncs   uint64 // syncs requested; of these, syncs through the log alone
@@ -286,7 +289,8 @@ func (s *Store) release() {
 	s.lock.Close()
 }
 
-// run writes checkpoints: when the log asks for a checkpoint, and from time to time.
+// run writes checkpoints: when an append asks for a checkpoint, when the log fills up, and at
+// least every CheckpointEvery while the log has new records.
 func (s *Store) run() {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -328,7 +332,8 @@ func (s *Store) run() {
 }
 
 // fail marks the disk as failed for good. After an I/O error of a write or a sync, data in the
-// kernel's memory can't be trusted to reach the disk: a later success would not be true.
+// kernel's memory can't be trusted to reach the disk: a later sync may report success although
+// data is lost.
 func (s *Store) fail(err error) error {
 	e := meta.E("chunk store", meta.IO, "", err)
 	if s.failed.CompareAndSwap(nil, e) {
@@ -345,7 +350,7 @@ func (s *Store) Err() error {
 	return nil
 }
 
-// writable tells whether anything may be written.
+// writable returns nil if data may be written.
 func (s *Store) writable() error {
 	if s.closed.Load() {
 		return meta.E("chunk store", meta.Unavailable, "", errors.New("closed"))
@@ -414,7 +419,7 @@ type spaceCache struct {
 	known bool
 	total uint64
 	free  uint64
-	taken uint64 // since free was asked for
+	taken uint64 // bytes taken since free was read from the disk
 }
 
 func (c *spaceCache) forget() {
@@ -438,7 +443,7 @@ func (c *spaceCache) take(d Disk, n, reserve uint64) (free uint64, err error) {
 	return c.free - min(c.free, c.taken), nil
 }
 
-// Stats tells counts and the disk's standing.
+// Stats returns the counts and the state of the disk.
 func (s *Store) Stats() Stats {
 	s.log.smu.Lock()
 	logSyncs := s.log.syncs
@@ -474,8 +479,8 @@ func ioError(op, subject string, err error) error {
 	return meta.E(op, meta.IO, subject, err)
 }
 
-// diskError is ioError for a write: a full disk fails only the write, any other error the
-// disk.
+// diskError is ioError for a write: a full disk fails only the write; any other error marks the
+// disk as failed.
 func (s *Store) diskError(op string, id meta.ChunkID, err error) error {
 	if err = ioError(op, id.String(), err); meta.KindOf(err) == meta.IO {
 		return s.fail(err)

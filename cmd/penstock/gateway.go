@@ -28,7 +28,7 @@ a partition or coordinates a group. When a gateway ends, the others take over wh
 it led: at once after an orderly end, else when its session has ended.
 
 The server asks for no credentials, so that it listens on loopback addresses only.`,
-		Example: `  penstock gateway --cluster meta1:7500,meta2:7500 --node 2 --kafka 127.0.0.1:9092`,
+		Example: `  penstock gateway --cluster meta1:7400,meta2:7400 --node 2 --kafka 127.0.0.1:9092`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := logs.logger(cmd.ErrOrStderr())

@@ -60,8 +60,8 @@ type volumeView struct {
 	TrashSeconds uint64 `json:"trash_seconds" yaml:"trash_seconds"`
 	// Compression of sealed chunks: none, s2 or zstd.
 	Compression string `json:"compression" yaml:"compression"`
-	// The advisory quota refuses nothing. BytesOver and InodesOver are the times since when
-	// the volume counts as above the advisory quota.
+	// The advisory quota refuses nothing. BytesOver and InodesOver are the times when the
+	// volume crossed the advisory quota; nil: the volume does not count as above.
 	AdvisoryBytes  uint64     `json:"advisory_bytes,omitempty" yaml:"advisory_bytes,omitempty"`
 	AdvisoryInodes uint64     `json:"advisory_inodes,omitempty" yaml:"advisory_inodes,omitempty"`
 	BytesOver      *time.Time `json:"bytes_over,omitempty" yaml:"bytes_over,omitempty"`
@@ -73,7 +73,8 @@ type volumeView struct {
 	Created      *time.Time `json:"created,omitempty" yaml:"created,omitempty"`
 	Deleted      *time.Time `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
 	Until        *time.Time `json:"until,omitempty" yaml:"until,omitempty"`
-	// Closed: no client uses the volume, and its use was not asked for.
+	// Closed: no client uses the volume, and the volume was not opened: UsedBytes and
+	// UsedInodes are unknown.
 	Closed bool `json:"closed,omitempty" yaml:"closed,omitempty"`
 }
 
@@ -165,8 +166,8 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 // defaultTrash is the trash time of a volume created by this command.
 const defaultTrash = 24 * time.Hour
 
-// words returns the settings of flags outside the policy. With all, words includes the default
-// trash time without a flag.
+// words returns the settings of the flags that are not part of the policy. With all, words
+// includes the trash time even if --trash is not given.
 func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w meta.VolumeWords, err error) {
 	if f.Changed("trash") || all {
 		if p.trash < 0 || p.trash%time.Second != 0 {
@@ -192,7 +193,8 @@ func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w meta.VolumeWords, err
 	return w, err
 }
 
-// parseLabels reads KEY=VALUE and KEY-.
+// parseLabels parses arguments KEY=VALUE, which set a label, and KEY-, which remove a label
+// (value nil).
 func parseLabels(args []string) (map[string]*string, error) {
 	if len(args) == 0 {
 		return nil, nil
@@ -219,8 +221,8 @@ func parseLabels(args []string) (map[string]*string, error) {
 	return all, nil
 }
 
-// change applies the given flags to a policy and checks the result. change returns the names
-// of the changed words of the policy; the list may be empty.
+// change applies the given flags to a policy and checks the result. change returns the names of
+// the flags that change the policy; the list may be empty.
 func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (words []string, err error) {
 	spread, err := meta.ParseSpread(p.spread)
 	if err != nil {
@@ -316,7 +318,7 @@ func newVolumeCreate() *cobra.Command {
 			}
 			words.Force = force
 			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
-				if attach != "" { // a mistake here must not leave a volume behind
+				if attach != "" { // a wrong path must not leave a volume behind
 					if _, _, err := s.Walk(cmd.Context(), path.Dir(path.Clean("/"+attach)), parents); err != nil {
 						return err
 					}
@@ -498,8 +500,8 @@ follow. What no chunk servers of the cluster could meet, all there, is refused.`
 				}
 				changed := len(only) > 0 || !words.Empty()
 				words.Force = force
-				// Words without a flag stay unchanged, even if another client changes them
-				// now.
+				// Settings without a flag stay as they are, even if another client changes such
+				// a setting now.
 				words.Only = append([]string{}, only...)
 				if cmd.Flags().Changed("events") {
 					if _, err := c.Events.KeepEvents(cmd.Context(), &admin.KeepEventsRequest{Volume: admin.Numbered(v.ID), Keep: events.keep}); err != nil {

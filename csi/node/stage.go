@@ -56,8 +56,8 @@ func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// serve sets the source of r. The mount of a snapshot pins the snapshot, so that the snapshot
-// stays as long as the mount.
+// serve sets the source of r. The mount of a snapshot pins the snapshot: nobody can delete the
+// snapshot while the mount lives.
 func (s *Server) serve(r *record, from source) {
 	r.Source = from.path
 	if from.of == 0 {
@@ -121,12 +121,12 @@ func (s *Server) wanted(volume string, c *csi.VolumeCapability) (r record, group
 	return record{Volume: volume, Options: options}, group, nil
 }
 
-// stage mounts a volume as recorded in want, or finds the volume mounted so:
+// stage mounts a volume as want says, unless the volume is already mounted in this way:
 //
 //	record written -> directory -> process started -> mounted
 //
-// The process inherits the lock. If a driver is killed in between, the next driver sees that
-// the process is still mounting, and leaves the process alone.
+// The process inherits the lock. If the driver is killed in between, the next driver sees by
+// the lock that the process is still mounting, and leaves the process alone.
 func (s *Server) stage(ctx context.Context, want record) error {
 	f := s.folderOf(want.Volume, want.Staging)
 	lock, err := f.lock()
@@ -188,7 +188,7 @@ func (s *Server) stage(ctx context.Context, want record) error {
 	return nil
 }
 
-// alreadyStaged is stage where a process lives.
+// alreadyStaged is stage if a living process holds the lock of the volume's folder.
 func (s *Server) alreadyStaged(ctx context.Context, f folder, want record) error {
 	have, err := f.read()
 	if err != nil {
@@ -382,8 +382,8 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	dead := false
 	if m != nil && s.orphaned(path) {
 		// The holder has the written data, which becomes durable once a process serves the
-		// mount. If no process can, and no data is left to be made durable, unstage removes
-		// the mount as it is.
+		// mount. If no process can be started, and no data is left to be made durable, unstage
+		// removes the mount as it is.
 		wait, cancel := context.WithTimeout(ctx, patience(ctx, probeWait))
 		err := s.takeUp(wait, f, time.Now())
 		cancel()
@@ -435,7 +435,8 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	return f.remove()
 }
 
-// forget makes the holder drop its copy of a removed mount.
+// forget makes the holder, the process that keeps mounts for successors, drop its copy of a
+// removed mount.
 func (s *Server) forget(path string) error {
 	if s.Holder == nil {
 		return nil
@@ -444,17 +445,17 @@ func (s *Server) forget(path string) error {
 }
 
 const (
-	// endPoll is how often is looked whether a process has ended.
+	// endPoll is the pause between two looks at the lock of a process that is to end.
 	endPoll = 10 * time.Millisecond
 	// endWait bounds how long a call waits for the end of a process.
 	endWait = 30 * time.Second
-	// endLooks is the number of looks at the lock after which ended again unmounts path.
+	// After every endLooks looks at the lock, ended unmounts path again.
 	endLooks = 10
 )
 
-// ended waits for the process of a removed mount to end, and returns its lock. A process
-// started by an earlier driver may mount only now: ended removes such a mount, too. Errors:
-// Unavailable.
+// ended waits until the process of a removed mount has ended, and returns the lock of the
+// process. A process started by an earlier driver may mount only now: ended removes such a
+// mount, too. Errors: Unavailable.
 func (s *Server) ended(ctx context.Context, f folder, path string) (*os.File, error) {
 	late := time.After(patience(ctx, endWait))
 	for n := 1; ; n++ {

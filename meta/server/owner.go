@@ -25,8 +25,8 @@ const eventPrefix = namespace.EventPrefix
 
 // owner serves one volume while this server owns it.
 //
-// Lock order: mu, then a session's sender. No call to etcd, disk sync or
-// network is made under mu; the store is read under it.
+// Lock order: mu, then a session's sender. No call to etcd, disk sync or network is made under
+// mu; the store is read under mu.
 type owner struct {
 	srv  *Server
 	vol  meta.VolumeID
@@ -38,8 +38,8 @@ type owner struct {
 	j      Journal
 	st     Store
 
-	// hanging is read-locked while a volume is attached to this volume, and locked while this
-	// volume is deleted. hanging is taken before mu.
+	// hanging is read-locked while the server attaches a volume below this volume, and locked
+	// while the server deletes this volume. hanging is taken before mu.
 	hanging   sync.RWMutex
 	rollbacks rollbacks
 
@@ -71,11 +71,13 @@ type owner struct {
 	wanted atomic.Bool
 	// allBack, of capacity 1, notifies recover when awaited becomes empty.
 	allBack chan struct{}
-	// awaited are the journaled sessions neither back nor ended. true: the session has
-	// entered, and will send claims and replays.
+	// awaited has the sessions known to the journal when the owner took the volume, and neither
+	// back nor ended since. The value is true if the session has entered, and will send claims
+	// and replays.
 	awaited map[meta.SessionID]bool
-	// entered maps each session inside to the number of its entry. A call from before a
-	// session's latest entry is not executed after that entry. entries is the last number.
+	// entered maps each session that has entered the volume to a number; a session that enters
+	// again gets a new number. A call waiting while its session enters again is not executed.
+	// entries is the last number given.
 	entered  map[*session]uint64
 	entries  uint64
 	departed []departed // departed sessions, for the task that ends them
@@ -95,8 +97,8 @@ type owner struct {
 	noSpace     error                // not nil: etcd refuses writes
 	snapped     meta.Seq             // last entry that takes or deletes a snapshot
 	barrier     *barrier             // not nil: a snapshot is being taken
-	group       *groupHolding        // of a group snapshot under way; nil: none
-	groups      map[uint64]bool      // group snapshots already decided; false: without a record
+	group       *groupHolding        // group snapshot under way; nil: none
+	groups      map[uint64]bool      // group snapshots already decided; false: the group has no record
 	closed      chan struct{}        // not nil: no session may enter until closed is closed
 	digesting   digesting
 	indexing    indexing
@@ -106,7 +108,8 @@ type owner struct {
 	cloning     sync.Mutex // held while a clone of this volume is made or released; before mu
 	freed       uint64     // bytes freed by the deletion of a snapshot under way
 	schedule    schedule   // schedule of snapshots
-	// unanswered maps each snapshot taken here to the files that clients did not give back.
+	// unanswered maps each snapshot taken by this owner to the files with leases not given back
+	// by clients.
 	unanswered map[meta.Generation]unanswered
 	compaction compaction
 	replays    replays
@@ -120,7 +123,7 @@ type owner struct {
 	wg     task.Group
 }
 
-// journaled is the part of the volume's state about a session.
+// journaled is the part of the volume's state about a session known to the journal.
 type journaled struct {
 	seq     meta.Seq // the entry holding its SessionStart
 	info    meta.SessionStart
@@ -129,8 +132,8 @@ type journaled struct {
 	acked   meta.Seq     // replies up to acked may be dropped
 	forgot  meta.Seq     // replies up to forgot are dropped
 	ending  bool
-	// holds maps each partly answered batch to its first entry. The notice that the entry is
-	// durable may overtake the batch's reply.
+	// holds maps each partly answered batch to the entry of the batch's first operation. The
+	// notice that the entry is durable may overtake the batch's reply.
 	holds map[uint64]meta.Seq
 }
 
@@ -244,14 +247,14 @@ func (o *owner) cut() {
 	o.cur = &entry{seq: o.cur.seq + 1, sessions: map[*session]struct{}{}}
 }
 
-// execute runs an operation by the owner itself, or by the owner on behalf of a session, and
-// returns the effects for apply. An operation that meets a truncated tail is run again after
-// the tail is reaped. Caller holds mu.
+// execute runs an operation of the owner or of a session, and returns the effects for apply. If
+// the operation meets the truncated tail of a file, which still has to be reaped, execute reaps
+// the tail and runs the operation again. Caller holds mu.
 func (o *owner) execute(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, w *view) (*meta.Result, []namespace.Effect, error) {
 	return o.executeFor(op, as, id, replay, 0, w)
 }
 
-// executeFor is execute for an operation with reserved bytes promised.
+// executeFor is execute for an operation with reserved bytes promised to the session.
 func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, reserved uint64, w *view) (*meta.Result, []namespace.Effect, error) {
 	for range 1 << 20 {
 		c := o.context(as)
@@ -303,7 +306,7 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 		return o.refuse(meta.E("call", meta.SessionExpired, s.name, nil))
 	}
 	if o.leaving != nil {
-		return nil, o.leaving // or until the volume is gone
+		return nil, o.leaving // closed if the volume stays; once the volume is gone, retry ends by o.ctx
 	}
 	if o.outsideLease() {
 		return nil, soon()
@@ -356,7 +359,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 			// The operation was executed before: send the same reply without leases, since the
 			// attributes in the reply may be old.
 			if kept.seq <= o.durable {
-				// The notice may have been lost with a connection.
+				// The notice about the durable entry may have been lost with a connection.
 				s.enqueue(0, &wire.Durable{Volume: o.vol, Seq: kept.seq})
 			}
 			if kept.claimed && !c.Replay {
@@ -467,8 +470,8 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	j.order = append(j.order, kept)
 	switch m := op.(type) {
 	case *meta.Lead:
-		// No answer about a leadership may be lost with the owner: the epoch could be given to
-		// another session.
+		// The reply to Lead waits for the journal. If the owner died with an unjournaled reply,
+		// the next owner could give the same epoch to another session.
 		o.leases.leaders.begin(m.Ino, s.id)
 		if re.Seq > o.durable {
 			return nil, o.untilDurable(re.Seq)
@@ -482,10 +485,10 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	return re, nil
 }
 
-// recallFor recalls the leases of other sessions on the inodes that op will change. A change
-// of read times only leaves shared leases: a session may report an older read time from its
-// cache. recallFor also returns the inode whose last name op may remove, with the sessions
-// holding a lease on the inode noted in k. Caller holds mu.
+// recallFor recalls the leases of other sessions on the inodes that op will change. If op
+// changes read times only, other sessions keep shared leases, although such a session may then
+// report an older read time from its cache. recallFor also returns the inode whose last name op
+// may remove, and notes in k the sessions holding a lease on the inode. Caller holds mu.
 func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-chan struct{}, orphaned meta.Ino, err error) {
 	inos, err := namespace.Touched(w, op)
 	if err != nil {
@@ -664,7 +667,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		keep = meta.LeaseNone
 	}
 	if !o.leases.Alone(s) && ino != 0 {
-		if at == 0 { // a snapshot's content is in no session's cache alone
+		if at == 0 { // no session caches changes of a snapshot
 			if want == meta.LeaseNone && readsXattr(c.Op) {
 				return re, nil // no session changes extended attributes in its cache
 			}
@@ -801,7 +804,7 @@ func (o *owner) closeStore() error {
 	o.wg.Wait()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for !o.wg.Empty() { // a user of the store that came between
+	for !o.wg.Empty() { // a goroutine that began to use the store meanwhile
 		o.mu.Unlock()
 		o.wg.Wait()
 		o.mu.Lock()
@@ -826,13 +829,13 @@ func (o *owner) gone() error {
 	return meta.E("volume", meta.NotOwner, to.addr, cause)
 }
 
-// serveBatch answers a batch's operations in order and replies once all have answers. A batch
-// gets no leases, so the reply may be late.
+// serveBatch answers a batch's operations in order and replies once all have answers. The calls
+// of a batch get no leases: a late reply can bring no lease recalled meanwhile.
 func (o *owner) serveBatch(s *session, id uint64, b *wire.Batch) {
 	out := &wire.BatchRe{Replies: make([]wire.Reply, len(b.Calls))}
 	i := 0
 	var entry uint64
-	var room roomSearch              // of the call being waited for
+	var room roomSearch              // search for room of the call awaited by step
 	step := func() <-chan struct{} { // the caller holds mu
 		for ; i < len(b.Calls); i++ {
 			c := &b.Calls[i]

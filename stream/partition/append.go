@@ -8,10 +8,11 @@ import (
 	"penstock.io/penstock/stream/log"
 )
 
-// flushBytes bounds the bytes of a write and its sync, beside a single larger batch.
+// flushBytes bounds the bytes of a write and the sync after the write. A larger batch is
+// written alone.
 const flushBytes = 8 << 20
 
-// Append is an accepted batch. Wait tells when the batch is durable.
+// Append is an accepted batch. Wait waits until the batch is durable.
 type Append struct {
 	Base     int64 // offset of the first record
 	Repeated bool  // the producer had sent the batch before; the log has the batch once
@@ -20,11 +21,11 @@ type Append struct {
 	end int64
 }
 
-// Append takes a batch into the log, which owns p from then on. Batches get offsets in
-// the order of the calls. The batch is durable, and visible to reads, when Wait returns nil.
-// Errors: errors of log.Admit; Invalid (the batch is of a producer with a name); OutOfOrder and
-// Fenced as *SequenceError; Fenced (the leadership is over); Unavailable (the log was closed, or
-// failed before).
+// Append takes the batch p into the log. The caller must not change p from then on. Batches get
+// offsets in the order of the calls. The batch is durable, and visible to reads, when Wait
+// returns nil. Errors: errors of log.Admit; NotSupported (the batch is of a transaction);
+// Invalid (the batch is of a producer with a name); OutOfOrder and Fenced as *SequenceError;
+// Fenced (the leadership is over); Unavailable (the log was closed, or failed before).
 func (l *Log) Append(p []byte) (*Append, error) {
 	b, err := l.admit(p)
 	if err != nil {
@@ -98,7 +99,8 @@ func (l *Log) admit(p []byte) (log.Batch, error) {
 	return b, err
 }
 
-// arriveLocked gives a batch its offsets, and has the batch written.
+// arriveLocked gives a batch its offsets, and leaves the batch to flush, which writes the
+// batch.
 func (l *Log) arriveLocked(b log.Batch, p []byte) *Append {
 	b.Assign(p, l.next, l.epoch)
 	l.arrived.Add(&b, l.cfg.Now().UnixMilli())
@@ -111,8 +113,9 @@ func (l *Log) arriveLocked(b log.Batch, p []byte) *Append {
 	return &Append{Base: b.Base, l: l, end: l.next}
 }
 
-// Wait waits until the batch is durable. After an error, the log may or may not
-// have the batch: the producer must repeat the request. Errors: why the log failed; the context's.
+// Wait waits until the batch is durable. After an error, the log may or may not have the batch:
+// the producer must repeat the request. Errors: the reason why the log failed; the cause of
+// ctx.
 func (a *Append) Wait(ctx context.Context) error {
 	notice := make(chan struct{}, 1)
 	defer a.l.Watch(notice)()
@@ -135,7 +138,8 @@ func (a *Append) Wait(ctx context.Context) error {
 	}
 }
 
-// SequenceError refuses a batch of an idempotent producer.
+// SequenceError is the error for a batch that does not continue the producer's sequence, or is
+// of an earlier epoch of the producer.
 type SequenceError struct {
 	Verdict  log.Verdict // log.OutOfOrder or log.Fenced
 	Producer int64
@@ -172,7 +176,7 @@ func (l *Log) flush() {
 		if err != nil {
 			l.cfg.Logger.Warn("a partition takes no records until it is opened again", "partition", l.cfg.Name, "error", err)
 			l.pending = nil
-			l.err = err // also after Close, whose reason is less exact
+			l.err = err // also after Close: err says more than the error that Close has set
 			break
 		}
 		active := l.segments[len(l.segments)-1]
@@ -188,11 +192,11 @@ func (l *Log) flush() {
 	l.notifyLocked()
 }
 
-// closingLocked reports that the log was closed and has not failed: pending batches are still
-// written.
+// closingLocked reports that the log was closed and has not failed: flush still writes the
+// pending batches.
 func (l *Log) closingLocked() bool { return isClosed(l.err) }
 
-// takeLocked takes batches for a write from pending: at least a batch.
+// takeLocked removes the batches of the next write from pending: at least one batch.
 func (l *Log) takeLocked() []arrival {
 	n, size := 0, 0
 	for n < len(l.pending) && (n == 0 || size+len(l.pending[n].bytes) <= flushBytes) {
@@ -204,7 +208,7 @@ func (l *Log) takeLocked() []arrival {
 	return batches
 }
 
-// commit appends bytes to the last segment, or to a new one, and syncs. Only flush calls
+// commit appends bytes to the last segment, or to a new segment, and syncs. Only flush calls
 // commit, and nobody else changes the last segment.
 func (l *Log) commit(p []byte) error {
 	select {

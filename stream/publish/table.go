@@ -18,11 +18,11 @@ import (
 
 // Config configures a Table. Zero values take the defaults.
 type Config struct {
-	Name   string  // of the stream, for errors and the program's log
-	Format string  // of the values; default Bytes
-	Fields []Field // of JSON values; none: column value
-	// KeepJoined is how long a file stays after its records were joined into another; default
-	// 10 minutes.
+	Name   string  // name of the stream, for errors and the program's log
+	Format string  // format of the values; default Bytes
+	Fields []Field // fields of JSON values, a column for each; none: the column value has the values
+	// KeepJoined is how long a file stays after its records were joined into another file;
+	// default 10 minutes.
 	KeepJoined time.Duration
 	Now        func() time.Time // default time.Now
 	Logger     *slog.Logger     // default slog.Default()
@@ -36,10 +36,11 @@ type Table struct {
 	columns *columns
 	table   *delta.Table
 	swept   map[int]time.Time // by partition: when sweep last searched for files
-	clean   map[int]bool      // by partition: sweep found nothing, and no file was written after
+	clean   map[int]bool      // by partition: sweep found nothing, and no file was written since
 }
 
-// Open opens the table of a stream. The first Publish makes it. Errors: errors of delta.Open.
+// Open opens the table of a stream. A missing table is made by the first Publish. Errors:
+// errors of delta.Open.
 func Open(ctx context.Context, files Files, cfg Config) (*Table, error) {
 	if cfg.Format == "" {
 		cfg.Format = Bytes
@@ -66,7 +67,7 @@ func app(partition int) string { return fmt.Sprintf("partition-%d", partition) }
 // Published returns the offset up to which a partition is in the table, as of the last Publish.
 func (t *Table) Published(partition int) int64 { return max(0, t.table.State().Done(app(partition))) }
 
-// Bytes of batches that become a file at the most, beside a batch, and bytes of a read.
+// A file takes batches from a log, in reads of readBytes, until the batches have fileBytes.
 const (
 	fileBytes = 32 << 20
 	readBytes = 4 << 20
@@ -75,14 +76,15 @@ const (
 // pending is a file before its commit.
 type pending struct {
 	span
-	base     int64 // up to here the partition was published when the file was begun
-	fence    int64 // the last sweep when the file was begun
+	base     int64 // the offset up to which the partition was published when the file was begun
+	fence    int64 // number of the last sweep when the file was begun
 	rejected string
 }
 
-// Publish takes into the table what the partitions' logs have, at most a file a partition. The
-// logs are those of the partitions that this program leads. more is true if records are left.
-// After an error, Publish can be repeated. Errors: Corrupt, errors of the logs and the files.
+// Publish takes the records of the logs into the table, in at most one file for each partition.
+// logs has the log of each partition that this program leads. more reports whether records are
+// left for the next Publish. After an error, Publish can be repeated. Errors: Corrupt, errors
+// of the logs and the files.
 func (t *Table) Publish(ctx context.Context, logs map[int]Log) (more bool, err error) {
 	if !t.Due(logs) {
 		return false, nil
@@ -116,7 +118,8 @@ func (t *Table) Publish(ctx context.Context, logs map[int]Log) (more bool, err e
 	return more, t.table.Checkpoint(ctx, now, 2*t.cfg.KeepJoined.Milliseconds())
 }
 
-// Due reports, without the directory, whether a log has records that are not in the table, or sweep has work.
+// Due reports whether a log has records that are not in the table, or sweep has work. Due reads
+// no files.
 func (t *Table) Due(logs map[int]Log) bool {
 	for n, l := range logs {
 		if _, high := l.Bounds(); high != t.Published(n) || t.sweepDue(n) {
@@ -126,7 +129,8 @@ func (t *Table) Due(logs map[int]Log) bool {
 	return false
 }
 
-// write writes a file of what a partition's log has beyond the table; nil if there is nothing.
+// write writes a file of the records in a partition's log that are not in the table yet; f is
+// nil without such records. more reports whether records are left.
 func (t *Table) write(ctx context.Context, n int, l Log) (f *pending, more bool, err error) {
 	start, high := l.Bounds()
 	base := t.Published(n)
@@ -193,8 +197,8 @@ func (s *span) name() string {
 	return fmt.Sprintf("%020d-%020d-%s", s.first, s.next, hex.EncodeToString(unique[:]))
 }
 
-// commit takes files into the table, except those of partitions that another publisher has
-// published meanwhile.
+// commit takes files into the table. If another publisher has published a file's partition
+// meanwhile, or a sweep came after the beginning of the file, commit removes the file.
 func (t *Table) commit(ctx context.Context, files []pending) error {
 	now := t.cfg.Now().UnixMilli()
 	var stale []pending
@@ -233,8 +237,8 @@ func (t *Table) commit(ctx context.Context, files []pending) error {
 	return nil
 }
 
-// begin returns the first actions of a commit: where the commit comes from, and in the first
-// commit the schema.
+// begin returns the first actions of a commit: time, operation and program of the commit, and
+// in the table's first commit the schema.
 func (t *Table) begin(s *delta.State, now int64, operation string) []delta.Action {
 	all := []delta.Action{{CommitInfo: &delta.CommitInfo{Time: now, Operation: operation, Engine: "penstock"}}}
 	if s.Version < 0 {

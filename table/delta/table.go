@@ -11,17 +11,17 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Dir is the directory of a table's log. Errors are those of package meta.
+// Dir is the directory of a table's log. Errors are of package meta.
 type Dir interface {
 	// List returns the names of the files, in any order.
 	List(ctx context.Context) ([]string, error)
 	// ReadFile reads a whole file. Errors: NotFound.
 	ReadFile(ctx context.Context, name string) ([]byte, error)
-	// Create makes a file with its bytes: the file is there whole or not at all, and durable
-	// when Create returns. Errors: Exists (a file has the name). After another error the file
-	// may be there or not.
+	// Create makes a file that contains data: the file exists whole or not at all, and is
+	// durable when Create returns. Errors: Exists (a file has the name). After another error
+	// the file may exist or not.
 	Create(ctx context.Context, name string, data []byte) error
-	// Replace makes or replaces a file, as Create does.
+	// Replace makes a file like Create, and replaces a file that has the name.
 	Replace(ctx context.Context, name string, data []byte) error
 	// Remove removes a file. Errors: NotFound.
 	Remove(ctx context.Context, name string) error
@@ -72,8 +72,8 @@ func Open(ctx context.Context, dir Dir) (*Table, error) {
 }
 
 // last reads the version in _last_checkpoint; -1 if the file is missing or damaged. The file
-// only saves readers a list of the directory. Two writers may have written the file in the
-// other order, so that it names an older checkpoint.
+// only saves readers a list of the directory. Two writers may have replaced the file in the
+// wrong order: the file may name an older checkpoint than the newest.
 func (t *Table) last(ctx context.Context) (int64, error) {
 	b, err := t.dir.ReadFile(ctx, lastName)
 	if errors.Is(err, meta.NotFound) {
@@ -109,7 +109,8 @@ func (t *Table) load(ctx context.Context) error {
 	}
 	b, err := t.dir.ReadFile(ctx, checkpointName(version))
 	if errors.Is(err, meta.NotFound) {
-		// Other writers may have removed the checkpoint meanwhile, but only after a newer one.
+		// Other writers may have removed the checkpoint meanwhile, but only after making a
+		// newer checkpoint.
 		if newer, nerr := t.newest(ctx); nerr != nil || newer > version {
 			if nerr != nil {
 				return nerr
@@ -144,7 +145,8 @@ func (t *Table) Refresh(ctx context.Context) error {
 		next := t.state.Version + 1
 		b, err := t.dir.ReadFile(ctx, commitName(next))
 		if errors.Is(err, meta.NotFound) {
-			// A checkpoint may be newer, because the commits before it were removed.
+			// A checkpoint may have a later version: commits long before a checkpoint are
+			// removed.
 			last, err := t.last(ctx)
 			if err != nil || last <= t.state.Version {
 				return err
@@ -173,8 +175,9 @@ func (t *Table) applyBytes(version int64, b []byte) error {
 
 // Commit commits the actions that decide returns for the newest version of the table. When
 // another writer commits first, Commit reads the other commit and calls decide again. If decide
-// returns no actions, the table stays as it is. Errors: decide's, and errors of the directory;
-// after these the actions may have been committed or not: Refresh tells.
+// returns no actions, the table stays as it is. Errors: errors of decide, and errors of the
+// directory. After an error of the directory the actions may have been committed or not:
+// Refresh reads the commit if the commit exists.
 func (t *Table) Commit(ctx context.Context, decide func(*State) ([]Action, error)) error {
 	for {
 		actions, err := decide(t.state)
@@ -187,9 +190,11 @@ func (t *Table) Commit(ctx context.Context, decide func(*State) ([]Action, error
 			return err
 		}
 		if err == nil {
-			// A writer that slept for very many commits finds a name that is free again, because
-			// clean removed the commit. The file is then no commit, and clean removes it. It may
-			// also be that the writer slept after Create: the state says whether decide is done.
+			// A writer that slept for very many commits may find the name of its commit free
+			// again, because clean has removed the commit with the name. The new file is then
+			// no commit, and clean removes the file. Or the writer slept after Create, and the
+			// file was a commit: in the new state decide sees whether its actions are
+			// committed.
 			newest, err := t.newest(ctx)
 			if err != nil {
 				return err
@@ -210,9 +215,9 @@ func (t *Table) Commit(ctx context.Context, decide func(*State) ([]Action, error
 	}
 }
 
-// Checkpoint writes a checkpoint if many commits came after the last one, and then removes
-// the oldest commits. now is in ms since 1970; files that were removed more than keepRemoved ms
-// ago leave the log. Checkpoint is safe to repeat after an error.
+// Checkpoint writes a checkpoint if many commits came after the last one, and then removes the
+// oldest commits. now is in ms since 1970; the checkpoint forgets files that were removed from
+// the table more than keepRemoved ms ago. Checkpoint is safe to repeat after an error.
 func (t *Table) Checkpoint(ctx context.Context, now, keepRemoved int64) error {
 	version := t.state.Version
 	if version-t.checkpoint < t.every {
@@ -242,8 +247,8 @@ func (t *Table) Checkpoint(ctx context.Context, now, keepRemoved int64) error {
 	return t.clean(ctx)
 }
 
-// clean removes commits and checkpoints long before the last checkpoint, the oldest first, so
-// that the commits that stay have no gap.
+// clean removes commits and checkpoints long before the last checkpoint, the oldest first: so
+// the remaining commits have no gap.
 func (t *Table) clean(ctx context.Context) error {
 	before := t.checkpoint - t.keep
 	if before <= 0 {
