@@ -171,12 +171,6 @@ func (r *rig) connected() (n int) {
 	return n
 }
 
-type quiet struct{}
-
-func (quiet) Granted(meta.VolumeID, meta.Grant) {}
-func (quiet) Recall(_ meta.Recall, done func()) { done() }
-func (quiet) Expired([]meta.VolumeID, error)    {}
-
 // content is what a file has, by its name.
 func content(name string) []byte {
 	rng := rand.New(rand.NewPCG(uint64(len(name)), uint64(name[len(name)-1])))
