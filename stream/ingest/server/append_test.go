@@ -396,3 +396,30 @@ func (r readOne) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// A call whose client is gone may outlive its request: grpc-go does not wait for it. What the
+// request held is given back once.
+func TestCallOutlivesItsRequest(t *testing.T) {
+	message, err := proto.Marshal(request(numbers(3, 2)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	framed := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
+	s := New(Config{})
+	in := newInflow(t.Context(), s, bytes.NewReader(append(framed, framed...)), func(time.Time) error { return nil })
+	if _, err := io.ReadFull(in, make([]byte, len(framed))); err != nil {
+		t.Fatal(err)
+	}
+	in.end()
+	in.decoded()
+	in.answered()
+	if n, err := in.Read(make([]byte, 1)); err == nil {
+		t.Errorf("%d bytes were read after the end of the request", n)
+	}
+	if !s.memory.TryAcquire(s.cfg.Limits.Memory) || !s.entries.TryAcquire(allEntries) {
+		t.Error("the memory of the request was not given back")
+	}
+	if s.memory.TryAcquire(1) || s.entries.TryAcquire(1) {
+		t.Error("the memory of the request was given back twice")
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"time"
 
@@ -41,6 +42,9 @@ type inflow struct {
 	weights []int64 // memory of the unanswered messages, in order
 	entries []int64 // entries of the messages before their append, in order
 	err     error   // why the body ended early
+	// ended: the request is over, and its memory given back. The goroutines of the call may
+	// still run, because grpc-go does not wait for them when the client is gone.
+	ended bool
 }
 
 func newInflow(ctx context.Context, s *Server, body io.Reader, deadline func(time.Time) error) *inflow {
@@ -108,9 +112,10 @@ func (f *inflow) next() error {
 	if err := f.s.memory.Acquire(f.ctx, weight); err != nil {
 		return context.Cause(f.ctx)
 	}
-	f.mu.Lock()
-	f.weights = append(f.weights, weight)
-	f.mu.Unlock()
+	if !f.holds(&f.weights, weight) {
+		f.s.memory.Release(weight)
+		return net.ErrClosed
+	}
 	if err := f.deadline(time.Now().Add(f.s.cfg.Limits.Transfer)); err != nil {
 		return err
 	}
@@ -129,11 +134,23 @@ func (f *inflow) next() error {
 	if err := f.s.entries.Acquire(f.ctx, n); err != nil {
 		return context.Cause(f.ctx)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.entries = append(f.entries, n)
+	if !f.holds(&f.entries, n) {
+		f.s.entries.Release(n)
+		return net.ErrClosed
+	}
 	f.rest = message
 	return nil
+}
+
+// holds notes that the call holds n more of a budget; false: the request is over.
+func (f *inflow) holds(list *[]int64, n int64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended {
+		return false
+	}
+	*list = append(*list, n)
+	return true
 }
 
 // unexpected makes the end of a body within a message an error.
@@ -148,6 +165,9 @@ func unexpected(err error) error {
 func (f *inflow) decoded() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.ended {
+		return
+	}
 	f.s.entries.Release(f.entries[0])
 	f.entries = f.entries[1:]
 }
@@ -155,13 +175,16 @@ func (f *inflow) decoded() {
 // answered says that the oldest message was answered: its memory and its place are free.
 func (f *inflow) answered() {
 	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended {
+		return
+	}
 	f.s.memory.Release(f.weights[0])
 	f.weights = f.weights[1:]
-	f.mu.Unlock()
-	<-f.places
+	<-f.places // has an element for each weight
 }
 
-// end gives back what the call holds. Nobody reads any more.
+// end gives back what the call holds. The call's goroutines take nothing more.
 func (f *inflow) end() {
 	f.stop(nil)
 	f.mu.Lock()
@@ -172,7 +195,7 @@ func (f *inflow) end() {
 	for _, n := range f.entries {
 		f.s.entries.Release(n)
 	}
-	f.weights, f.entries = nil, nil
+	f.weights, f.entries, f.ended = nil, nil, true
 }
 
 func (f *inflow) fail(err error) {
