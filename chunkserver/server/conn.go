@@ -291,7 +291,7 @@ func (c *conn) append(h wire.Header, q *wire.Request) error {
 		class := ""
 		if q.Off == 0 {
 			if claims, cerr := c.s.claims(q.Cap); cerr == nil {
-				class = claims.Rights.Class()
+				class = claims.Class
 			}
 		}
 		err = c.s.appendOn(c.s.ctx, class, q.Chunk, q.Fence, q.Off, p, crc)

@@ -9,7 +9,6 @@ import (
 
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/capability"
 )
 
 func states(s *Server) (all []meta.DiskState) {
@@ -297,9 +296,6 @@ func TestClass(t *testing.T) {
 	p := random(100, 1)
 	for i := range 20 {
 		class := []string{"hdd", "ssd"}[i%2]
-		if got := capability.OnClass(class).Class(); got != class {
-			t.Fatalf("%q comes back as %q", class, got)
-		}
 		id := meta.ChunkID{Volume: 1, Term: 1, Counter: uint64(i)}
 		if err := s.appendOn(ctx, class, id, fence, 0, p, chunkserver.CRC(p)); err != nil {
 			t.Fatal(err)

@@ -7,12 +7,14 @@
 //	 0  1  version, 1
 //	 1  4  id of the key that signed it
 //	 5 16  chunk id; counter and term zero: all chunks of the volume
-//	21  1  rights, the bits of Rights; 5 and 6: class of the disk, 0 any, 1 nvme, 2 ssd, 3 hdd
+//	21  1  rights, the bits of Rights
 //	22 12  fence: term 8, seals 4
 //	34  8  largest length of the chunk, bytes; 0: not bounded
 //	42  8  expiry, nanoseconds since 1970
 //	50  1  length n of the client's name
 //	51  n  the client's name
+//	..  1  length m of the disk class
+//	..  m  the disk class
 //	..  32 HMAC-SHA256 (RFC 2104, FIPS 180-4) of the bytes before
 package capability
 
@@ -38,29 +40,7 @@ const (
 	Delete
 	// Plain allows the operation over a connection that others can read.
 	Plain
-	// Two more bits say on which class of disks the chunk is to lie (see OnClass).
-	classBits Rights = 3 << classShift
 )
-
-const classShift = 5
-
-// classes are the disk classes that a token can name; a chunk of another class goes to any
-// disk.
-var classes = [...]string{"", "nvme", "ssd", "hdd"}
-
-// OnClass returns the rights bits by which a new chunk (right Append) is placed on a disk of a
-// class; "" and unknown classes: any disk.
-func OnClass(class string) Rights {
-	for i, c := range classes {
-		if c == class {
-			return Rights(i) << classShift
-		}
-	}
-	return 0
-}
-
-// Class returns the class of disks for a new chunk, "" for any.
-func (r Rights) Class() string { return classes[r&classBits>>classShift] }
 
 // Claims are the contents of a token.
 type Claims struct {
@@ -70,7 +50,10 @@ type Claims struct {
 	Fence  meta.Fence // with Append, Seal, Delete: of the request
 	MaxLen uint64     // bytes; 0: not bounded
 	Client string     // identity of the bearer, "role/name", at most 255 bytes; empty: any bearer
-	Expiry meta.Time  // not valid from then on
+	// Class is the class of the disk for a new chunk (right Append), at most meta.MaxClass
+	// bytes; "": any disk.
+	Class  string
+	Expiry meta.Time // not valid from then on
 }
 
 const (
@@ -81,13 +64,14 @@ const (
 	// last token that it signed.
 	MaxLife = time.Hour
 	// MaxToken is the size of the largest token, in bytes.
-	MaxToken = fixed + 255 + macLen
+	MaxToken = fixed + 255 + 1 + meta.MaxClass + macLen
 )
 
-// Sign makes a token. A longer Client is cut to 255 bytes.
+// Sign makes a token. A longer Client is cut to 255 bytes, a longer Class to meta.MaxClass bytes.
 func Sign(key meta.CapKey, c Claims) []byte {
 	client := c.Client[:min(len(c.Client), 255)]
-	b := make([]byte, fixed, fixed+len(client)+macLen)
+	class := c.Class[:min(len(c.Class), meta.MaxClass)]
+	b := make([]byte, fixed, fixed+len(client)+1+len(class)+macLen)
 	b[0] = version
 	binary.BigEndian.PutUint32(b[1:], key.ID)
 	chunk := c.Chunk
@@ -101,6 +85,8 @@ func Sign(key meta.CapKey, c Claims) []byte {
 	binary.BigEndian.PutUint64(b[42:], uint64(c.Expiry))
 	b[50] = byte(len(client))
 	b = append(b, client...)
+	b = append(b, byte(len(class)))
+	b = append(b, class...)
 	return mac(key, b).Sum(b)
 }
 
@@ -128,7 +114,11 @@ func Verify(keys []meta.CapKey, token []byte, now meta.Time) (Claims, error) {
 	if len(token) == 0 {
 		return bad("none given")
 	}
-	if len(token) < fixed+macLen || len(token) > MaxToken || len(token) != fixed+int(token[50])+macLen {
+	if len(token) < fixed+1+macLen || len(token) > MaxToken {
+		return bad("malformed")
+	}
+	names, ok := namesOf(token)
+	if !ok {
 		return bad("malformed")
 	}
 	if token[0] != version {
@@ -150,7 +140,8 @@ func Verify(keys []meta.CapKey, token []byte, now meta.Time) (Claims, error) {
 			Fence:  meta.Fence{Term: meta.Term(binary.BigEndian.Uint64(body[22:])), Seals: binary.BigEndian.Uint32(body[30:])},
 			MaxLen: binary.BigEndian.Uint64(body[34:]),
 			Expiry: meta.Time(binary.BigEndian.Uint64(body[42:])),
-			Client: string(body[fixed:]),
+			Client: string(names[0]),
+			Class:  string(names[1]),
 		}
 		c.Volume = c.Chunk.Volume
 		if c.Chunk.Term == 0 && c.Chunk.Counter == 0 {
@@ -162,6 +153,17 @@ func Verify(keys []meta.CapKey, token []byte, now meta.Time) (Claims, error) {
 		return c, nil
 	}
 	return bad(fmt.Sprintf("signed with key %d, which is not known here", id))
+}
+
+// namesOf returns the client's name and the disk class in a token; false if their lengths do not
+// agree with the token's.
+func namesOf(token []byte) (names [2][]byte, ok bool) {
+	client := int(token[50])
+	rest := token[fixed : len(token)-macLen]
+	if len(rest) < client+1 || len(rest) != client+1+int(rest[client]) || int(rest[client]) > meta.MaxClass {
+		return names, false
+	}
+	return [2][]byte{rest[:client], rest[client+1:]}, true
 }
 
 // Allow tells whether the claims cover an operation: the right, the chunk, at

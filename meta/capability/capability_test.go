@@ -11,7 +11,7 @@ var (
 	key   = meta.CapKey{ID: 7, Secret: bytes.Repeat([]byte{1}, 32)}
 	other = meta.CapKey{ID: 8, Secret: bytes.Repeat([]byte{2}, 32)}
 	claim = Claims{Volume: 3, Chunk: meta.ChunkID{Volume: 3, Term: 2, Counter: 9}, Rights: Append | Read,
-		Fence: meta.Fence{Term: 2, Seals: 1}, MaxLen: 1000, Client: "host:1", Expiry: 100}
+		Fence: meta.Fence{Term: 2, Seals: 1}, MaxLen: 1000, Client: "host:1", Class: "fast-flash", Expiry: 100}
 )
 
 func TestRoundTrip(t *testing.T) {

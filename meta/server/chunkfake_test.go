@@ -156,6 +156,12 @@ func (s *site) chunkServer(id meta.ServerID) *fakeChunks {
 // chunkServerAt starts one at a place in the topology.
 func (s *site) chunkServerAt(id meta.ServerID, place string) *fakeChunks {
 	s.t.Helper()
+	return s.chunkServerOf(id, place, "")
+}
+
+// chunkServerOf starts one at a place in the topology, whose disks have a class.
+func (s *site) chunkServerOf(id meta.ServerID, place, class string) *fakeChunks {
+	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &fakeChunks{id: id, stop: cancel, chunks: map[meta.ChunkID]meta.OrderResult{}}
 	done := make(chan error, 1)
@@ -163,7 +169,7 @@ func (s *site) chunkServerAt(id meta.ServerID, place string) *fakeChunks {
 		done <- client.RunLink(ctx, client.LinkConfig{
 			Addrs: []string{"unix:" + s.addr}, Name: fmt.Sprint("chunks", id), Order: f.order,
 			Report: func() wire.Report {
-				return wire.Report{Info: meta.ServerInfo{ID: id, Addr: "unix:/nowhere", Topology: place, Total: 1 << 40, Free: 1 << 39}}
+				return wire.Report{Info: meta.ServerInfo{ID: id, Addr: "unix:/nowhere", Topology: place, Class: class, Total: 1 << 40, Free: 1 << 39}}
 			},
 		})
 	}()

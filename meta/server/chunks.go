@@ -509,10 +509,10 @@ func maxLen(p meta.Policy, own bool) uint64 {
 
 // appendCap signs a capability to append to a chunk.
 func (o *owner) appendCap(s *session, c *meta.ChunkRecord, p meta.Policy) []byte {
-	rights := capability.Append | capability.Read | o.srv.bulkRights(c.ID.Volume) | capability.OnClass(p.Class)
+	rights := capability.Append | capability.Read | o.srv.bulkRights(c.ID.Volume)
 	return o.srv.sign(CapLife, capability.Claims{
 		Volume: c.ID.Volume, Chunk: c.ID, Rights: rights, Fence: c.Fence, MaxLen: maxLen(p, c.Own),
-		Client: s.holder(),
+		Client: s.holder(), Class: p.Class,
 	})
 }
 

@@ -517,10 +517,10 @@ func (o *owner) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.Chu
 	if err := o.await(o.ctx, wait); err != nil {
 		return id, err
 	}
-	rights := capability.Append | capability.Read | o.srv.bulkRights(o.vol) | capability.OnClass(policy.Class)
+	rights := capability.Append | capability.Read | o.srv.bulkRights(o.vol)
 	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: o.srv.sign(capability.MaxLife, capability.Claims{
 		Volume: o.vol, Chunk: id, Rights: rights, Fence: fence, MaxLen: n,
-		Client: o.srv.cfg.Identity,
+		Client: o.srv.cfg.Identity, Class: policy.Class,
 	})}
 	wrote, err := o.srv.cfg.ChunkWriter.Write(o.ctx, grant, r)
 	if err == nil && wrote != n {

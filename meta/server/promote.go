@@ -343,6 +343,10 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	if len(servers) == 0 || !from.Sealed {
 		return meta.E(op, meta.Unavailable, from.ID.String(), fmt.Errorf("it lies on %v, sealed: %v", from.Servers, from.Sealed))
 	}
+	policy, err := o.policy()
+	if err != nil {
+		return err
+	}
 	runs := union(refs)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -374,10 +378,11 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	if err := o.await(ctx, wait); err != nil {
 		return err
 	}
+	class := classOn(m, servers, policy.Class)
 	var length uint64
 	at := make([]uint64, len(runs))               // where each run begins in the copy
 	for i, done := 0, uint64(0); i < len(runs); { // done: bytes of runs[i]
-		order := meta.Order{Kind: meta.OrderCopy, Chunk: target, Fence: fence, From: from.ID, Length: length}
+		order := meta.Order{Kind: meta.OrderCopy, Chunk: target, Fence: fence, From: from.ID, Length: length, Class: class}
 		for room := o.promoteSpan(); room > 0 && len(order.Ranges) < 1024 && i < len(runs); {
 			if done == 0 {
 				at[i] = length
@@ -413,6 +418,19 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	}
 	_, err = o.seal(ctx, target, nil)
 	return err
+}
+
+// classOn returns the class if each of the servers has a disk of the class with room, else "".
+// A copy stays on the servers of its original: a server without such a disk takes the copy on any
+// disk, and the repair moves the copy later.
+func classOn(m *placement.Map, servers []meta.ServerID, class string) string {
+	for _, id := range servers {
+		s, ok := m.Server(id)
+		if !ok || !slices.ContainsFunc(s.Disks, func(d placement.Disk) bool { return d.Class == class && d.Free > placement.Reserve(d.Total) }) {
+			return ""
+		}
+	}
+	return class
 }
 
 // union joins the ranges of the chunk with references from extents.

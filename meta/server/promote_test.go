@@ -35,6 +35,38 @@ func (s *site) toPromote(t *testing.T, a *peer, copying func(meta.Order)) (c met
 	return a.clone(t, 1, "v1", "c"), inos, chunks
 }
 
+// A promotion copies to disks of the clone's class, if the servers of the original have such
+// disks: any name of a class counts, not only nvme, ssd and hdd.
+func TestPromotionKeepsTheClass(t *testing.T) {
+	t.Parallel()
+	for has, want := range map[string]string{"fast": "fast", "hdd": ""} {
+		s := newSiteTTL(t, 2*time.Second)
+		a := s.dial("a")
+		chunks := s.chunkServerOf(1, "", has)
+		ino := a.create(t, "f").Attr.Ino
+		g := a.alloc(t, false)
+		chunks.has(g.ID, 1<<20, 1<<20)
+		a.commit(t, ino, g, 0, 1<<20, true)
+		a.snapshot(t, "v1")
+		c := a.clone(t, 1, "v1", "c")
+		if _, err := a.SetVolume(t.Context(), c, meta.Policy{Replicas: 1, Class: "fast"}, meta.VolumeWords{Force: true}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Promote(t.Context(), c, nil); err != nil {
+			t.Fatal(err)
+		}
+		s.promoted(t, c)
+		for _, o := range chunks.copied() {
+			if o.Class != want {
+				t.Errorf("disks of class %q: the copy asks for class %q", has, o.Class)
+			}
+		}
+		if len(chunks.copied()) == 0 {
+			t.Error("nothing was copied")
+		}
+	}
+}
+
 // promoted waits until a clone does not need its origin any more.
 func (s *site) promoted(t *testing.T, c meta.VolumeID) {
 	t.Helper()

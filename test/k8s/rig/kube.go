@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -102,7 +103,7 @@ func (k *kubernetes) run(m *Machine, part string, args ...string) error {
 
 // kubectl runs it as the administrator; in is its standard input.
 func (k *kubernetes) kubectl(ctx context.Context, in string, args ...string) (string, error) {
-	cmd := k.main.Command(ctx, k.path("kube"), append([]string{"kubectl", "--kubeconfig=" + k.admin}, args...)...)
+	cmd := k.command(ctx, args...)
 	cmd.Stdin = strings.NewReader(in)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -112,12 +113,17 @@ func (k *kubernetes) kubectl(ctx context.Context, in string, args ...string) (st
 	return out.String(), nil
 }
 
-// watch runs kubectl as the administrator until ctx ends, and tells each line at once.
-func (k *kubernetes) watch(ctx context.Context, line func(string), args ...string) error {
+// command is kubectl, run as the administrator. When ctx ends, nsenter's child ends with nsenter.
+func (k *kubernetes) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := k.main.Command(ctx, k.path("kube"), append([]string{"kubectl", "--kubeconfig=" + k.admin}, args...)...)
-	// nsenter has a child, which has to end with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
+}
+
+// watch runs kubectl as the administrator until ctx ends, and tells each line at once.
+func (k *kubernetes) watch(ctx context.Context, line func(string), args ...string) error {
+	cmd := k.command(ctx, args...)
 	var errs strings.Builder
 	cmd.Stderr = &errs
 	out, err := cmd.StdoutPipe()
