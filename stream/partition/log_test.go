@@ -343,6 +343,37 @@ func TestEmptySegments(t *testing.T) {
 	}
 }
 
+// TestEmptySegmentBetween: a segment that a leader began after its time, at an offset where the next
+// leader appended on, is removed.
+func TestEmptySegmentBetween(t *testing.T) {
+	dir := newMemDir()
+	cfg := Config{SegmentBytes: 300}
+	for i := range 8 {
+		l := open(t, dir, cfg)
+		if _, err := appendAll(l, batch(log.NoProducer, 0, 1, fmt.Sprint(i), "and")); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := dir.Create(t.Context(), segmentName(1)); err != nil {
+		t.Fatal(err)
+	}
+	// Without the producers' state, each segment is scanned.
+	if err := dir.Remove(t.Context(), producersFile); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, dir, cfg)
+	defer l.Close()
+	if len(l.segments) < 3 {
+		t.Fatalf("%d segments, too few to lie around the empty one", len(l.segments))
+	}
+	if start, all := values(t, l, 1000); start != 0 || len(all) != 16 {
+		t.Errorf("DATA: %v from %d on", all, start)
+	}
+}
+
 // TestRetention removes whole segments by time and by size, and empties an idle partition.
 func TestRetention(t *testing.T) {
 	c := &clock{at: time.UnixMilli(1_000_000)}

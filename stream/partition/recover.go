@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 
 	"penstock.io/penstock/meta"
@@ -86,10 +87,35 @@ func (l *Log) findSegments(ctx context.Context) error {
 		}
 	}
 	sort.Slice(l.segments, func(i, j int) bool { return l.segments[i].First < l.segments[j].First })
+	for i := len(l.segments) - 2; i > 0; i-- {
+		if l.segments[i].size > 0 {
+			continue
+		}
+		if empty, err := l.removeEmpty(segmentName(l.segments[i].First)); err != nil {
+			return err
+		} else if empty {
+			l.segments = slices.Delete(l.segments, i, i+1)
+		}
+	}
 	for i := 1; i < len(l.segments); i++ {
 		l.segments[i-1].Next = l.segments[i].First
 	}
 	return nil
+}
+
+// removeEmpty removes a segment between two others, unless the segment has bytes. A leader whose
+// time was over began the segment, and died before it removed the segment again.
+func (l *Log) removeEmpty(name string) (bool, error) {
+	f, err := l.dir.Open(l.ctx, name, true)
+	if err != nil {
+		return false, err
+	}
+	if _, err := f.ReadAt(make([]byte, 1), 0); err == nil {
+		return false, f.Close()
+	} else if !errors.Is(err, io.EOF) {
+		return false, errors.Join(err, f.Close())
+	}
+	return true, errors.Join(f.Close(), l.dir.Remove(l.ctx, name))
 }
 
 // readProducers reads the state of the producers, and returns the offset from which on batches
