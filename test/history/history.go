@@ -1,8 +1,11 @@
-// Package history owns the check that operations on names of one directory, made
-// by several processes or mounts at once, are linearizable: every answer is
-// explained by some order of them (Porcupine). Operations whose outcome nobody
-// knows, since the mount or what is behind it failed meanwhile, may have
-// happened at any later moment, or never.
+// Package history owns the checks of what several clients were told at once.
+//
+// Operations on names of one directory, made by several processes or mounts, must
+// be linearizable: every answer is explained by some order of them (Porcupine).
+// Operations whose outcome nobody knows, since the mount or what is behind it
+// failed meanwhile, may have happened at any later moment, or never.
+//
+// The answers to producers and consumers of streams must keep the rules of Stream.
 package history
 
 import (
