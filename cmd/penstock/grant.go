@@ -56,10 +56,14 @@ as on any network file system.`,
 			said := &admin.Grant{}
 			admin.Say(said, g)
 			q := &admin.AddGrantRequest{Client: said.Client, Rights: said.Rights, Users: said.Users, Uid: said.Uid, Gid: said.Gid}
-			if args[1] != "*" {
-				q.Volume = admin.Named(args[1])
-			}
 			return at.api(cmd.Context(), func(c *admin.Client) error {
+				if args[1] != "*" {
+					v, err := c.FindVolume(cmd.Context(), admin.Named(args[1]))
+					if err != nil {
+						return err
+					}
+					q.Volume = admin.Numbered(v.ID)
+				}
 				made, err := c.Grants.AddGrant(cmd.Context(), q)
 				if err != nil {
 					return err

@@ -44,10 +44,16 @@ func (w *where) withVolume(ctx context.Context, name string, fn func(s *client.S
 	})
 }
 
-// ofVolume runs fn with the administrative API and a volume's name, and adds advice to an
-// error.
+// ofVolume runs fn with the administrative API and the number of a volume, and adds advice to an
+// error. A request that is sent again after a rename is still of the same volume.
 func (w *where) ofVolume(ctx context.Context, name string, fn func(c *admin.Client, v *admin.VolumeRef) error) error {
-	return w.api(ctx, func(c *admin.Client) error { return adviseSnapshot(fn(c, admin.Named(name)), name) })
+	return w.api(ctx, func(c *admin.Client) error {
+		v, err := c.FindVolume(ctx, admin.Named(name))
+		if err != nil {
+			return err
+		}
+		return adviseSnapshot(fn(c, admin.Numbered(v.ID)), name)
+	})
 }
 
 // adviseSnapshot adds advice to an error.
