@@ -161,10 +161,12 @@ func (l *links) forgotten(addr string) bool {
 }
 
 // keep connects to an address again and again: a configured address (always) until ctx ends, a
-// learnt address until the address is forgotten.
+// learnt address until the address is forgotten. An address that does not answer gets a line in the log
+// at first and then every minute.
 func (l *links) keep(ctx context.Context, addr string, always bool) {
 	cfg := &l.cfg
 	wait := 50 * time.Millisecond
+	var logged time.Time
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := l.run(ctx, addr)
@@ -182,8 +184,9 @@ func (l *links) keep(ctx context.Context, addr string, always bool) {
 			}
 			cfg.Logger.Warn("a metadata server refuses this chunk server", "address", addr, "error", err)
 			wait = 5 * time.Second
-		} else if err != nil {
-			cfg.Logger.Warn("stream to the metadata server lost, trying again", "address", addr, "error", err)
+		} else if err != nil && (time.Since(began) > time.Minute || time.Since(logged) > time.Minute) {
+			cfg.Logger.Warn("the chunk server has no connection to a metadata server, and tries again", "address", addr, "error", err)
+			logged = time.Now()
 		}
 		if !always && l.forgotten(addr) {
 			return

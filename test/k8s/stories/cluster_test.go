@@ -266,7 +266,11 @@ func (s *servers) tellServers() {
 	if !s.Failed() {
 		return
 	}
-	for _, args := range [][]string{{"get", "pods,pvc", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
+	for _, args := range [][]string{
+		{"get", "pods,pvc", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"},
+		{"get", "csistoragecapacities", "-o", "custom-columns=C:.storageClassName,N:.nodeTopology.matchLabels,S:.capacity,G:.metadata.generation,M:.metadata.managedFields[*].time"},
+		{"logs", "-l", "app.kubernetes.io/name=penstock", "--all-containers", "--prefix", "--tail=60", "--max-log-requests=40"},
+	} {
 		out, _ := the.Kubectl(context.Background(), append([]string{"-n", rig.Namespace}, args...)...)
 		s.Log(out)
 	}
