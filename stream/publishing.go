@@ -109,7 +109,7 @@ func (s *Stream) publishRound(ctx context.Context) (more bool, err error) {
 		if !slot.mu.TryLock() {
 			continue // opened just now
 		}
-		if slot.log != nil && slot.log.Err() == nil && slot.dir.Valid() {
+		if slot.log != nil && slot.log.Err() == nil && slot.dir != nil && slot.dir.Valid() {
 			logs[i] = slot.log
 		}
 		slot.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream/offsets"
 	"penstock.io/penstock/stream/partition"
@@ -36,9 +37,17 @@ type Stream struct {
 type slot struct {
 	mu   sync.Mutex
 	log  *partition.Log // nil: not led
-	dir  *ledDir        // of log
+	dir  *ledDir        // of log; nil: nobody can lead the partition, and log is read-only
 	used time.Time
+	// looked is when the directory of a read-only log had the contents that contents describes.
+	looked   time.Time
+	contents string
 }
+
+// followEvery is how long the log of a partition that nobody can lead is used before the
+// process looks for newer contents, and tries to lead the partition again: a mirror's target
+// gets new records with each round, and can be led after its promotion.
+const followEvery = time.Second
 
 // committed are the offsets of a group, while this process leads their file.
 type committed struct {
@@ -69,7 +78,12 @@ func (s *Stream) Partition(ctx context.Context, n int32) (*partition.Log, error)
 	}
 	slot.used = time.Now()
 	if slot.log != nil && slot.log.Err() == nil {
-		if !slot.dir.Valid() {
+		switch {
+		case slot.dir == nil && time.Since(slot.looked) < followEvery:
+			return slot.log, nil
+		case slot.dir == nil:
+			return s.lead(ctx, slot, n)
+		case !slot.dir.Valid():
 			return nil, meta.E("open partition", meta.Unavailable, s.name, errors.New("the owner of the volume does not answer: another gateway may lead the partition"))
 		}
 		return slot.log, nil
@@ -80,35 +94,92 @@ func (s *Stream) Partition(ctx context.Context, n int32) (*partition.Log, error)
 			s.log.Warn("closing a failed partition failed; the gateway opens the partition again", "stream", s.name, "partition", n, "error", err)
 		}
 	}
+	return s.lead(ctx, slot, n)
+}
+
+// lead opens the log of a partition as the partition's leader, or for reads if nobody can lead
+// the partition. The caller holds slot.mu.
+func (s *Stream) lead(ctx context.Context, slot *slot, n int32) (*partition.Log, error) {
 	dir, err := s.dir.makeSub(ctx, logDir)
+	if err == nil {
+		dir, err = dir.makeSub(ctx, strconv.Itoa(int(n)))
+	}
+	var right *penstock.Leadership
+	if err == nil {
+		right, err = dir.lead(ctx, leaderFile, s.address)
+	}
+	if errors.Is(err, meta.ReadOnly) {
+		return s.openRead(ctx, slot, n)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if dir, err = dir.makeSub(ctx, strconv.Itoa(int(n))); err != nil {
-		return nil, err
+	led := &ledDir{volumeDir: dir, address: s.address, right: right}
+	l, err := partition.Open(ctx, led, s.config(dir, n), right)
+	if err != nil {
+		return nil, errors.Join(err, led.leave(ctx))
 	}
-	right, err := dir.lead(ctx, leaderFile, s.address)
+	s.replace(slot, n, l)
+	slot.dir = led
+	return l, nil
+}
+
+// openRead opens the log of a partition for reads, unless the log is open and has what the
+// partition's directory has. The caller holds slot.mu.
+func (s *Stream) openRead(ctx context.Context, slot *slot, n int32) (*partition.Log, error) {
+	dir, err := s.partitionDir(ctx, n)
 	if err != nil {
 		return nil, err
 	}
-	slot.dir = &ledDir{volumeDir: dir, address: s.address, right: right}
-	slot.log, err = partition.Open(ctx, slot.dir, partition.Config{
+	now := time.Now()
+	files := &ledDir{volumeDir: dir}
+	contents, err := partition.Contents(ctx, files)
+	if err != nil {
+		return nil, err
+	}
+	if slot.log == nil || contents != slot.contents {
+		l, err := partition.OpenRead(ctx, files, s.config(dir, n))
+		if err != nil {
+			return nil, err
+		}
+		s.replace(slot, n, l)
+		slot.contents = contents
+	}
+	slot.dir, slot.looked = nil, now
+	return slot.log, nil
+}
+
+// replace sets the log of a partition, and closes the one before, which is read-only. The
+// caller holds slot.mu.
+func (s *Stream) replace(slot *slot, n int32, l *partition.Log) {
+	if slot.log != nil {
+		if err := slot.log.Close(); err != nil {
+			s.log.Warn("closing a log that was open for reads failed", "stream", s.name, "partition", n, "error", err)
+		}
+	}
+	slot.log = l
+}
+
+// config configures the log of a partition.
+func (s *Stream) config(dir volumeDir, n int32) partition.Config {
+	return partition.Config{
 		Name: fmt.Sprintf("%s, partition %d", s.name, n), Volume: uint64(dir.v.ID()), Logger: s.log, Retention: s.Spec.Retention, RetentionBytes: s.Spec.RetentionBytes,
 		SegmentBytes: s.Spec.SegmentBytes, SegmentAge: s.Spec.SegmentAge,
-	}, right)
-	if err != nil {
-		slot.log = nil
-		return nil, errors.Join(err, slot.dir.leave(ctx))
 	}
-	return slot.log, nil
+}
+
+// partitionDir returns the directory of a partition. Errors: NotFound.
+func (s *Stream) partitionDir(ctx context.Context, n int32) (volumeDir, error) {
+	dir, err := s.dir.sub(ctx, logDir)
+	if err != nil {
+		return dir, err
+	}
+	return dir.sub(ctx, strconv.Itoa(int(n)))
 }
 
 // Leader returns the address of the process that leads a partition. Errors: NotFound.
 func (s *Stream) Leader(ctx context.Context, n int32) (string, error) {
-	dir, err := s.dir.sub(ctx, logDir)
-	if err == nil {
-		dir, err = dir.sub(ctx, strconv.Itoa(int(n)))
-	}
+	dir, err := s.partitionDir(ctx, n)
 	if err != nil {
 		return "", err
 	}
@@ -124,6 +195,9 @@ func (s *Stream) Leader(ctx context.Context, n int32) (string, error) {
 func (s *slot) close(ctx context.Context) error {
 	err := s.log.Close()
 	s.log = nil
+	if s.dir == nil {
+		return err
+	}
 	return errors.Join(err, s.dir.leave(ctx))
 }
 
@@ -217,8 +291,9 @@ func (s *Stream) close() error {
 const groupSuffix = ".offsets"
 
 // Offsets returns the offsets of a consumer group in the stream, whose file this process leads
-// then. Errors: Invalid (the group has no name, or too long a name), NotFound (make is false,
-// and the group has no offsets), NotOwner (another process leads the file).
+// then. Where nobody can lead the file, the offsets are those of the moment, unless make is true.
+// Errors: Invalid (the group has no name, or too long a name), NotFound (make is false, and the
+// group has no offsets), NotOwner (another process leads the file), ReadOnly (make is true).
 func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets.Offsets, error) {
 	name := Escape(group) + groupSuffix
 	if group == "" || len(name) > meta.MaxName-len(replaceSuffix) {
@@ -252,7 +327,11 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 	}
 	c := &committed{dir: &ledDir{volumeDir: dir, address: s.address}, used: time.Now()}
 	if c.Offsets, err = offsets.Open(ctx, c.dir, name); err != nil {
-		return nil, errors.Join(err, c.dir.leave(ctx))
+		err = errors.Join(err, c.dir.leave(ctx))
+		if !make && errors.Is(err, meta.ReadOnly) {
+			return offsets.Read(ctx, c.dir, name)
+		}
+		return nil, err
 	}
 	s.groups[name] = c
 	return c.Offsets, nil

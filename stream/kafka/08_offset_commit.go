@@ -97,6 +97,8 @@ func codeOfCommit(err error) int16 {
 		return codeInvalidGroup
 	case errors.Is(err, meta.NotFound):
 		return codeUnknownTopic
+	case errors.Is(err, meta.ReadOnly): // a mirror's target
+		return codeTopicDenied
 	case errors.Is(err, meta.NotOwner), errors.Is(err, meta.Fenced), errors.Is(err, meta.SessionExpired):
 		return codeNotCoordinator // another gateway commits for the group
 	}

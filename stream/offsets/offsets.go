@@ -111,6 +111,17 @@ func Open(ctx context.Context, dir partition.Dir, name string) (*Offsets, error)
 	return o, o.open()
 }
 
+// Read reads the offsets of a group in a directory that nobody can write. Commits fail.
+func Read(ctx context.Context, dir partition.Dir, name string) (*Offsets, error) {
+	b, err := dir.ReadFile(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	o := &Offsets{dir: dir, name: name, ctx: context.WithoutCancel(ctx), of: map[int32]Commit{}}
+	_, err = decode(b, o.apply)
+	return o, err
+}
+
 func (o *Offsets) open() error {
 	f, err := o.dir.Open(o.ctx, o.name, true)
 	if errors.Is(err, meta.NotFound) {

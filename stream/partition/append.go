@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"penstock.io/penstock/meta"
@@ -25,7 +26,8 @@ type Append struct {
 // offsets in the order of the calls. The batch is durable, and visible to reads, when Wait
 // returns nil. Errors: errors of log.Admit; NotSupported (the batch is of a transaction);
 // Invalid (the batch is of a producer with a name); OutOfOrder and Fenced as *SequenceError;
-// Fenced (the leadership is over); Unavailable (the log was closed, or failed before).
+// Fenced (the leadership is over); ReadOnly (OpenRead opened the log); Unavailable (the log was
+// closed, or failed before).
 func (l *Log) Append(p []byte) (*Append, error) {
 	b, err := l.admit(p)
 	if err != nil {
@@ -92,6 +94,9 @@ func (l *Log) Find(producer, number int64) (offset int64, ok bool) {
 
 // admit checks a batch that a producer has sent.
 func (l *Log) admit(p []byte) (log.Batch, error) {
+	if l.lead == nil {
+		return log.Batch{}, l.fail("append", meta.ReadOnly, errors.New("the stream can't be written here: it is the target of a mirror, or lies in a snapshot or an immutable volume"))
+	}
 	b, err := log.Admit(p, l.cfg.MaxBatch)
 	if err == nil && b.Transactional() {
 		err = l.fail("append", meta.NotSupported, fmt.Errorf("batches of transactions are not supported"))

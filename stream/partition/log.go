@@ -62,14 +62,14 @@ type segment struct {
 	scanned bool // Segment describes the batches; otherwise only First and Next are valid
 }
 
-// Log is a partition's log, opened by the partition's leader.
+// Log is a partition's log, opened by the partition's leader, or for reads only (OpenRead).
 //
 // INVARIANT: the segments follow each other without gaps; high is the end of the last segment;
 // all bytes below high are synced; pending has the batches from high to next, in order.
 type Log struct {
 	dir  Dir
 	cfg  Config
-	lead Leadership
+	lead Leadership // nil: the log takes no batches, see OpenRead
 	// epoch is Kafka's number of the leadership.
 	epoch   int32
 	ctx     context.Context // of the files; ends with Close

@@ -16,7 +16,8 @@ const slack = 8 << 10
 
 // Read returns whole batches from the log, the first of which has the record at an offset: at
 // most max bytes, but at least a batch. At the high watermark Read returns nothing. Errors:
-// Range (the offset is not between Bounds), Corrupt, and errors of the files.
+// Range (the offset is not between Bounds), Corrupt, the error of Err (the log was closed), and
+// errors of the files.
 func (l *Log) Read(offset int64, most int) ([]byte, error) {
 	l.mu.Lock()
 	start, high := l.startLocked(), l.high
@@ -37,9 +38,12 @@ func (l *Log) Read(offset int64, most int) ([]byte, error) {
 		}
 	}
 	l.mu.Lock()
-	f, at, end := s.file, s.Index.Find(offset), s.Size
+	f, at, end, failed := s.file, s.Index.Find(offset), s.Size, l.err
 	l.mu.Unlock()
-	if f == nil {
+	switch {
+	case f == nil && failed != nil: // Close has closed the file: the records are still there
+		return nil, failed
+	case f == nil:
 		return nil, l.fail("read", meta.Range, fmt.Errorf("offset %d was removed by retention", offset))
 	}
 	return l.readFrom(f, at, end, offset, most)
@@ -154,9 +158,14 @@ func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool
 			}
 		}
 		l.mu.Lock()
-		latest, f, pos, end := s.Time, s.file, s.Index.FindTime(ms), s.Size
+		latest, f, pos, end, failed := s.Time, s.file, s.Index.FindTime(ms), s.Size, l.err
 		l.mu.Unlock()
-		if latest < ms || f == nil {
+		switch {
+		case latest < ms:
+			continue
+		case f == nil && failed != nil: // Close has closed the file
+			return 0, 0, false, failed
+		case f == nil: // retention has removed the segment
 			continue
 		}
 		for pos < end {

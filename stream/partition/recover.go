@@ -91,6 +91,10 @@ func (l *Log) findSegments(ctx context.Context) error {
 		if l.segments[i].size > 0 {
 			continue
 		}
+		if l.lead == nil {
+			l.segments = slices.Delete(l.segments, i, i+1)
+			continue
+		}
 		if empty, err := l.removeEmpty(segmentName(l.segments[i].First)); err != nil {
 			return err
 		} else if empty {

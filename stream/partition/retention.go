@@ -12,7 +12,7 @@ import (
 // begins the next one when the records are old enough, so that an idle partition becomes
 // empty, too. Retain returns the number of removed segments.
 func (l *Log) Retain(ctx context.Context) (removed int, err error) {
-	if l.cfg.Retention <= 0 && l.cfg.RetentionBytes <= 0 {
+	if l.cfg.Retention <= 0 && l.cfg.RetentionBytes <= 0 || l.lead == nil {
 		return 0, nil
 	}
 	if err := l.retire(); err != nil {

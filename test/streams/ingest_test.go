@@ -30,11 +30,22 @@ type appended struct {
 // post appends lines over HTTP.
 func (m *machine) post(stream, kind, lines string) (int, appended) {
 	m.T.Helper()
+	return m.postWith(stream, http.Header{"Content-Type": {kind}}, lines)
+}
+
+// postAs appends lines as a producer with a name, whose first line has a number.
+func (m *machine) postAs(producer string, sequence int, stream, lines string) (int, appended) {
+	m.T.Helper()
+	return m.postWith(stream, http.Header{"Content-Type": {"text/plain"}, "Penstock-Producer": {producer}, "Penstock-Sequence": {fmt.Sprint(sequence)}}, lines)
+}
+
+func (m *machine) postWith(stream string, header http.Header, lines string) (int, appended) {
+	m.T.Helper()
 	q, err := http.NewRequestWithContext(m.T.Context(), http.MethodPost, "http://"+m.ingest+"/v1/append"+stream, strings.NewReader(lines))
 	if err != nil {
 		m.T.Fatal(err)
 	}
-	q.Header.Set("Content-Type", kind)
+	q.Header = header
 	p, err := http.DefaultClient.Do(q)
 	if err != nil {
 		m.T.Fatal(err)
