@@ -209,10 +209,10 @@ func (o *owner) checkpointNow(ctx context.Context) error {
 	o.mu.Lock()
 	seq := o.durable
 	o.mu.Unlock()
-	if err := o.awaitApplied(ctx, seq); err != nil {
+	if err := o.checkpoints.awaitApplied(ctx, seq); err != nil {
 		return err
 	}
-	return o.checkpoint(ctx)
+	return o.checkpoints.checkpoint(ctx)
 }
 
 // flush waits until the journal has every operation answered so far.

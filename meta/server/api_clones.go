@@ -64,7 +64,7 @@ func (a clonesAPI) PromoteClone(ctx context.Context, q *admin.PromoteCloneReques
 	if err != nil {
 		return nil, err
 	}
-	st, err := o.promote(ctx, q.Rate)
+	st, err := o.promotion.promote(ctx, q.Rate)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func (a eventsAPI) KeepEvents(ctx context.Context, q *admin.KeepEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if err := o.mayMirror(ctx, callerOf(ctx), "events"); err != nil {
+	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "events"); err != nil {
 		return nil, err
 	}
 	return &admin.KeepEventsResponse{}, o.durably(ctx, &meta.SetEvents{Keep: q.Keep})

@@ -109,7 +109,7 @@ func (a groupsAPI) HoldVolume(ctx context.Context, q *admin.HoldVolumeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if err := o.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
+	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
 		return nil, err
 	}
 	return &admin.HoldVolumeResponse{}, o.hold(ctx, q.Name, q.Id, q.Strict)

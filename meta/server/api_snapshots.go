@@ -73,7 +73,7 @@ func (a snapshotsAPI) CreateSnapshot(ctx context.Context, q *admin.CreateSnapsho
 	if err != nil {
 		return nil, err
 	}
-	if err := o.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
+	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
 		return nil, err
 	}
 	if err := checkSnapshotName(q.Name); err != nil {
@@ -110,7 +110,7 @@ func (a snapshotsAPI) DiffSnapshots(ctx context.Context, q *admin.DiffSnapshotsR
 		return nil, err
 	}
 	if q.To == "" { // with the live tree
-		if err := o.mayMirror(ctx, callerOf(ctx), "compare"); err != nil {
+		if err := o.mirror.mayMirror(ctx, callerOf(ctx), "compare"); err != nil {
 			return nil, err
 		}
 	}
@@ -142,7 +142,7 @@ func (a snapshotsAPI) RollBackVolume(ctx context.Context, q *admin.RollBackVolum
 	if err != nil {
 		return nil, err
 	}
-	if err := o.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
+	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
 		return nil, err
 	}
 	return &admin.RollBackVolumeResponse{}, o.rollBack(ctx, callerOf(ctx), q.Snapshot, rollHow{token: q.RequestId, force: q.Force})
@@ -154,10 +154,10 @@ func (a snapshotsAPI) SetSchedule(ctx context.Context, q *admin.SetScheduleReque
 		return nil, err
 	}
 	// A schedule may be removed from a target, where it would take no snapshots.
-	if err := o.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil && q.Keep != "" {
+	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil && q.Keep != "" {
 		return nil, err
 	}
-	return &admin.SetScheduleResponse{}, o.setSchedule(ctx, q.Keep)
+	return &admin.SetScheduleResponse{}, o.schedule.setSchedule(ctx, q.Keep)
 }
 
 func (a snapshotsAPI) GetSnapshotUsage(ctx context.Context, q *admin.GetSnapshotUsageRequest) (*admin.SnapshotUsage, error) {
@@ -213,7 +213,7 @@ func (a snapshotsAPI) GetSnapshotDigest(ctx context.Context, q *admin.GetSnapsho
 		return nil, meta.E("find snapshot", meta.NoSuchSnapshot, q.Snapshot, nil)
 	}
 	if l.Snapshots[n].Digest == nil {
-		o.awaitDigest(l.Snapshots[n].At, q.Unpaced && a.s.askerOf(ctx).administers(v.ID))
+		o.digesting.awaitDigest(l.Snapshots[n].At, q.Unpaced && a.s.askerOf(ctx).administers(v.ID))
 	}
 	return saySnapshot(l.Snapshots[n]), nil
 }
@@ -223,5 +223,5 @@ func (a snapshotsAPI) GetSnapshotIndex(ctx context.Context, q *admin.GetSnapshot
 	if err != nil {
 		return nil, err
 	}
-	return o.index(ctx, q.Snapshot)
+	return o.indexing.index(ctx, q.Snapshot)
 }

@@ -77,7 +77,7 @@ func figures(t *testing.T, n int) {
 	t.Logf("a follower that was away caught up in %v, %v of processor a file, etcd's reading included", time.Since(began).Round(time.Millisecond), ((processorTime(t) - cpu) / time.Duration(n)).Round(10*time.Nanosecond))
 
 	began = time.Now()
-	if err := o.checkpoint(t.Context()); err != nil {
+	if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("checkpoint in %v", time.Since(began).Round(time.Millisecond))
@@ -114,7 +114,7 @@ func TestBootstrapInterrupted(t *testing.T) {
 	o := c.hands[0].own(1)
 	p := c.hands[0].dial("a")
 	p.files(t, "a", 500)
-	if err := o.checkpoint(t.Context()); err != nil {
+	if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.files(t, "b", 50)

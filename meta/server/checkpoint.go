@@ -54,6 +54,8 @@ type oldBlobs struct {
 
 // checkpoints is an owner's state of the checkpoints of its volume.
 type checkpoints struct {
+	o *owner
+
 	one sync.Mutex // held while a checkpoint is made, locked before the owner's mu
 
 	// The owner's mu guards the rest.
@@ -73,30 +75,32 @@ type checkpoints struct {
 }
 
 // maybeCheckpoint starts a checkpoint when the log has grown enough.
-func (o *owner) maybeCheckpoint() {
+func (cps *checkpoints) maybeCheckpoint() {
+	o := cps.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.checkpoints.since >= o.srv.cfg.CheckpointBytes {
-		o.startCheckpoint()
+	if cps.since >= o.srv.cfg.CheckpointBytes {
+		cps.startCheckpoint()
 	}
 }
 
 // startCheckpoint makes a checkpoint in the background if none is being made. The caller holds
 // mu.
-func (o *owner) startCheckpoint() {
-	if o.checkpoints.making || o.failed != nil {
+func (cps *checkpoints) startCheckpoint() {
+	o := cps.o
+	if cps.making || o.failed != nil {
 		return
 	}
-	o.checkpoints.making = true
+	cps.making = true
 	o.wg.Go(func() {
-		if err := o.checkpoint(o.ctx); err != nil && o.ctx.Err() == nil {
+		if err := cps.checkpoint(o.ctx); err != nil && o.ctx.Err() == nil {
 			o.log.Error("a checkpoint failed: the journal grows until a checkpoint succeeds", "error", err)
 			o.mu.Lock()
-			o.checkpoints.retry = time.Now().Add(10 * checkpointLook)
+			cps.retry = time.Now().Add(10 * checkpointLook)
 			o.mu.Unlock()
 		}
 		o.mu.Lock()
-		o.checkpoints.making = false
+		cps.making = false
 		o.mu.Unlock()
 	})
 }
@@ -111,12 +115,12 @@ func newCheckpointTask(o *owner) *task.Task {
 	var short time.Time // since when replicas are missing
 	known := false
 	look := func() {
-		o.deleteOldBlobs(o.ctx)
-		known = known || o.readBlobs() == nil
+		o.checkpoints.deleteOldBlobs(o.ctx)
+		known = known || o.checkpoints.readBlobs() == nil
 		stale := false
-		if o.vol == meta.RootVolume && time.Since(looked) >= o.checkpointEvery() {
+		if o.vol == meta.RootVolume && time.Since(looked) >= o.checkpoints.checkpointEvery() {
 			looked = time.Now()
-			stale = known && o.recordsStale()
+			stale = known && o.checkpoints.recordsStale()
 		}
 		o.mu.Lock()
 		if n := o.checkpoints.made; n != made {
@@ -133,16 +137,16 @@ func newCheckpointTask(o *owner) *task.Task {
 		defer o.mu.Unlock()
 		switch {
 		case time.Now().Before(o.checkpoints.retry):
-		case known && o.uncovered() && time.Since(o.ageFrom(last)) >= o.checkpointEvery():
-			o.startCheckpoint()
+		case known && o.checkpoints.uncovered() && time.Since(o.checkpoints.ageFrom(last)) >= o.checkpoints.checkpointEvery():
+			o.checkpoints.startCheckpoint()
 		case stale:
-			o.startCheckpoint() // at the same entry, if no later entry exists
+			o.checkpoints.startCheckpoint() // at the same entry, if no later entry exists
 		case o.checkpoints.waitDelete && time.Since(last) >= deleteCheckpoint:
-			o.startCheckpoint() // to free the chunks' space
+			o.checkpoints.startCheckpoint() // to free the chunks' space
 		case !short.IsZero() && time.Since(short) >= o.srv.cfg.BlobGrace:
 			o.log.Warn("the checkpoint's files have too few live replicas: they are stored again", "for", time.Since(short).Round(time.Second))
 			short = time.Time{}
-			o.startCheckpoint()
+			o.checkpoints.startCheckpoint()
 		}
 	}
 	return task.New(task.Options{
@@ -162,7 +166,8 @@ func newCheckpointTask(o *owner) *task.Task {
 
 // readBlobs reads which blobs the recorded checkpoint consists of, unless this owner made a
 // checkpoint.
-func (o *owner) readBlobs() error {
+func (cps *checkpoints) readBlobs() error {
+	o := cps.o
 	ctx, cancel := context.WithTimeout(o.ctx, o.srv.cfg.BlobGrace)
 	defer cancel()
 	cp, have, err := o.j.Checkpoint(ctx)
@@ -175,10 +180,10 @@ func (o *owner) readBlobs() error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.checkpoints.made == 0 {
-		o.checkpoints.blobs = blobsOf(full.Checkpoint)
-		if o.checkpoints.recorded.seq = cp.Seq; err == nil {
-			o.checkpoints.recorded.take(&full)
+	if cps.made == 0 {
+		cps.blobs = blobsOf(full.Checkpoint)
+		if cps.recorded.seq = cp.Seq; err == nil {
+			cps.recorded.take(&full)
 		}
 	}
 	return err
@@ -241,7 +246,8 @@ func short(r meta.BlobRef, live map[meta.ServerID]bool, most int) bool {
 }
 
 // awaitApplied waits until the store has applied a journaled entry.
-func (o *owner) awaitApplied(ctx context.Context, seq meta.Seq) error {
+func (cps *checkpoints) awaitApplied(ctx context.Context, seq meta.Seq) error {
+	o := cps.o
 	for o.st.Applied().Seq < seq {
 		select {
 		case <-time.After(time.Millisecond):
@@ -256,19 +262,20 @@ func (o *owner) awaitApplied(ctx context.Context, seq meta.Seq) error {
 
 // checkpoint stores the state's files and trims the journal. A file that is also in the
 // checkpoint before is stored again only if the file's blob lost replicas.
-func (o *owner) checkpoint(ctx context.Context) error {
-	o.checkpoints.one.Lock()
-	defer o.checkpoints.one.Unlock()
+func (cps *checkpoints) checkpoint(ctx context.Context) error {
+	o := cps.o
+	cps.one.Lock()
+	defer cps.one.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, maxCheckpoint, errors.New("the checkpoint took too long"))
 	defer cancel()
 	start := time.Now()
 	dir := fmt.Sprintf("%s/checkpoint-%d-%d", o.srv.cfg.ScratchDir, o.vol, checkpointCount.Add(1))
 	defer os.RemoveAll(dir)
 	o.mu.Lock()
-	before := o.checkpoints.since
+	before := cps.since
 	o.mu.Unlock()
 
-	doomed, err := o.doomed()
+	doomed, err := cps.doomed()
 	if err != nil {
 		return err
 	}
@@ -283,7 +290,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	live, most := o.srv.blobServers()
 	stored := map[string]journal.File{}
 	lost := false
-	records, err := o.clusterRecords(ctx)
+	records, err := cps.clusterRecords(ctx)
 	if err != nil {
 		return err
 	}
@@ -304,8 +311,8 @@ func (o *owner) checkpoint(ctx context.Context) error {
 		}
 		if old.Seq >= pos.Seq && !lost && (o.vol != meta.RootVolume || sumOf(records) == sumOf(full.Records)) {
 			o.mu.Lock()
-			o.checkpoints.deletable, o.checkpoints.waitDelete = doomed, false
-			o.checkpoints.recorded.take(&full)
+			cps.deletable, cps.waitDelete = doomed, false
+			cps.recorded.take(&full)
 			o.mu.Unlock()
 			return nil
 		}
@@ -315,7 +322,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 		Checkpoint: journal.Checkpoint{Volume: o.vol, Position: pos, Term: o.own.Term(), Files: files},
 		Records:    records,
 	}
-	if err := o.describe(ctx, &m); err != nil {
+	if err := cps.describe(ctx, &m); err != nil {
 		return err
 	}
 	var added []meta.BlobRef
@@ -331,7 +338,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 			delete(stored, f.Name)
 			continue
 		}
-		if f.Ref, err = o.putFile(ctx, dir+"/store/"+f.Name); err != nil {
+		if f.Ref, err = cps.putFile(ctx, dir+"/store/"+f.Name); err != nil {
 			undo()
 			return err
 		}
@@ -342,7 +349,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 		undo()
 		return err
 	}
-	ref, err := o.srv.cfg.Blob.Put(ctx, o.blobOwner(), "manifest", bytes.NewReader(b))
+	ref, err := o.srv.cfg.Blob.Put(ctx, cps.blobOwner(), "manifest", bytes.NewReader(b))
 	if err != nil {
 		undo()
 		return err
@@ -365,18 +372,18 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	}
 	m.Manifest = ref
 	o.mu.Lock()
-	o.checkpoints.deletable, o.checkpoints.waitDelete = doomed, false
-	o.checkpoints.since -= before
-	o.checkpoints.made++
-	o.checkpoints.recorded.take(&m)
-	o.checkpoints.blobs = blobsOf(m.Checkpoint)
+	cps.deletable, cps.waitDelete = doomed, false
+	cps.since -= before
+	cps.made++
+	cps.recorded.take(&m)
+	cps.blobs = blobsOf(m.Checkpoint)
 	if len(gone.refs) > 0 {
-		o.checkpoints.old = append(o.checkpoints.old, gone)
+		cps.old = append(cps.old, gone)
 	}
 	o.mu.Unlock()
 	o.srv.stats.checkpoints.Add(1)
 	o.log.Info("checkpoint", "seq", pos.Seq, "files", len(files), "stored", len(added), "took", time.Since(start).Round(time.Millisecond))
-	o.deleteOldBlobs(ctx)
+	cps.deleteOldBlobs(ctx)
 	return nil
 }
 
@@ -385,7 +392,8 @@ func (o *owner) checkpoint(ctx context.Context) error {
 
 // doomed lists the chunks to be deleted, from the store, which has journaled entries only. A
 // checkpoint begun later does not refer to these chunks.
-func (o *owner) doomed() (all []meta.ChunkRecord, err error) {
+func (cps *checkpoints) doomed() (all []meta.ChunkRecord, err error) {
+	o := cps.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.stClosed {
@@ -403,11 +411,12 @@ const maxDoomed = 1 << 17
 
 // nextDeleted returns at most gcBatch chunks whose records say that the chunks are to be
 // deleted, and that no checkpoint in use refers to. The caller holds mu.
-func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
+func (cps *checkpoints) nextDeleted() (some []meta.ChunkRecord, err error) {
+	o := cps.o
 	if o.srv.cfg.KeepForCheckpoint {
-		for len(o.checkpoints.deletable) > 0 && len(some) < gcBatch {
+		for len(cps.deletable) > 0 && len(some) < gcBatch {
 			// The record may be gone since the list was made.
-			id := o.checkpoints.deletable[0].ID
+			id := cps.deletable[0].ID
 			err := namespace.ChunksFrom(&view{o: o}, id, func(c meta.ChunkRecord) bool {
 				if c.ID == id {
 					some = append(some, c)
@@ -417,7 +426,7 @@ func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 			if err != nil {
 				return nil, err
 			}
-			o.checkpoints.deletable = o.checkpoints.deletable[1:]
+			cps.deletable = cps.deletable[1:]
 		}
 		if len(some) > 0 {
 			return some, nil
@@ -428,7 +437,7 @@ func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 		return len(some) < gcBatch && !o.srv.cfg.KeepForCheckpoint
 	})
 	if o.srv.cfg.KeepForCheckpoint {
-		o.checkpoints.waitDelete = o.checkpoints.waitDelete || len(some) > 0
+		cps.waitDelete = cps.waitDelete || len(some) > 0
 		return nil, err
 	}
 	return some, err
@@ -436,7 +445,8 @@ func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 
 // describe adds to a manifest the volume's row and the checkpoint's journal entry, from which
 // a volume is made again if etcd is lost entirely.
-func (o *owner) describe(ctx context.Context, m *journal.Manifest) error {
+func (cps *checkpoints) describe(ctx context.Context, m *journal.Manifest) error {
+	o := cps.o
 	row, err := o.srv.cfg.Cluster.Volume(ctx, o.vol)
 	if err != nil {
 		return err
@@ -457,18 +467,19 @@ func (o *owner) describe(ctx context.Context, m *journal.Manifest) error {
 
 // deleteOldBlobs deletes the old blobs that no pinned checkpoint needs. The collector of
 // leaked blobs finds the blobs left by a crash.
-func (o *owner) deleteOldBlobs(ctx context.Context) {
+func (cps *checkpoints) deleteOldBlobs(ctx context.Context) {
+	o := cps.o
 	o.mu.Lock()
-	old := o.checkpoints.old
-	if o.checkpoints.deletingOld || len(old) == 0 {
+	old := cps.old
+	if cps.deletingOld || len(old) == 0 {
 		o.mu.Unlock()
 		return // a finished checkpoint and the task may both call
 	}
-	o.checkpoints.deletingOld = true
+	cps.deletingOld = true
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
-		o.checkpoints.deletingOld = false
+		cps.deletingOld = false
 		o.mu.Unlock()
 	}()
 	pin, pinned, err := o.j.OldestPin(ctx)
@@ -481,29 +492,29 @@ func (o *owner) deleteOldBlobs(ctx context.Context) {
 				// The next call goes on from this file.
 				o.log.Warn("a file of an old checkpoint could not be deleted", "file", r.Name, "error", err)
 				o.mu.Lock()
-				o.checkpoints.old[0].refs = o.checkpoints.old[0].refs[i:]
+				cps.old[0].refs = cps.old[0].refs[i:]
 				o.mu.Unlock()
 				return
 			}
 		}
 		old = old[1:]
 		o.mu.Lock()
-		o.checkpoints.old = o.checkpoints.old[1:]
+		cps.old = cps.old[1:]
 		o.mu.Unlock()
 	}
 }
 
-func (o *owner) blobOwner() meta.BlobOwner {
-	return meta.BlobOwner{Volume: o.vol, Term: o.own.Term()}
+func (cps *checkpoints) blobOwner() meta.BlobOwner {
+	return meta.BlobOwner{Volume: cps.o.vol, Term: cps.o.own.Term()}
 }
 
-func (o *owner) putFile(ctx context.Context, path string) (meta.BlobRef, error) {
+func (cps *checkpoints) putFile(ctx context.Context, path string) (meta.BlobRef, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return meta.BlobRef{}, meta.E("checkpoint", meta.IO, path, err)
 	}
 	defer f.Close()
-	return o.srv.cfg.Blob.Put(ctx, o.blobOwner(), path, f)
+	return cps.o.srv.cfg.Blob.Put(ctx, cps.blobOwner(), path, f)
 }
 
 // LoadManifest fills in the list of files of a checkpoint, if the list is kept in a blob.

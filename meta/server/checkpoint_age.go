@@ -56,7 +56,8 @@ func notLater(t meta.Time) time.Time {
 // checkpointEvery is the age that a checkpoint reaches while the journal has later entries.
 // For the root volume, it is at most recordsEvery: the directories of the root volume say
 // where volumes are attached, which belongs to the cluster's records.
-func (o *owner) checkpointEvery() time.Duration {
+func (cps *checkpoints) checkpointEvery() time.Duration {
+	o := cps.o
 	if o.vol == meta.RootVolume {
 		return min(o.srv.cfg.CheckpointEvery, recordsEvery)
 	}
@@ -65,31 +66,32 @@ func (o *owner) checkpointEvery() time.Duration {
 
 // ageFrom returns the time from which the age of the recorded checkpoint counts. opened is
 // when the owner opened the volume or last made a checkpoint. The caller holds mu.
-func (o *owner) ageFrom(opened time.Time) time.Time {
-	if o.srv.cfg.Unsafe.NoCheckpointAge {
+func (cps *checkpoints) ageFrom(opened time.Time) time.Time {
+	if cps.o.srv.cfg.Unsafe.NoCheckpointAge {
 		return opened
 	}
-	return o.checkpoints.recorded.written
+	return cps.recorded.written
 }
 
 // uncovered reports whether the journal has entries that the recorded checkpoint lacks. The
 // caller holds mu.
-func (o *owner) uncovered() bool { return o.checkpoints.recorded.seq < o.durable }
+func (cps *checkpoints) uncovered() bool { return cps.recorded.seq < cps.o.durable }
 
 // mayRest reports whether an unused volume may be closed. If the volume only lacks its
 // checkpoint, mayRest starts making the checkpoint. The root volume is never closed, since its
 // owner keeps the cluster's records on the chunk servers.
-func (o *owner) mayRest() bool {
+func (cps *checkpoints) mayRest() bool {
+	o := cps.o
 	if o.vol == meta.RootVolume {
 		return false
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.uncovered() {
+	if !cps.uncovered() {
 		return true
 	}
-	if time.Now().After(o.checkpoints.retry) {
-		o.startCheckpoint()
+	if time.Now().After(cps.retry) {
+		cps.startCheckpoint()
 	}
 	return false
 }
@@ -114,11 +116,11 @@ func (s *Server) behindJournal(ctx context.Context, v meta.VolumeID) (bool, erro
 
 // clusterRecords returns the cluster's records for the root volume's manifest, and nil for
 // other volumes.
-func (o *owner) clusterRecords(ctx context.Context) (all []journal.KeyValue, err error) {
-	if o.vol != meta.RootVolume {
+func (cps *checkpoints) clusterRecords(ctx context.Context) (all []journal.KeyValue, err error) {
+	if cps.o.vol != meta.RootVolume {
 		return nil, nil
 	}
-	records, err := o.srv.cfg.Cluster.Records(ctx)
+	records, err := cps.o.srv.cfg.Cluster.Records(ctx)
 	for _, r := range records {
 		all = append(all, journal.KeyValue{Key: []byte(r.Key), Value: r.Value})
 	}
@@ -127,10 +129,11 @@ func (o *owner) clusterRecords(ctx context.Context) (all []journal.KeyValue, err
 
 // recordsStale reports whether the cluster's records differ from the records in the recorded
 // checkpoint. Without a checkpoint, or if the records can't be read, it is false.
-func (o *owner) recordsStale() bool {
+func (cps *checkpoints) recordsStale() bool {
+	o := cps.o
 	ctx, cancel := context.WithTimeout(o.ctx, recordsEvery/2)
 	defer cancel()
-	records, err := o.clusterRecords(ctx)
+	records, err := cps.clusterRecords(ctx)
 	if err != nil {
 		if o.ctx.Err() == nil {
 			o.log.Warn("the cluster's records can't be read: changes of them are not on the chunk servers yet", "error", err)
@@ -139,7 +142,7 @@ func (o *owner) recordsStale() bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.checkpoints.recorded.seq > 0 && o.checkpoints.recorded.records != sumOf(records)
+	return cps.recorded.seq > 0 && cps.recorded.records != sumOf(records)
 }
 
 // sumOf returns a hash of a list of records.

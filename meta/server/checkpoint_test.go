@@ -86,10 +86,10 @@ func (s *site) checkpointNow() journal.Checkpoint {
 		s.t.Fatal(err)
 	}
 	// A checkpoint holds what the store has, a moment after the journal.
-	if err := o.awaitApplied(s.t.Context(), o.durableNow()); err != nil {
+	if err := o.checkpoints.awaitApplied(s.t.Context(), o.durableNow()); err != nil {
 		s.t.Fatal(err)
 	}
-	if err := o.checkpoint(s.t.Context()); err != nil {
+	if err := o.checkpoints.checkpoint(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 	return s.recorded()

@@ -117,9 +117,9 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 		return nil, err
 	}
 	if after == "" {
-		o.lookAfresh(ctx)
+		o.inspection.lookAfresh(ctx)
 	}
-	short, err := o.shortOpen(ctx, from)
+	short, err := o.inspection.shortOpen(ctx, from)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 	var recs []meta.ChunkRecord
 	silent := map[meta.ChunkID]bool{} // open, and no server can be asked for the end
 	m, most := o.srv.servers(), cmp.Or(o.srv.cfg.lostPage, lostPage)
-	err = o.walkRecords(func(rec *meta.ChunkRecord) {
+	err = o.inspection.walkRecords(func(rec *meta.ChunkRecord) {
 		if rec.ID.Compare(from) <= 0 {
 			return
 		}

@@ -680,7 +680,7 @@ func (o *owner) deleteSome() (more bool) {
 		return false
 	}
 	seq := o.newest()
-	chunks, err := o.nextDeleted()
+	chunks, err := o.checkpoints.nextDeleted()
 	if err != nil || len(chunks) == 0 {
 		o.mu.Unlock()
 		if err != nil {

@@ -181,7 +181,7 @@ func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint
 		}
 	}
 	from := cluster.Origin{Volume: o.vol, Snapshot: snapshot, Token: token}
-	if snapshot == "" && o.isMirror() {
+	if snapshot == "" && o.mirror.isMirror() {
 		return none, meta.E("clone", meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, which is being filled: clone one of its snapshots"))
 	}
 	if snapshot == "" {
@@ -597,7 +597,7 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 			if err := o.flush(ask); err != nil {
 				return err
 			}
-			return o.checkpoint(ask)
+			return o.checkpoints.checkpoint(ask)
 		}, func(addr string) error {
 			c, err := s.api.peers.client(addr, false)
 			if err == nil {

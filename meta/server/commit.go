@@ -37,7 +37,7 @@ func (o *owner) commitLoop(pos journal.Position) {
 			return
 		}
 		pos = next
-		o.maybeCheckpoint()
+		o.checkpoints.maybeCheckpoint()
 	}
 }
 

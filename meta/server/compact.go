@@ -72,15 +72,17 @@ const (
 )
 
 // compaction is the state of an owner's looks. Only the compaction task changes it, except
-// heldUp.
+// heldBack.
 type compaction struct {
-	begun  meta.Seq                  // the newest entry when the task began
-	joined time.Time                 // when the last walk for fragments ended
-	took   time.Duration             // how long that walk took
-	seen   meta.Seq                  // the newest entry at the last look that joined all fragments
-	passed map[meta.ChunkID]struct{} // not worth copying at a look (a snapshot keeps some of each, say): skipped
-	vain   time.Time                 // until when passed chunks are skipped
-	heldUp bool                      // the last look left extents: see owner.outOfReach; guarded by the owner's mu
+	o *owner
+
+	begun    meta.Seq                  // the newest entry when the task began
+	joined   time.Time                 // when the last walk for fragments ended
+	took     time.Duration             // how long that walk took
+	seen     meta.Seq                  // the newest entry at the last look that joined all fragments
+	passed   map[meta.ChunkID]struct{} // not worth copying at a look (a snapshot keeps some of each, say): skipped
+	vain     time.Time                 // until when passed chunks are skipped
+	heldBack bool                      // the last look left extents: see owner.outOfReach; guarded by the owner's mu
 
 	files, fragments atomic.Uint64 // to be joined, as of the last walk
 	looks            atomic.Uint64 // looks begun
@@ -100,11 +102,11 @@ func newCompactionTask(o *owner) *task.Task {
 		},
 		Round: func(ctx context.Context) (time.Duration, error) {
 			o.compaction.looks.Add(1)
-			err := o.compact()
+			err := o.compaction.compact()
 			if err != nil && ctx.Err() == nil {
 				o.srv.stats.compactFailed.Add(1)
 			}
-			if err != nil || o.heldUp() {
+			if err != nil || o.compaction.heldUp() {
 				return min(5*every, max(every, 30*time.Second)), err
 			}
 			return every, nil
@@ -114,10 +116,10 @@ func newCompactionTask(o *owner) *task.Task {
 
 // heldUp reports whether the last look left extents because a session with a lease on the file
 // is away or does not give the lease up.
-func (o *owner) heldUp() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.compaction.heldUp
+func (cn *compaction) heldUp() bool {
+	cn.o.mu.Lock()
+	defer cn.o.mu.Unlock()
+	return cn.heldBack
 }
 
 // joinSoon bounds the wait for the next look for fragments in a volume without sessions, which
@@ -125,8 +127,9 @@ func (o *owner) heldUp() bool {
 const joinSoon = 10 * time.Second
 
 // joinDue reports whether a look for fragments is due.
-func (o *owner) joinDue(newest meta.Seq, inUse bool) bool {
-	c := &o.compaction
+func (cn *compaction) joinDue(newest meta.Seq, inUse bool) bool {
+	o := cn.o
+	c := cn
 	if now := o.srv.cfg.joinNow; now != nil {
 		return now()
 	}
@@ -151,15 +154,16 @@ type victim struct {
 
 // compact looks through a frozen state of the volume, and moves the extents worth moving. The
 // volume may have changed by then: each move compares.
-func (o *owner) compact() error {
+func (cn *compaction) compact() error {
+	o := cn.o
 	o.mu.Lock()
 	if o.failed != nil || o.leaving != nil || o.closed != nil || o.stClosed || o.ctx.Err() != nil {
 		o.mu.Unlock()
 		return nil
 	}
-	o.compaction.heldUp = false
+	cn.heldBack = false
 	newest, inUse := o.newest(), len(o.entered) > 0
-	join := o.joinDue(newest, inUse)
+	join := cn.joinDue(newest, inUse)
 	if join {
 		// The frozen state must show extents shared since a moment ago.
 		o.mu.Unlock()
@@ -176,9 +180,9 @@ func (o *owner) compact() error {
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
 	var batches []placement.Batch
-	victims, err := o.sparse(frozen)
+	victims, err := cn.sparse(frozen)
 	if err == nil && (join || len(victims) > 0) {
-		batches, err = o.lookThrough(frozen, victims, join)
+		batches, err = cn.lookThrough(frozen, victims, join)
 	}
 	err = errors.Join(err, frozen.Close())
 	o.wg.Release()
@@ -188,22 +192,22 @@ func (o *owner) compact() error {
 		if o.ctx.Err() != nil {
 			break
 		}
-		errs = append(errs, o.fill(&batches[i]))
+		errs = append(errs, cn.fill(&batches[i]))
 	}
 	if len(batches) > 0 {
 		o.tasks.collection.Wake()
 	}
 	// After a failure, the next look for fragments does not wait for a change.
-	if err = errors.Join(errs...); err == nil && join && !o.heldUp() && o.ctx.Err() == nil {
-		o.compaction.seen = newest
+	if err = errors.Join(errs...); err == nil && join && !cn.heldUp() && o.ctx.Err() == nil {
+		cn.seen = newest
 	}
 	return err
 }
 
 // sparse finds the chunks worth emptying, if they are worth a walk over the extents. It skips
 // the chunks of compaction.passed.
-func (o *owner) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
-	c := &o.compaction
+func (cn *compaction) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
+	c := cn
 	if !time.Now().Before(c.vain) {
 		c.passed = nil
 	}
@@ -294,13 +298,14 @@ func (s *sparseChunks) worth(used func() (uint64, error)) (map[meta.ChunkID]*vic
 
 // lookThrough walks over all extents. It collects the extents in victims and, with join, the
 // fragments, and returns batches of both.
-func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool) ([]placement.Batch, error) {
+func (cn *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool) ([]placement.Batch, error) {
+	o := cn.o
 	policy, err := namespace.Policy(r)
 	if err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	o.compaction.walks.Add(1)
+	cn.walks.Add(1)
 	m := o.srv.servers()
 	target := min(compactTarget, maxLen(policy, false))
 	f := fragments{o: o, r: r, m: m, rule: placement.JoinRule{Least: o.srv.cfg.JoinLeast, Small: o.srv.cfg.JoinSmall}, may: map[meta.ChunkID]bool{}}
@@ -325,8 +330,8 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 	if err = errors.Join(err, f.err, context.Cause(o.ctx)); err != nil {
 		return nil, err
 	}
-	batches := o.emptying(victims, m, &policy, target)
-	o.pass(victims, time.Since(began))
+	batches := cn.emptying(victims, m, &policy, target)
+	cn.pass(victims, time.Since(began))
 	if !join {
 		return batches, nil
 	}
@@ -339,7 +344,7 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 		some, _ := files[i].Size()
 		n += uint64(some)
 	}
-	c := &o.compaction
+	c := cn
 	c.files.Store(uint64(len(files)))
 	c.fragments.Store(n)
 	c.joined, c.took = time.Now(), time.Since(began)
@@ -352,14 +357,14 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 
 // emptying makes batches of the live extents in victims. Victims on the same set of servers
 // share fresh chunks, placed on the same servers: no byte crosses the network.
-func (o *owner) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *meta.Policy, target uint64) (batches []placement.Batch) {
+func (cn *compaction) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *meta.Policy, target uint64) (batches []placement.Batch) {
 	groups := map[string]map[meta.Ino][]placement.Piece{}
 	n, dead := 0, uint64(0)
 	for _, v := range victims {
 		if !v.chosen {
 			continue
 		}
-		if !o.worthCopying(v, m, p) {
+		if !cn.worthCopying(v, m, p) {
 			v.kept = true
 			continue
 		}
@@ -377,7 +382,7 @@ func (o *owner) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *
 	if n == 0 {
 		return nil
 	}
-	o.log.Info("compacting", "chunks", n, "dead", dead)
+	cn.o.log.Info("compacting", "chunks", n, "dead", dead)
 	for _, k := range slices.Sorted(maps.Keys(groups)) {
 		var files []placement.Fragmented
 		for _, ino := range slices.Sorted(maps.Keys(groups[k])) {
@@ -392,8 +397,8 @@ func (o *owner) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *
 
 // pass records the chunks found not worth copying by a look that took so long. Looks skip
 // these chunks for walkShare times took.
-func (o *owner) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
-	c := &o.compaction
+func (cn *compaction) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
+	c := cn
 	for id, v := range victims {
 		if !v.kept {
 			continue
@@ -408,21 +413,21 @@ func (o *owner) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
 // worthCopying reports whether a copy would free the chunk, and the chunk lies where the
 // policy wants it. A chunk that a snapshot refers to would stay. A chunk due for repair or a
 // move is repaired or moved first.
-func (o *owner) worthCopying(v *victim, m *placement.Map, p *meta.Policy) bool {
+func (cn *compaction) worthCopying(v *victim, m *placement.Map, p *meta.Policy) bool {
 	if v.found != v.rec.Live || v.kept {
 		return false
 	}
 	for _, id := range v.rec.Servers {
-		if s, ok := m.Server(id); !ok || s.State != placement.Live || o.faults.has(v.rec.ID, id) {
+		if s, ok := m.Server(id); !ok || s.State != placement.Live || cn.o.faults.has(v.rec.ID, id) {
 			return false
 		}
 	}
-	return o.settledAt(&v.rec, m, p)
+	return cn.settledAt(&v.rec, m, p)
 }
 
 // settledAt reports whether repair would leave the chunk on its servers.
-func (o *owner) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.Policy) bool {
-	st := m.Plan(chance{}, p, o.faults.replicas(rec))
+func (cn *compaction) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.Policy) bool {
+	st := m.Plan(chance{}, p, cn.o.faults.replicas(rec))
 	return !st.Work()
 }
 
@@ -468,14 +473,14 @@ func (f *fragments) movable(id meta.ChunkID) bool {
 	if len(f.may) > 1<<16 {
 		clear(f.may)
 	}
-	f.may[id] = rec.State == meta.ChunkSealed && !rec.Lost && len(f.o.readable(&rec, f.m)) > 0
+	f.may[id] = rec.State == meta.ChunkSealed && !rec.Lost && len(f.o.compaction.readable(&rec, f.m)) > 0
 	return f.may[id]
 }
 
 // readable lists the servers with a replica of the chunk that can be read.
-func (o *owner) readable(rec *meta.ChunkRecord, m *placement.Map) (ids []meta.ServerID) {
+func (cn *compaction) readable(rec *meta.ChunkRecord, m *placement.Map) (ids []meta.ServerID) {
 	for _, id := range rec.Servers {
-		if s, ok := m.Server(id); ok && (s.State == placement.Live || s.State == placement.Draining) && !o.faults.has(rec.ID, id) {
+		if s, ok := m.Server(id); ok && (s.State == placement.Live || s.State == placement.Draining) && !cn.o.faults.has(rec.ID, id) {
 			ids = append(ids, id)
 		}
 	}
@@ -568,7 +573,8 @@ type filler struct {
 
 // fill moves a batch into a fresh chunk. The process fills a single chunk at a time, for all
 // its volumes: the rate of a chunk's orders bounds the copying of all of them.
-func (o *owner) fill(b *placement.Batch) (err error) {
+func (cn *compaction) fill(b *placement.Batch) (err error) {
+	o := cn.o
 	select {
 	case o.srv.filling <- struct{}{}:
 		defer func() { <-o.srv.filling }()
@@ -624,11 +630,11 @@ func (f *filler) end(err error) error {
 func (f *filler) step(some []move) error {
 	o := f.o
 	o.mu.Lock()
-	if err := cmp.Or(o.failed, o.resting()); err != nil {
+	if err := cmp.Or(o.failed, o.compaction.resting()); err != nil {
 		o.mu.Unlock()
 		return err
 	}
-	some, err := o.stillThere(some)
+	some, err := o.compaction.stillThere(some)
 	// A write into the middle of an extent splits it, and an order is bounded.
 	var rest []move
 	if len(some) > meta.MaxPieces {
@@ -680,7 +686,8 @@ func (f *filler) step(some []move) error {
 }
 
 // resting returns why no extent may be moved now, or nil. The caller holds mu.
-func (o *owner) resting() error {
+func (cn *compaction) resting() error {
+	o := cn.o
 	switch {
 	case o.leaving != nil:
 		return errLeaving
@@ -692,8 +699,8 @@ func (o *owner) resting() error {
 
 // stillThere narrows moves, grouped by file and each file's in order of offsets, to the
 // extents still mapped as the moves say and seen by no snapshot. It drops files out of reach,
-// and sets compaction.heldUp: a later look finds them again. The caller holds mu.
-func (o *owner) stillThere(some []move) (out []move, err error) {
+// and sets compaction.heldBack: a later look finds them again. The caller holds mu.
+func (cn *compaction) stillThere(some []move) (out []move, err error) {
 	for len(some) > 0 {
 		n := 1
 		for n < len(some) && some[n].ino == some[0].ino {
@@ -701,12 +708,12 @@ func (o *owner) stillThere(some []move) (out []move, err error) {
 		}
 		file := some[:n]
 		some = some[n:]
-		if o.outOfReach(file[0].ino) {
-			o.compaction.heldUp = true
+		if cn.o.outOfReach(file[0].ino) {
+			cn.heldBack = true
 			continue
 		}
 		i := 0
-		err := namespace.FileExtents(&view{o: o}, file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
+		err := namespace.FileExtents(&view{o: cn.o}, file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
 			for i < n && file[i].ext.End() <= e.Off {
 				i++
 			}
@@ -753,7 +760,7 @@ func (f *filler) pieces(some []move, order *meta.Order) (recs []meta.ChunkRecord
 // chooses for a new chunk.
 func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 	o := f.o
-	together := o.settledAt(&recs[0], m, &f.policy)
+	together := o.compaction.settledAt(&recs[0], m, &f.policy)
 	servers := slices.Sorted(slices.Values(recs[0].Servers))
 	for i := range recs {
 		together = together && slices.Equal(servers, slices.Sorted(slices.Values(recs[i].Servers)))
@@ -771,7 +778,7 @@ func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 	}
 	f.servers, f.fence = servers, meta.Fence{Term: o.own.Term()}
 	o.mu.Lock()
-	if err := cmp.Or(o.failed, o.resting()); err != nil {
+	if err := cmp.Or(o.failed, o.compaction.resting()); err != nil {
 		o.mu.Unlock()
 		return err
 	}
@@ -794,7 +801,7 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 	o := f.o
 	known := map[meta.ServerID]bool{}
 	for i := range recs {
-		from := o.readable(&recs[i], m)
+		from := o.compaction.readable(&recs[i], m)
 		for _, id := range from {
 			if info, ok := o.srv.Resolve(id); ok && !known[id] {
 				info.Disks = nil
@@ -851,13 +858,13 @@ var errPolicyChanged error = meta.E("compact", meta.Unavailable, "", errors.New(
 func (f *filler) swap(some []move) (moved int, err error) {
 	o := f.o
 	_, err = o.swapped(some[0].ino, func() (meta.Op, error) {
-		if err := o.resting(); err != nil {
+		if err := o.compaction.resting(); err != nil {
 			return nil, err
 		}
 		if p, err := namespace.Policy(&view{o: o}); err != nil || otherPlaces(&f.policy, &p) {
 			return nil, cmp.Or(err, errPolicyChanged)
 		}
-		now, err := o.stillThere(some)
+		now, err := o.compaction.stillThere(some)
 		if err == nil && len(now) == 0 {
 			err = meta.E("compact", meta.Again, fmt.Sprintf("inode %d", some[0].ino), nil)
 		}
@@ -899,7 +906,7 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 			return nil, o.failed
 		}
 		if o.outOfReach(ino) {
-			o.compaction.heldUp = true
+			o.compaction.heldBack = true
 			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away, or can't commit its writes, may have cached their places"))
 		}
 		ch := o.askInBackground(ino, meta.LeaseNone, moveWait)

@@ -150,7 +150,7 @@ func TestLooksInVainTakeTurns(t *testing.T) {
 	look := func() (walks uint64) {
 		t.Helper()
 		was := o.compaction.walks.Load()
-		if err := o.compact(); err != nil {
+		if err := o.compaction.compact(); err != nil {
 			t.Fatal(err)
 		}
 		return o.compaction.walks.Load() - was

@@ -110,7 +110,7 @@ func (o *owner) tally(ctx context.Context) StoredBytes {
 			continue
 		}
 		var b StoredBytes
-		err := o.eachPage(ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
+		err := o.inspection.eachPage(ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
 			for k := range page {
 				b.add(&page[k])
 			}

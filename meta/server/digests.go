@@ -93,6 +93,8 @@ func newDigests(background, awaited uint64) digests {
 
 // digesting is an owner's state of digests.
 type digesting struct {
+	o *owner
+
 	hurry chan struct{} // capacity 1: a client began to wait for a digest
 
 	mu      sync.Mutex
@@ -132,10 +134,10 @@ func (s *Server) digestDir(v meta.VolumeID) string {
 func (s *Server) digestsHere() bool { return s.cfg.Chunks != nil && s.cfg.DigestDir != "" }
 
 // digestBusy records whether the owner computes a digest now.
-func (o *owner) digestBusy(yes bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.digesting.busy = yes
+func (dg *digesting) digestBusy(yes bool) {
+	dg.o.mu.Lock()
+	defer dg.o.mu.Unlock()
+	dg.busy = yes
 }
 
 // wakeUp notifies the receiver of a channel of capacity 1, without blocking.
@@ -148,8 +150,8 @@ func wakeUp(ch chan<- struct{}) {
 
 // awaitDigest records that a client waits for the digest of a snapshot. With unpaced, the
 // digest has no rate limit.
-func (o *owner) awaitDigest(at meta.Generation, unpaced bool) {
-	d := &o.digesting
+func (dg *digesting) awaitDigest(at meta.Generation, unpaced bool) {
+	d := dg
 	now := time.Now()
 	d.mu.Lock()
 	w := d.awaited[at]
@@ -165,7 +167,7 @@ func (o *owner) awaitDigest(at meta.Generation, unpaced bool) {
 	d.mu.Unlock()
 	if news {
 		wakeUp(d.hurry)
-		o.tasks.digests.Wake()
+		dg.o.tasks.digests.Wake()
 	}
 }
 
@@ -186,9 +188,9 @@ func newDigestTask(o *owner) *task.Task {
 		case <-d.hurry: // undigested finds the awaited digest
 		default:
 		}
-		sn, ok, next, err := o.undigested()
+		sn, ok, next, err := o.digesting.undigested()
 		if awaited, _ := d.isAwaited(sn.At); err == nil && !(ok && awaited) && d.someArrived() {
-			err := o.sumArrivals()
+			err := o.mirror.sumArrivals()
 			if err != nil && ctx.Err() == nil {
 				o.log.Warn("the digest of a mirror's snapshot waits until the copy is complete", "error", err)
 				d.forgetArrivals()
@@ -196,7 +198,7 @@ func newDigestTask(o *owner) *task.Task {
 			return 0, err
 		}
 		if err == nil && ok {
-			o.tryDigest(sn, nil)
+			o.digesting.tryDigest(sn, nil)
 			return 0, nil
 		}
 		if err != nil {
@@ -216,7 +218,8 @@ func newDigestTask(o *owner) *task.Task {
 // else a pinned snapshot, else in turns the newest and the oldest. With turns, neither waits
 // for ever while snapshots are taken faster than digests are computed. A snapshot whose digest
 // failed is skipped until its retry is due; next is when the first retry is due.
-func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
+func (dg *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
+	o := dg.o
 	all, err := o.snapshots()
 	if err != nil {
 		return sn, false, next, err
@@ -232,7 +235,7 @@ func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err err
 		_, ok := have[s.At]
 		return ok || s.Deleting
 	})
-	d := &o.digesting
+	d := dg
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	there := map[meta.Generation]bool{}
@@ -265,8 +268,9 @@ func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err err
 
 // tryDigest computes a digest, and records a failure. blocks are the blocks of the digest
 // interrupted by this digest, or nil.
-func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
-	d := &o.digesting
+func (dg *digesting) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
+	o := dg.o
+	d := dg
 	trying := func(yes bool) {
 		if r := d.tried[sn.At]; r != nil {
 			r.now = yes
@@ -276,7 +280,7 @@ func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	trying(true)
 	d.mu.Unlock()
 	began := time.Now()
-	err := o.digest(sn, blocks)
+	err := dg.digest(sn, blocks)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	trying(false)
@@ -361,7 +365,7 @@ func (t *turn) take(ctx context.Context, questions, n int) error {
 	if cost == 0 {
 		return nil
 	}
-	return t.o.pace(t.in.limit, cost)
+	return t.o.digesting.pace(t.in.limit, cost)
 }
 
 // aside returns how many blocks the digest may read in parallel.
@@ -373,9 +377,9 @@ func (t *turn) aside() int {
 }
 
 // pace waits until the limiter permits n more. Errors: the owner's end.
-func (o *owner) pace(l *rate.Limiter, n int) error {
-	if err := l.WaitN(o.ctx, n); err != nil {
-		return o.gone()
+func (dg *digesting) pace(l *rate.Limiter, n int) error {
+	if err := l.WaitN(dg.o.ctx, n); err != nil {
+		return dg.o.gone()
 	}
 	return nil
 }
@@ -388,7 +392,7 @@ var errOvertaken = errors.New("another digest comes first")
 // continues from its position afterwards.
 func (t *turn) letPass() error {
 	for !t.nested {
-		sn, ok, _, err := t.o.undigested()
+		sn, ok, _, err := t.o.digesting.undigested()
 		if err != nil {
 			return err
 		}
@@ -398,7 +402,7 @@ func (t *turn) letPass() error {
 		if t.blocks == nil {
 			return errOvertaken
 		}
-		t.o.tryDigest(sn, t.blocks)
+		t.o.digesting.tryDigest(sn, t.blocks)
 		if t.o.ctx.Err() != nil {
 			return t.o.gone()
 		}
@@ -416,12 +420,13 @@ func (t *turn) leave() {
 
 // digest computes and records the digest of a snapshot. blocks are the blocks of the digest
 // interrupted by this digest, which will finish them, or nil.
-func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
+func (dg *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
+	o := dg.o
 	t := &turn{o: o, sn: sn, blocks: blocks, nested: blocks != nil}
 	defer t.leave()
 	if !t.nested {
-		o.digestBusy(true)
-		defer o.digestBusy(false)
+		dg.digestBusy(true)
+		defer dg.digestBusy(false)
 		// Volumes waiting for their first turn use no memory for blocks.
 		if err := t.take(o.ctx, 0, 0); err != nil {
 			return err
@@ -455,7 +460,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	}
 	way := digest.Way{Known: t.blocks, Turn: before, Aside: t.aside}
 	var v *vouching
-	if o.isMirror() {
+	if o.mirror.isMirror() {
 		if v, err = t.newVouching(); err != nil {
 			return err
 		}
@@ -604,12 +609,12 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 
 // listDigests adds to snapshots their digests, or the error of the last try and whether
 // another try is running. The caller holds mu.
-func (o *owner) listDigests(l []meta.SnapshotInfo) error {
-	all, err := namespace.Digests(&view{o: o})
-	o.digesting.mu.Lock()
-	defer o.digesting.mu.Unlock()
+func (dg *digesting) listDigests(l []meta.SnapshotInfo) error {
+	all, err := namespace.Digests(&view{o: dg.o})
+	dg.mu.Lock()
+	defer dg.mu.Unlock()
 	for i := range l {
-		if r := o.digesting.tried[l[i].At]; r != nil {
+		if r := dg.tried[l[i].At]; r != nil {
 			l[i].DigestError, l[i].DigestTrying = shortened(r.err), r.now
 		}
 		if d, ok := all[l[i].At]; ok {

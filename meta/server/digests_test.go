@@ -323,7 +323,7 @@ func TestUnpacedDigest(t *testing.T) {
 	}
 	o := d.srv.opened(volumes[0])
 	for _, unpaced := range []bool{false, true} {
-		o.awaitDigest(1000, unpaced)
+		o.digesting.awaitDigest(1000, unpaced)
 		if awaited, now := o.digesting.isAwaited(1000); !awaited || now != unpaced {
 			t.Error(awaited, now)
 		}
@@ -428,7 +428,7 @@ func TestDigestFails(t *testing.T) {
 	if _, err := d.AwaitDigest(t.Context(), 1, "torn", false); err != nil {
 		t.Fatal(err)
 	}
-	if sn, ok, next, err := o.undigested(); ok || time.Until(next) > digestRetry+time.Minute || err != nil {
+	if sn, ok, next, err := o.digesting.undigested(); ok || time.Until(next) > digestRetry+time.Minute || err != nil {
 		t.Errorf("%q is to be computed at %v, %v", sn.Name, next, err)
 	}
 	if torn.DigestTrying {
@@ -614,8 +614,8 @@ func TestArrivals(t *testing.T) {
 	}
 	o.mu.Lock() // none is summed
 	defer o.mu.Unlock()
-	o.arrived(&many)
-	o.arrived(&meta.Write{Ino: 7, Extents: []meta.Extent{{Len: 1}, {Off: 1, Len: 1}}})
+	o.mirror.arrived(&many)
+	o.mirror.arrived(&meta.Write{Ino: 7, Extents: []meta.Extent{{Len: 1}, {Off: 1, Len: 1}}})
 	o.digesting.mu.Lock()
 	defer o.digesting.mu.Unlock()
 	if n := len(o.digesting.arrivals); n > maxArrived || n < maxArrived-1 {

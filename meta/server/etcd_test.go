@@ -282,7 +282,7 @@ func TestFollowerFallsBehind(t *testing.T) {
 		lag.stop()
 		p.files(t, fmt.Sprint("b", i, "-"), 50)
 		if i != 2 {
-			if err := o.checkpoint(t.Context()); err != nil {
+			if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -313,13 +313,13 @@ func TestTrimmedWhileLoading(t *testing.T) {
 		if err := os.RemoveAll(c.hands[1].dir); err != nil {
 			t.Fatal(err)
 		}
-		if err := o.checkpoint(t.Context()); err != nil {
+		if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		c.hands[1].start()
 		for i := range 8 {
 			p.files(t, fmt.Sprint("r", round, "-", i, "-"), 10)
-			if err := o.checkpoint(t.Context()); err != nil {
+			if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -495,7 +495,7 @@ func TestWatchesLie(t *testing.T) {
 		for i := range 4 {
 			p.files(t, fmt.Sprint("r", round, "-", i, "-"), 20)
 			if rng.IntN(4) == 0 {
-				if err := o.checkpoint(t.Context()); err != nil {
+				if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -15,15 +15,15 @@ const afreshWait = 15 * time.Second
 // lookAfresh makes every chunk server list its replicas again, as after a change of disks, and
 // waits at most afreshWait until an inspection with the new lists is over. Then the owner
 // knows of replicas that vanished without the server's notice.
-func (o *owner) lookAfresh(ctx context.Context) {
-	i := &o.inspection
+func (in *inspection) lookAfresh(ctx context.Context) {
+	i := in
 	mark := time.Now()
 	i.mu.Lock()
 	clear(i.listed)
 	i.again = mark
 	i.mu.Unlock()
-	o.tasks.inspection.Wake()
-	for time.Since(mark) < afreshWait && ctx.Err() == nil && o.ctx.Err() == nil {
+	in.o.tasks.inspection.Wake()
+	for time.Since(mark) < afreshWait && ctx.Err() == nil && in.o.ctx.Err() == nil {
 		i.mu.Lock()
 		done := i.whole.After(mark)
 		i.mu.Unlock()
@@ -37,7 +37,8 @@ func (o *owner) lookAfresh(ctx context.Context) {
 // shortOpen returns the open chunks with an id behind from of which no server has all the
 // bytes that the journal refers to, as after disks were set back to an old image. A chunk with
 // a server that does not answer is left out.
-func (o *owner) shortOpen(ctx context.Context, from meta.ChunkID) (map[meta.ChunkID]bool, error) {
+func (in *inspection) shortOpen(ctx context.Context, from meta.ChunkID) (map[meta.ChunkID]bool, error) {
+	o := in.o
 	open := map[meta.ChunkID][]meta.ServerID{}
 	o.mu.Lock()
 	err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {

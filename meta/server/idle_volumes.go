@@ -212,7 +212,7 @@ func (s *Server) visitLoop() {
 			if idle[o].IsZero() {
 				idle[o] = now
 			}
-			if now.Sub(idle[o]) < s.cfg.IdleClose || !o.mayRest() {
+			if now.Sub(idle[o]) < s.cfg.IdleClose || !o.checkpoints.mayRest() {
 				continue
 			}
 			delete(idle, o)

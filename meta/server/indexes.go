@@ -49,6 +49,8 @@ const (
 
 // indexing is an owner's state for making indexes.
 type indexing struct {
+	o *owner
+
 	mu     sync.Mutex
 	wanted map[meta.Generation]*retry // requested, and not yet made
 
@@ -69,7 +71,8 @@ func tooLarge(err error) bool { return errors.Is(err, meta.ResourceExceeded) }
 
 // index returns the index of a snapshot, or, if there is none, requests it from the task and
 // returns its state. Errors: NoSuchSnapshot.
-func (o *owner) index(ctx context.Context, name string) (*admin.SnapshotIndex, error) {
+func (ix *indexing) index(ctx context.Context, name string) (*admin.SnapshotIndex, error) {
+	o := ix.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
@@ -77,7 +80,7 @@ func (o *owner) index(ctx context.Context, name string) (*admin.SnapshotIndex, e
 	if err != nil {
 		return nil, err
 	}
-	a, wait, err := o.indexOf(sn.At)
+	a, wait, err := ix.indexOf(sn.At)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +89,7 @@ func (o *owner) index(ctx context.Context, name string) (*admin.SnapshotIndex, e
 			return &admin.SnapshotIndex{Generation: uint64(sn.At), State: admin.IndexState_INDEX_NONE}, nil
 		}
 		a = &admin.SnapshotIndex{Generation: uint64(sn.At), State: admin.IndexState_INDEX_BUILDING}
-		x := &o.indexing
+		x := ix
 		x.mu.Lock()
 		w := x.wanted[sn.At]
 		if w == nil {
@@ -111,7 +114,8 @@ func (o *owner) index(ctx context.Context, name string) (*admin.SnapshotIndex, e
 
 // indexOf returns a snapshot's recorded index, and the channel to wait for until the record is
 // durable. nil: no index of this program's version or a newer version is recorded.
-func (o *owner) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-chan struct{}, err error) {
+func (ix *indexing) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-chan struct{}, err error) {
+	o := ix.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed != nil {
@@ -148,7 +152,7 @@ func newIndexTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "make indexes",
 		Begin: func() {
-			if err := o.dropLeftIndexes(); err != nil && o.ctx.Err() == nil {
+			if err := o.indexing.dropLeftIndexes(); err != nil && o.ctx.Err() == nil {
 				o.log.Warn("the indexes of deleted snapshots could not be looked for", "error", err)
 			}
 		},
@@ -169,7 +173,7 @@ func newIndexTask(o *owner) *task.Task {
 				case <-ctx.Done():
 					return task.Idle, nil
 				}
-				err := o.makeIndex(at)
+				err := o.indexing.makeIndex(at)
 				<-o.srv.indexes.slot
 				if ctx.Err() != nil {
 					return task.Idle, nil
@@ -200,7 +204,8 @@ func newIndexTask(o *owner) *task.Task {
 
 // dropLeftIndexes removes the index records of deleted snapshots. A program version without
 // indexes leaves such records when it deletes a snapshot.
-func (o *owner) dropLeftIndexes() error {
+func (ix *indexing) dropLeftIndexes() error {
+	o := ix.o
 	all, err := o.snapshots()
 	if err != nil {
 		return err
@@ -223,12 +228,13 @@ func (o *owner) dropLeftIndexes() error {
 }
 
 // makeIndex makes and records the index of a snapshot.
-func (o *owner) makeIndex(at meta.Generation) (err error) {
+func (ix *indexing) makeIndex(at meta.Generation) (err error) {
+	o := ix.o
 	began := time.Now()
-	if a, _, err := o.indexOf(at); err != nil || a != nil {
+	if a, _, err := ix.indexOf(at); err != nil || a != nil {
 		return err
 	}
-	x := &o.indexing
+	x := ix
 	busy := func(yes bool) {
 		o.mu.Lock()
 		x.busy = yes
@@ -244,12 +250,12 @@ func (o *owner) makeIndex(at meta.Generation) (err error) {
 		return meta.E("make index", meta.IO, o.srv.cfg.ScratchDir, err)
 	}
 	defer os.RemoveAll(dir)
-	file, record, err := o.buildIndex(at, dir)
+	file, record, err := ix.buildIndex(at, dir)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if err := o.putIndex(file, &record); err != nil {
+	if err := ix.putIndex(file, &record); err != nil {
 		return err
 	}
 	o.mu.Lock()
@@ -273,7 +279,8 @@ func (o *owner) makeIndex(at meta.Generation) (err error) {
 }
 
 // buildIndex makes the index in a file of a folder.
-func (o *owner) buildIndex(at meta.Generation, dir string) (file *os.File, record meta.SnapshotIndex, err error) {
+func (ix *indexing) buildIndex(at meta.Generation, dir string) (file *os.File, record meta.SnapshotIndex, err error) {
+	o := ix.o
 	if err := o.settled(o.ctx); err != nil {
 		return nil, record, err
 	}
@@ -320,7 +327,7 @@ func (o *owner) buildIndex(at meta.Generation, dir string) (file *os.File, recor
 			return nil, err
 		}
 		return res.Places, nil
-	}, pace: func() error { return o.pace(o.srv.indexes.limit, 1) }}
+	}, pace: func() error { return o.digesting.pace(o.srv.indexes.limit, 1) }}
 	if err := f.feed(); err != nil {
 		return nil, record, err
 	}
@@ -466,17 +473,17 @@ func (f *feeder) extents(n *index.Node) error {
 }
 
 // putIndex writes an index into chunks, which stay open.
-func (o *owner) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
-	policy, err := o.policy()
+func (ix *indexing) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
+	policy, err := ix.o.policy()
 	if err != nil {
 		return err
 	}
 	for left := record.Length; left > 0; {
 		n := min(left, indexPart, maxLen(policy, false))
 		if len(record.Parts) == meta.MaxIndexParts {
-			return meta.E("make index", meta.ResourceExceeded, o.subject(), fmt.Errorf("its %d bytes do not fit into %d chunks of at most %d (the volume's --max-chunk): metadata servers answer", record.Length, len(record.Parts), n))
+			return meta.E("make index", meta.ResourceExceeded, ix.o.subject(), fmt.Errorf("its %d bytes do not fit into %d chunks of at most %d (the volume's --max-chunk): metadata servers answer", record.Length, len(record.Parts), n))
 		}
-		id, err := o.putPart(&policy, io.LimitReader(file, int64(n)), n)
+		id, err := ix.putPart(&policy, io.LimitReader(file, int64(n)), n)
 		if err != nil {
 			return err
 		}
@@ -486,7 +493,8 @@ func (o *owner) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
 	return nil
 }
 
-func (o *owner) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.ChunkID, err error) {
+func (ix *indexing) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.ChunkID, err error) {
+	o := ix.o
 	servers, err := o.srv.place(1, policy, placement.Writer{}, nil)
 	if err != nil {
 		return id, err
@@ -508,10 +516,10 @@ func (o *owner) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.Chu
 		return id, err
 	}
 	id = res.Chunks[0].ID
-	if o.indexing.parts == nil {
-		o.indexing.parts = map[meta.ChunkID]bool{}
+	if ix.parts == nil {
+		ix.parts = map[meta.ChunkID]bool{}
 	}
-	o.indexing.parts[id] = true
+	ix.parts[id] = true
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
 	if err := o.await(o.ctx, wait); err != nil {

@@ -458,7 +458,7 @@ func TestIndexTooLarge(t *testing.T) {
 	}
 	o.indexing.mu.Unlock()
 	full := meta.SnapshotIndex{Length: 1 << 40, Parts: make([]meta.IndexPart, meta.MaxIndexParts)}
-	if err := o.putIndex(strings.NewReader("x"), &full); !tooLarge(err) || w.calls.Load() != 1 {
+	if err := o.indexing.putIndex(strings.NewReader("x"), &full); !tooLarge(err) || w.calls.Load() != 1 {
 		t.Errorf("%v after %d writes", err, w.calls.Load())
 	}
 }

@@ -152,6 +152,8 @@ type listing struct {
 
 // inspection is an owner's state between its inspections.
 type inspection struct {
+	o *owner
+
 	mu     sync.Mutex
 	listed map[meta.ServerID]listing
 	// again is the time of the last order to list all servers again. A listing begun before
@@ -169,12 +171,12 @@ type inspection struct {
 
 // listAnew makes the next inspection list every server again, since the owner needs other
 // facts from the lists.
-func (o *owner) listAnew() {
-	o.inspection.mu.Lock()
-	clear(o.inspection.listed)
-	o.inspection.again = time.Now()
-	o.inspection.mu.Unlock()
-	o.tasks.inspection.Wake()
+func (in *inspection) listAnew() {
+	in.mu.Lock()
+	clear(in.listed)
+	in.again = time.Now()
+	in.mu.Unlock()
+	in.o.tasks.inspection.Wake()
 }
 
 // relist makes every owner list a server again.
@@ -218,7 +220,7 @@ func newInspectionTask(o *owner) *task.Task {
 		Gather: 50 * time.Millisecond, // handle several notices in one round
 		Failed: "the inspection of the volume's chunks stopped, it is tried again", Log: o.log,
 		Round: func(context.Context) (time.Duration, error) {
-			err := o.lookAround()
+			err := o.inspection.lookAround()
 			o.deleteStale()
 			return task.Idle, err
 		},
@@ -226,29 +228,30 @@ func newInspectionTask(o *owner) *task.Task {
 }
 
 // lookAround runs an inspection.
-func (o *owner) lookAround() error {
+func (in *inspection) lookAround() error {
+	o := in.o
 	began := time.Now()
 	o.readWords()
 	m := o.srv.servers()
-	o.inspection.forgetStored(m)
+	in.forgetStored(m)
 	policy, err := o.policy()
 	if err != nil {
 		return err
 	}
-	lists := o.listServers(m, &policy)
+	lists := in.listServers(m, &policy)
 	balance := m.Balance(&policy, o.srv.cfg.Balance)
-	st, err := o.walk(m, &policy, lists, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
-		return o.plan(rec, &policy, m, balance, true)
+	st, err := in.walk(m, &policy, lists, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+		return in.plan(rec, &policy, m, balance, true)
 	})
 	if err != nil {
 		return err
 	}
-	o.inspection.mu.Lock()
-	defer o.inspection.mu.Unlock()
+	in.mu.Lock()
+	defer in.mu.Unlock()
 	if lists.complete() {
-		o.inspection.scanned, o.inspection.whole = true, began
+		in.scanned, in.whole = true, began
 	}
-	o.inspection.last = st
+	in.last = st
 	return nil
 }
 
@@ -264,21 +267,22 @@ func (l *lists) complete() bool { return len(l.from) == l.due }
 
 // listServers lists the servers that are due. Replicas that no record names, or that differ
 // from their record, are noted at once.
-func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
+func (in *inspection) listServers(m *placement.Map, policy *meta.Policy) *lists {
+	o := in.o
 	l := &lists{seen: map[meta.ChunkID]uint8{}, from: map[meta.ServerID]bool{}}
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
-	o.inspection.mu.Lock()
-	was := o.inspection.listed
-	o.inspection.mu.Unlock()
+	in.mu.Lock()
+	was := in.listed
+	in.mu.Unlock()
 	for _, x := range o.srv.sightings() {
 		s, ok := m.Server(x.info.ID)
 		if !ok || s.State != placement.Live && s.State != placement.Draining {
 			continue
 		}
-		o.inspection.mu.Lock()
+		in.mu.Lock()
 		w, had := was[x.info.ID]
-		o.inspection.mu.Unlock()
+		in.mu.Unlock()
 		if had && w.generation == x.generation && time.Since(w.at) < o.srv.cfg.ListInterval {
 			continue
 		}
@@ -287,17 +291,17 @@ func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			began := time.Now()
-			if err := o.listServer(l, &x, policy); err != nil {
+			if err := in.listServer(l, &x, policy); err != nil {
 				if o.ctx.Err() == nil {
 					o.log.Warn("the replicas of a chunk server could not be listed: the owner concludes nothing from that", "server", x.info.ID, "error", err)
 				}
 				return
 			}
-			o.inspection.mu.Lock()
-			if began.After(o.inspection.again) && began.After(o.inspection.changed[x.info.ID]) {
-				o.inspection.listed[x.info.ID] = listing{x.generation, began}
+			in.mu.Lock()
+			if began.After(in.again) && began.After(in.changed[x.info.ID]) {
+				in.listed[x.info.ID] = listing{x.generation, began}
 			}
-			o.inspection.mu.Unlock()
+			in.mu.Unlock()
 		})
 	}
 	wg.Wait()
@@ -306,11 +310,12 @@ func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 
 // listServer lists a server's replicas, and counts in l the replicas that a record names. An
 // incomplete list counts nothing there.
-func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
+func (in *inspection) listServer(l *lists, x *sighting, policy *meta.Policy) error {
+	o := in.o
 	var sum StoredBytes
 	var named []meta.ChunkID
 	plain := toCompress{o: o, server: x.info.ID, alg: o.compression()}
-	err := o.eachPage(o.ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
+	err := in.eachPage(o.ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
 		recs := make([]meta.ChunkRecord, len(page))
 		missing := make([]bool, len(page))
 		o.mu.Lock()
@@ -328,7 +333,7 @@ func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 		}
 		o.mu.Unlock()
 		for i, c := range page {
-			if o.listedOne(x, &c, &recs[i], missing[i], policy) {
+			if in.listedOne(x, &c, &recs[i], missing[i], policy) {
 				named = append(named, c.ID)
 			}
 			sum.add(&c)
@@ -341,7 +346,7 @@ func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 	if err != nil {
 		return err
 	}
-	o.inspection.setStored(x.info.ID, sum)
+	in.setStored(x.info.ID, sum)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.from[x.info.ID] = true
@@ -352,13 +357,14 @@ func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 }
 
 // eachPage lists a server's replicas of the volume, page by page.
-func (o *owner) eachPage(ctx context.Context, server meta.ServerID, page func([]meta.ReplicaInfo) error) error {
-	return listReplicas(ctx, o.order, server, o.vol, page)
+func (in *inspection) eachPage(ctx context.Context, server meta.ServerID, page func([]meta.ReplicaInfo) error) error {
+	return listReplicas(ctx, in.o.order, server, in.o.vol, page)
 }
 
 // listedOne compares a listed replica with its record, and notes the result. there: the record
 // names the replica.
-func (o *owner) listedOne(x *sighting, c *meta.ReplicaInfo, rec *meta.ChunkRecord, missing bool, policy *meta.Policy) (there bool) {
+func (in *inspection) listedOne(x *sighting, c *meta.ReplicaInfo, rec *meta.ChunkRecord, missing bool, policy *meta.Policy) (there bool) {
+	o := in.o
 	server := x.info.ID
 	if missing || !slices.Contains(rec.Servers, server) {
 		if missing || rec.State != meta.ChunkOpen {
@@ -412,7 +418,8 @@ func otherClass(x *sighting, disk string, policy *meta.Policy) bool {
 
 // confirmMissing handles a chunk missing from a complete list of a server in the chunk's
 // record. It asks each such server about the chunk, and notes the replicas that are missing.
-func (o *owner) confirmMissing(rec *meta.ChunkRecord, l *lists) {
+func (in *inspection) confirmMissing(rec *meta.ChunkRecord, l *lists) {
+	o := in.o
 	n := 0
 	for _, id := range rec.Servers {
 		if l.from[id] {
@@ -439,7 +446,8 @@ func (o *owner) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 
 // plan returns the next step for a chunk; with queue, it also queues the step. balance
 // accounts for the moves that only even out how full servers are.
-func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map, balance *placement.Balance, queue bool) placement.Step {
+func (in *inspection) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map, balance *placement.Balance, queue bool) placement.Step {
+	o := in.o
 	replicas := o.faults.replicas(rec)
 	if time.Since(o.srv.epoch) < o.srv.cfg.RepairDelay {
 		// This process started just now: servers it does not know yet may still connect.
@@ -477,12 +485,13 @@ const walkPage = 512
 // walk visits every chunk's record and sums the states. planned returns the plan for a sealed
 // chunk. With the lists of an inspection, walk also asks servers about chunks missing in their
 // lists, and seals the open chunks that must end.
-func (o *owner) walk(m *placement.Map, policy *meta.Policy, lists *lists, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
+func (in *inspection) walk(m *placement.Map, policy *meta.Policy, lists *lists, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
+	o := in.o
 	st := RepairStatus{Volumes: 1, Nodes: map[meta.ServerID]NodeChunks{}}
 	var ending []openChunk
-	err := o.walkRecords(func(rec *meta.ChunkRecord) {
+	err := in.walkRecords(func(rec *meta.ChunkRecord) {
 		if lists != nil && (rec.State == meta.ChunkOpen || rec.State == meta.ChunkSealed) {
-			o.confirmMissing(rec, lists)
+			in.confirmMissing(rec, lists)
 		}
 		switch rec.State {
 		case meta.ChunkOpen:
@@ -508,13 +517,14 @@ func (o *owner) walk(m *placement.Map, policy *meta.Policy, lists *lists, planne
 		return st, err
 	}
 	o.stale.count(&st)
-	st.addBlobs(o.blobsOn())
+	st.addBlobs(in.blobsOn())
 	o.sealSome(ending)
 	return st, o.ctx.Err()
 }
 
 // walkRecords visits all chunks' records, a page at a time.
-func (o *owner) walkRecords(each func(*meta.ChunkRecord)) error {
+func (in *inspection) walkRecords(each func(*meta.ChunkRecord)) error {
+	o := in.o
 	var from meta.ChunkID
 	page := make([]meta.ChunkRecord, 0, walkPage)
 	for o.ctx.Err() == nil {
@@ -546,7 +556,8 @@ func (o *owner) walkRecords(each func(*meta.ChunkRecord)) error {
 // blobsOn counts the parts of the recorded checkpoint's files by server. A part on a server to
 // be emptied does not count if enough other servers have the part: the next checkpoint puts
 // the part elsewhere.
-func (o *owner) blobsOn() map[meta.ServerID]NodeChunks {
+func (in *inspection) blobsOn() map[meta.ServerID]NodeChunks {
+	o := in.o
 	live, most := o.srv.blobServers()
 	o.mu.Lock()
 	refs := o.checkpoints.blobs

@@ -36,9 +36,10 @@ func TestFaultsFollowTheDisk(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := &owner{}
+			o.lodge()
 			list := func(c meta.ReplicaInfo, disk, class string) {
 				c.ID, c.State, c.Disk = id, meta.ChunkSealed, disk
-				o.listedOne(x, &c, rec, false, &meta.Policy{Class: class})
+				o.inspection.listedOne(x, &c, rec, false, &meta.Policy{Class: class})
 			}
 			counted := func() uint64 {
 				var st RepairStatus

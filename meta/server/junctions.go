@@ -62,7 +62,7 @@ func (s *Server) attachVolume(ctx context.Context, v cluster.Volume, at cluster.
 	if err := s.noCycle(ctx, v.ID, at.Parent); err != nil {
 		return none, err
 	}
-	if parent.isMirror() {
+	if parent.mirror.isMirror() {
 		return none, meta.E("attach", meta.ReadOnly, parent.subject(), errors.New("it is a mirror's target"))
 	}
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {

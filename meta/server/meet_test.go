@@ -23,7 +23,7 @@ func (s *site) states() map[meta.ChunkID]meta.ChunkRecord {
 		s.t.Fatal(err)
 	}
 	all := map[meta.ChunkID]meta.ChunkRecord{}
-	if err := o.walkRecords(func(rec *meta.ChunkRecord) { all[rec.ID] = *rec }); err != nil {
+	if err := o.inspection.walkRecords(func(rec *meta.ChunkRecord) { all[rec.ID] = *rec }); err != nil {
 		s.t.Fatal(err)
 	}
 	return all

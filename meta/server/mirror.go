@@ -32,6 +32,8 @@ const readsHeldUpAtFirst = 250 * time.Millisecond
 
 // mirrorTarget is a volume's state as the target of a mirror. The owner's mu guards it.
 type mirrorTarget struct {
+	o *owner
+
 	// shown is the snapshot that readers see if the volume is a mirror's target, else zero.
 	// The journal entry with shown is durable, or about to be.
 	shown meta.Generation
@@ -43,35 +45,36 @@ type mirrorTarget struct {
 
 // mirrored returns the generation to answer a read from (zero: the live tree), or a reply with
 // an error, or a channel to wait for. Caller holds mu.
-func (o *owner) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
-	if o.fillsNow(s) || o.mirror.shown == 0 && o.mirror.flip == nil {
+func (mt *mirrorTarget) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
+	o := mt.o
+	if mt.fillsNow(s) || mt.shown == 0 && mt.flip == nil {
 		return 0, nil, nil
 	}
 	switch _, open := c.Op.(*meta.Open); {
-	case o.mirror.flip != nil:
-		return 0, nil, o.mirror.flip
+	case mt.flip != nil:
+		return 0, nil, mt.flip
 	case open && c.Want == meta.LeaseExclusive: // to write
 		re, _ = o.refuse(errMirror("open", o))
 		return 0, re, nil
 	case o.snapped > o.durable:
 		return 0, nil, o.untilDurable(o.snapped)
 	}
-	return o.mirror.shown, nil, nil
+	return mt.shown, nil, nil
 }
 
 // mayChange reports whether a session may run a mutation. Caller holds mu.
-func (o *owner) mayChange(s *session, op meta.Op) bool {
-	return o.fillsNow(s) || o.mirror.shown == 0 || op.Code() == meta.OpReleaseOrphans
+func (mt *mirrorTarget) mayChange(s *session, op meta.Op) bool {
+	return mt.fillsNow(s) || mt.shown == 0 || op.Code() == meta.OpReleaseOrphans
 }
 
 // fillsNow is fills for a call about to read or change the live tree. If the session fills a
 // target, the session's leases count as leases on the live tree from now on. Caller holds mu.
-func (o *owner) fillsNow(s *session) bool {
-	if o.mirror.shown == 0 && o.mirror.flip == nil || !o.fills(s.id) {
+func (mt *mirrorTarget) fillsNow(s *session) bool {
+	if mt.shown == 0 && mt.flip == nil || !mt.fills(s.id) {
 		return false
 	}
-	if o.mirror.shown != 0 {
-		o.leases.EnterLiveTree(s)
+	if mt.shown != 0 {
+		mt.o.leases.EnterLiveTree(s)
 	}
 	return true
 }
@@ -82,33 +85,34 @@ func errMirror(op string, o *owner) error {
 
 // fills reports whether a session fills the target: the session holds meta.MirrorLock for
 // writing. Caller holds mu.
-func (o *owner) fills(id meta.SessionID) bool {
-	l, held := o.locks.Get(meta.Lock{Ino: meta.MirrorLock, Flock: true, Type: meta.LockWrite})
+func (mt *mirrorTarget) fills(id meta.SessionID) bool {
+	l, held := mt.o.locks.Get(meta.Lock{Ino: meta.MirrorLock, Flock: true, Type: meta.LockWrite})
 	return held && l.Type == meta.LockWrite && l.Session == id
 }
 
-func (o *owner) isMirror() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.mirror.shown != 0
+func (mt *mirrorTarget) isMirror() bool {
+	mt.o.mu.Lock()
+	defer mt.o.mu.Unlock()
+	return mt.shown != 0
 }
 
 // mayMirror refuses a request about the live tree of a mirror's target from any session but
 // the session filling the target. Errors: ReadOnly.
-func (o *owner) mayMirror(ctx context.Context, sess *session, op string) error {
+func (mt *mirrorTarget) mayMirror(ctx context.Context, sess *session, op string) error {
+	o := mt.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.mirror.shown == 0 || o.fills(sess.id) {
+	if mt.shown == 0 || mt.fills(sess.id) {
 		return nil
 	}
 	return errMirror(op, o)
 }
 
 // filledBy reports whether the volume is a mirror's target and sess fills it. Caller holds mu.
-func (o *owner) filledBy(sess *session) bool { return o.mirror.shown != 0 && o.fills(sess.id) }
+func (mt *mirrorTarget) filledBy(sess *session) bool { return mt.shown != 0 && mt.fills(sess.id) }
 
 func errNoFiller(op string, o *owner) error {
 	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is no mirror's target any more, or another session fills it"))
@@ -116,13 +120,14 @@ func errNoFiller(op string, o *owner) error {
 
 // mayFill refuses a request reserved for the session filling a target, from any other session
 // or if the volume is no target. Errors: ReadOnly.
-func (o *owner) mayFill(ctx context.Context, sess *session, op string) error {
+func (mt *mirrorTarget) mayFill(ctx context.Context, sess *session, op string) error {
+	o := mt.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.filledBy(sess) {
+	if !mt.filledBy(sess) {
 		return errNoFiller(op, o)
 	}
 	return nil
@@ -132,7 +137,8 @@ func (o *owner) mayFill(ctx context.Context, sess *session, op string) error {
 // or, with name "", makes the volume an ordinary volume. The session must hold
 // meta.MirrorLock. Errors: NoSuchSnapshot, ReadOnly (the session does not fill the target),
 // Busy (another call of show runs).
-func (o *owner) show(ctx context.Context, sess *session, name string) error {
+func (mt *mirrorTarget) show(ctx context.Context, sess *session, name string) error {
+	o := mt.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
@@ -149,31 +155,31 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 		defer o.mu.Unlock()
 		return o.failed
 	}
-	if !o.fills(sess.id) {
+	if !mt.fills(sess.id) {
 		defer o.mu.Unlock()
 		return errMirror("show snapshot", o)
 	}
-	if o.mirror.changing {
+	if mt.changing {
 		defer o.mu.Unlock()
 		return meta.E("show snapshot", meta.Busy, o.subject(), errors.New("another one is about to be shown"))
 	}
-	o.mirror.changing = true
+	mt.changing = true
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.mirror.changing = false
+		mt.changing = false
 	}()
 	o.mu.Unlock()
 	var wait <-chan struct{}
-	err := o.whenUnleased(ctx, func() error {
-		if !o.fills(sess.id) { // the lock may be lost since the check above
+	err := mt.whenUnleased(ctx, func() error {
+		if !mt.fills(sess.id) { // the lock may be lost since the check above
 			return errMirror("show snapshot", o)
 		}
 		seq := o.cur.seq
 		if _, err := o.run(op, 0); err != nil {
 			return err
 		}
-		o.mirror.shown = op.Shown
+		mt.shown = op.Shown
 		o.leases.OneTree()
 		o.snapped = max(o.snapped, min(seq, o.newest())) // no reader sees the snapshot before the journal has the entry
 		wait = o.untilDurable(seq)
@@ -190,7 +196,8 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 }
 
 // whenUnleased runs do, under mu, while no lease is held on the volume.
-func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
+func (mt *mirrorTarget) whenUnleased(ctx context.Context, do func() error) error {
+	o := mt.o
 	for hold := readsHeldUpAtFirst; ; hold *= 2 {
 		o.mu.Lock()
 		asked := o.recallEverything()
@@ -200,7 +207,7 @@ func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
 				return err
 			}
 		}
-		if done, err := o.unleasedWithin(ctx, hold, do); done || err != nil {
+		if done, err := mt.unleasedWithin(ctx, hold, do); done || err != nil {
 			return err
 		}
 	}
@@ -209,15 +216,16 @@ func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
 // unleasedWithin holds reads up until no lease is held and do has run, at most for hold: then
 // done is false. The session filling a target is not held up, and may get leases at any time
 // except while do runs.
-func (o *owner) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (done bool, err error) {
+func (mt *mirrorTarget) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (done bool, err error) {
+	o := mt.o
 	over := make(chan struct{})
 	o.mu.Lock()
-	o.mirror.flip = over
+	mt.flip = over
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.mirror.flip = nil
+		mt.flip = nil
 		close(over)
 	}()
 	short, cancel := context.WithTimeout(ctx, hold)

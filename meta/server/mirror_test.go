@@ -242,7 +242,7 @@ func TestUnleasedBesideFiller(t *testing.T) {
 			defer o.mu.Unlock()
 			return unless(o.leases.Mode(s.srv.session(a.ID()), meta.RootIno) != meta.LeaseNone)
 		})
-		if err := o.whenUnleased(ctx, func() error {
+		if err := o.mirror.whenUnleased(ctx, func() error {
 			if leased, _ := o.leases.RecallAll(time.Now()); len(leased) > 0 {
 				t.Errorf("%d inodes are leased", len(leased))
 			}

@@ -50,7 +50,8 @@ type arrival struct {
 }
 
 // arrived queues the extents of a write to a mirror's target for summing.
-func (o *owner) arrived(w *meta.Write) {
+func (mt *mirrorTarget) arrived(w *meta.Write) {
+	o := mt.o
 	d := &o.digesting
 	if !o.srv.digestsHere() {
 		return
@@ -98,11 +99,12 @@ func (d *digesting) forgetArrivals() {
 
 // sumArrivals sums the queued arrivals until the queue is empty or a caller waits for a
 // digest.
-func (o *owner) sumArrivals() (err error) {
+func (mt *mirrorTarget) sumArrivals() (err error) {
+	o := mt.o
 	t := &turn{o: o, arrivals: true}
 	defer t.leave()
-	o.digestBusy(true)
-	defer o.digestBusy(false)
+	o.digesting.digestBusy(true)
+	defer o.digesting.digestBusy(false)
 	if err := t.take(o.ctx, 0, 0); errors.Is(err, errOvertaken) {
 		return nil
 	} else if err != nil {
@@ -319,7 +321,7 @@ func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 		enough := rec.State == meta.ChunkSealed
 		v.begun[e.Chunk] = enough
 		rate := v.rate()
-		vouch := func() error { return o.vouch(v.ctx, &rec, rate) }
+		vouch := func() error { return o.mirror.vouch(v.ctx, &rec, rate) }
 		if !v.group.TryGo(vouch) {
 			v.t.leave()
 			v.group.Go(vouch)
@@ -334,7 +336,7 @@ func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 // vouch has a chunk's servers, one after another until the first success, read all of their
 // replica and compare it with its checksums. rate is in bytes a second; zero: unlimited.
 // Errors: Corrupt if any server found so, else the error of the last server asked.
-func (o *owner) vouch(ctx context.Context, rec *meta.ChunkRecord, rate uint64) (worst error) {
+func (mt *mirrorTarget) vouch(ctx context.Context, rec *meta.ChunkRecord, rate uint64) (worst error) {
 	// The record of an open chunk does not say the length. The order may wait for other long
 	// orders.
 	length := max(rec.Length, 256<<20)
@@ -343,7 +345,7 @@ func (o *owner) vouch(ctx context.Context, rec *meta.ChunkRecord, rate uint64) (
 		patience += time.Duration(length/rate) * time.Second
 	}
 	for _, id := range rec.Servers {
-		err := o.verifyReplica(ctx, rec, id, rate, patience)
+		err := mt.o.verifyReplica(ctx, rec, id, rate, patience)
 		if err == nil {
 			return nil
 		}

@@ -267,8 +267,8 @@ func (o *owner) status() (RepairStatus, error) {
 	}
 	m := o.srv.servers()
 	balance := m.Balance(&policy, o.srv.cfg.Balance)
-	st, err := o.walk(m, &policy, nil, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
-		return o.plan(rec, &policy, m, balance, false)
+	st, err := o.inspection.walk(m, &policy, nil, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+		return o.inspection.plan(rec, &policy, m, balance, false)
 	})
 	o.inspection.mu.Lock()
 	defer o.inspection.mu.Unlock()

@@ -284,7 +284,7 @@ func TestLeaksAreProven(t *testing.T) {
 			t.Fatal(err)
 		}
 		done := make(chan error, 1)
-		go func() { done <- l.owner().checkpoint(context.Background()) }()
+		go func() { done <- l.owner().checkpoints.checkpoint(context.Background()) }()
 		<-reached
 		l.put = nil
 		x := l.leak()
@@ -391,7 +391,7 @@ func TestLeaksWithOldIDs(t *testing.T) {
 	if err := o.await(t.Context(), o.recovered); err != nil {
 		t.Fatal(err)
 	}
-	if err := o.checkpoint(t.Context()); err != nil {
+	if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	cp, have, err := o.j.Checkpoint(t.Context())

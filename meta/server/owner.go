@@ -123,6 +123,13 @@ type owner struct {
 	wg     task.Group
 }
 
+// lodge tells the owner's guests whose guests they are. Each guest has the state and the methods of
+// a task of the owner's, such as compaction, and uses the owner's journal, store and mu.
+func (o *owner) lodge() {
+	o.mirror.o, o.inspection.o, o.checkpoints.o, o.digesting.o = o, o, o, o
+	o.indexing.o, o.promotion.o, o.schedule.o, o.compaction.o = o, o, o, o
+}
+
 // journaled is the part of the volume's state about a session known to the journal.
 type journaled struct {
 	seq     meta.Seq // the entry holding its SessionStart
@@ -387,7 +394,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if err := o.full(c.Op); err != nil && !c.Replay {
 		return o.refuse(err)
 	}
-	if !c.Replay && !o.mayChange(s, c.Op) {
+	if !c.Replay && !o.mirror.mayChange(s, c.Op) {
 		return o.refuse(errMirror("change", o))
 	}
 	if wait, err := o.journalSession(s); wait != nil || err != nil {
@@ -461,7 +468,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	before := o.quota.Used()
 	o.apply(effects, s.id)
 	if written, ok := op.(*meta.Write); ok && o.mirror.shown != 0 {
-		o.arrived(written)
+		o.mirror.arrived(written)
 	}
 	o.charge(s.id, c, before)
 	j := o.sessions[s.id]
@@ -606,7 +613,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		return nil, o.wantRecovered()
 	}
 	want := c.Want
-	at, re, wait := o.mirrored(s, c)
+	at, re, wait := o.mirror.mirrored(s, c)
 	if re != nil || wait != nil {
 		return re, wait
 	}

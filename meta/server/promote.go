@@ -43,6 +43,8 @@ const (
 
 // promotion is the progress of the work, and its rate.
 type promotion struct {
+	o *owner
+
 	copied, left atomic.Uint64
 
 	rate  atomic.Uint64 // bytes a second; 0: no bound
@@ -64,7 +66,8 @@ var errHeld = errors.New("clients that are away, or can't commit, have cached th
 
 // promote begins a promotion, or returns the progress of a promotion under way. rate, unless
 // nil, holds from now on. Errors: Invalid (the rate), Busy (the volume has clones itself).
-func (o *owner) promote(ctx context.Context, rate *uint64) (meta.PromoteStatus, error) {
+func (pr *promotion) promote(ctx context.Context, rate *uint64) (meta.PromoteStatus, error) {
+	o := pr.o
 	const op = "promote volume"
 	if rate != nil && *rate != 0 && *rate < meta.MinPromoteRate {
 		return meta.PromoteStatus{}, meta.E(op, meta.Invalid, "", fmt.Errorf("a rate of %d: it is 0 or at least %d bytes a second", *rate, meta.MinPromoteRate))
@@ -80,7 +83,7 @@ func (o *owner) promote(ctx context.Context, rate *uint64) (meta.PromoteStatus, 
 		return meta.PromoteStatus{}, err
 	}
 	if row.Origin == nil {
-		return meta.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
+		return meta.PromoteStatus{Done: true, Copied: pr.copied.Load()}, nil
 	}
 	begun := row.Origin.Promoting
 	if !begun {
@@ -105,27 +108,27 @@ func (o *owner) promote(ctx context.Context, rate *uint64) (meta.PromoteStatus, 
 			return meta.PromoteStatus{}, err
 		}
 		if row.Origin == nil { // the promotion ended just now
-			return meta.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
+			return meta.PromoteStatus{Done: true, Copied: pr.copied.Load()}, nil
 		}
 		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot, "rate", row.Origin.Rate)
 	}
-	o.promotion.rate.Store(row.Origin.Rate)
+	pr.rate.Store(row.Origin.Rate)
 	o.tasks.promotion.Wake()
-	return meta.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load(), Rate: row.Origin.Rate}, nil
+	return meta.PromoteStatus{Copied: pr.copied.Load(), Left: pr.left.Load(), Rate: row.Origin.Rate}, nil
 }
 
 // promoteSpan is how many bytes an order may copy.
-func (o *owner) promoteSpan() uint64 {
-	if rate := o.promotion.rate.Load(); rate != 0 {
+func (pr *promotion) promoteSpan() uint64 {
+	if rate := pr.rate.Load(); rate != 0 {
 		return min(rate, promotePiece)
 	}
 	return 1<<64 - 1
 }
 
 // promoteTurn waits until the rate lets n bytes be copied.
-func (o *owner) promoteTurn(ctx context.Context, n uint64) error {
-	if rate := o.promotion.rate.Load(); rate != 0 {
-		if wait := o.promotion.pace.take(time.Now(), int(n), float64(rate)); wait > 0 {
+func (pr *promotion) promoteTurn(ctx context.Context, n uint64) error {
+	if rate := pr.rate.Load(); rate != 0 {
+		if wait := pr.pace.take(time.Now(), int(n), float64(rate)); wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
@@ -136,7 +139,8 @@ func (o *owner) promoteTurn(ctx context.Context, n uint64) error {
 }
 
 // rolledBack waits until the volume is not being rolled back.
-func (o *owner) rolledBack(ctx context.Context) error {
+func (pr *promotion) rolledBack(ctx context.Context) error {
+	o := pr.o
 	o.mu.Lock()
 	closed := o.closed
 	o.mu.Unlock()
@@ -153,13 +157,13 @@ func newPromotionTask(o *owner) *task.Task {
 		Name: "promote the clone", Retry: promotePause,
 		Failed: "promoting the clone stopped, it is tried again", Log: o.log,
 		Round: func(ctx context.Context) (time.Duration, error) {
-			origin, err := o.toPromote()
+			origin, err := o.promotion.toPromote()
 			if err == nil && origin != nil {
-				o.setPromoting(true)
-				err = o.promoteAll(ctx, origin)
+				o.promotion.setPromoting(true)
+				err = o.promotion.promoteAll(ctx, origin)
 			}
 			if err == nil {
-				o.setPromoting(false)
+				o.promotion.setPromoting(false)
 			}
 			return task.Idle, err
 		},
@@ -169,26 +173,28 @@ func newPromotionTask(o *owner) *task.Task {
 // toPromote reads the volume's row. It returns the origin if a promotion is wanted, else nil,
 // and sets the rate from the row. cloning is held meanwhile, so that a rate set by promote at
 // the same time is stored later, and stays.
-func (o *owner) toPromote() (*cluster.Origin, error) {
+func (pr *promotion) toPromote() (*cluster.Origin, error) {
+	o := pr.o
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
-	defer o.promotion.looks.Add(1)
+	defer pr.looks.Add(1)
 	row, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
 	if err != nil || row.Origin == nil || !row.Origin.Promoting {
 		return nil, err
 	}
-	o.promotion.rate.Store(row.Origin.Rate)
+	pr.rate.Store(row.Origin.Rate)
 	return row.Origin, nil
 }
 
-func (o *owner) setPromoting(yes bool) {
-	o.mu.Lock()
-	o.promotion.busy = yes
-	o.mu.Unlock()
+func (pr *promotion) setPromoting(yes bool) {
+	pr.o.mu.Lock()
+	pr.busy = yes
+	pr.o.mu.Unlock()
 }
 
 // step runs an operation of the owner and waits for the journal.
-func (o *owner) step(ctx context.Context, op meta.Op) (*meta.Result, error) {
+func (pr *promotion) step(ctx context.Context, op meta.Op) (*meta.Result, error) {
+	o := pr.o
 	o.mu.Lock()
 	seq := o.cur.seq
 	res, err := o.run(op, 0)
@@ -200,10 +206,11 @@ func (o *owner) step(ctx context.Context, op meta.Op) (*meta.Result, error) {
 	return res, o.await(ctx, wait)
 }
 
-func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
+func (pr *promotion) promoteAll(ctx context.Context, origin *cluster.Origin) error {
+	o := pr.o
 	var base meta.Generation
 	for sweep := (&meta.SweepClone{}); ; {
-		res, err := o.step(ctx, sweep)
+		res, err := pr.step(ctx, sweep)
 		if err != nil {
 			return err
 		}
@@ -214,7 +221,7 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 		sweep.From = res.Data
 	}
 	for base != 0 {
-		res, err := o.step(ctx, &meta.DropSnapshot{At: base, Max: dropStep})
+		res, err := pr.step(ctx, &meta.DropSnapshot{At: base, Max: dropStep})
 		if err != nil {
 			return err
 		}
@@ -223,9 +230,9 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 		}
 	}
 	for more := true; more; {
-		err := o.rolledBack(ctx)
+		err := pr.rolledBack(ctx)
 		if err == nil {
-			more, err = o.adoptSome(ctx)
+			more, err = pr.adoptSome(ctx)
 		}
 		switch {
 		case errors.Is(err, errHeld):
@@ -239,14 +246,14 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 		}
 	}
 	o.tasks.usage.Wake()
-	if _, err := o.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
+	if _, err := pr.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
 		return err
 	}
 	// From now on, the state loaded by other servers is the clone's own.
 	if err := o.settled(ctx); err != nil {
 		return err
 	}
-	if err := o.checkpoint(ctx); err != nil {
+	if err := o.checkpoints.checkpoint(ctx); err != nil {
 		return err
 	}
 	if _, err := o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error { v.Origin = nil; return nil }); err != nil {
@@ -255,7 +262,7 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 	o.mu.Lock()
 	o.clone = false
 	o.mu.Unlock()
-	o.log.Info("the clone was promoted", "copied", o.promotion.copied.Load())
+	o.log.Info("the clone was promoted", "copied", pr.copied.Load())
 	o.srv.settleOrigin(ctx, origin)
 	return nil
 }
@@ -263,7 +270,8 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 // adoptSome copies some of the data in other volumes' chunks. If it finds no such data in any
 // generation, none can come later, since only existing data can be copied by reference.
 // Errors: errHeld, errRolled.
-func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
+func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
+	o := pr.o
 	if err := o.settled(ctx); err != nil {
 		return false, err
 	}
@@ -290,7 +298,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	if err = errors.Join(err, frozen.Close()); err != nil {
 		return false, err
 	}
-	o.promotion.left.Store(left)
+	pr.left.Store(left)
 	if n == 0 && left > 0 {
 		return true, errHeld
 	}
@@ -299,7 +307,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	}
 	ids := slices.SortedFunc(maps.Keys(refs), meta.ChunkID.Compare)
 	most := 256
-	if o.promotion.rate.Load() != 0 {
+	if pr.rate.Load() != 0 {
 		most = 1 // repair moves chunks during a slow copy: look places up late
 	}
 	for len(ids) > 0 {
@@ -319,7 +327,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 			if len(reach) == 0 {
 				continue
 			}
-			if err := o.adoptChunk(ctx, p, reach); err != nil {
+			if err := pr.adoptChunk(ctx, p, reach); err != nil {
 				return true, err
 			}
 		}
@@ -331,7 +339,8 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 // adoptChunk copies the needed ranges of a chunk to a chunk of this volume, on the servers of
 // the original, and swaps the extents. Errors: errRolled (a rollback began: the collector
 // seals the unfinished chunk, which is garbage).
-func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) (err error) {
+func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) (err error) {
+	o := pr.o
 	const op = "promote volume"
 	m := o.srv.servers()
 	var servers []meta.ServerID
@@ -363,13 +372,13 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 		return err
 	}
 	target := res.Chunks[0].ID
-	o.filling[target], o.promotion.stop = true, stop
+	o.filling[target], pr.stop = true, stop
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		delete(o.filling, target)
-		o.promotion.stop = nil
+		pr.stop = nil
 		o.mu.Unlock()
 		if err != nil && context.Cause(ctx) == errRolled {
 			err = errRolled
@@ -383,7 +392,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	at := make([]uint64, len(runs))               // where each run begins in the copy
 	for i, done := 0, uint64(0); i < len(runs); { // done: bytes of runs[i]
 		order := meta.Order{Kind: meta.OrderCopy, Chunk: target, Fence: fence, From: from.ID, Length: length, Class: class}
-		for room := o.promoteSpan(); room > 0 && len(order.Ranges) < 1024 && i < len(runs); {
+		for room := pr.promoteSpan(); room > 0 && len(order.Ranges) < 1024 && i < len(runs); {
 			if done == 0 {
 				at[i] = length
 			}
@@ -394,7 +403,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 				i, done = i+1, 0
 			}
 		}
-		if err := o.promoteTurn(ctx, length-order.Length); err != nil {
+		if err := pr.promoteTurn(ctx, length-order.Length); err != nil {
 			return err
 		}
 		if err := o.copyOn(ctx, servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
@@ -411,7 +420,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			if err := o.adopt1(ino, some); err != nil && !errors.Is(err, meta.Again) {
+			if err := pr.adopt1(ino, some); err != nil && !errors.Is(err, meta.Again) {
 				return err
 			}
 		}
@@ -449,11 +458,11 @@ func union(refs []namespace.ForeignExtent) (runs []meta.CopyRun) {
 
 // adopt1 swaps extents of an inode. Sessions that cached the extents' places are asked to drop
 // them first, as for compaction.
-func (o *owner) adopt1(ino meta.Ino, l []meta.Adopted) error {
-	res, err := o.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
+func (pr *promotion) adopt1(ino meta.Ino, l []meta.Adopted) error {
+	res, err := pr.o.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
 	if err == nil {
-		o.promotion.copied.Add(res.Off)
-		o.promotion.left.Add(-min(res.Off, o.promotion.left.Load()))
+		pr.copied.Add(res.Off)
+		pr.left.Add(-min(res.Off, pr.left.Load()))
 	}
 	return err
 }

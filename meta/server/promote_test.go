@@ -371,7 +371,7 @@ func TestRateGivenMeanwhile(t *testing.T) {
 	given, over := make(chan error, 1), make(chan struct{})
 	give := func() {
 		rate := uint64(1 << 30)
-		_, err := o.promote(context.Background(), &rate)
+		_, err := o.promotion.promote(context.Background(), &rate)
 		given <- err
 		close(over)
 	}
@@ -434,7 +434,7 @@ func TestNoChunkIsBegunInRollback(t *testing.T) {
 	if err != nil || len(refs) != 1 {
 		t.Fatal(refs, err)
 	}
-	if err := o.adoptChunk(t.Context(), meta.ChunkPlace{ID: refs[0].Chunk, Servers: []meta.ServerID{1}, Sealed: true}, refs); !errors.Is(err, errRolled) {
+	if err := o.promotion.adoptChunk(t.Context(), meta.ChunkPlace{ID: refs[0].Chunk, Servers: []meta.ServerID{1}, Sealed: true}, refs); !errors.Is(err, errRolled) {
 		t.Error(err)
 	}
 	o.mu.Lock()

@@ -96,6 +96,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		filling:     map[meta.ChunkID]bool{},
 		checkpoints: checkpoints{since: bytes, recorded: noCheckpoint(vol.Created)},
 	}
+	o.lodge()
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
 	o.tasks = newTasks(o)
 	if o.clone, err = namespace.IsClone(st); err != nil {

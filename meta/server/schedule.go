@@ -130,6 +130,8 @@ const (
 
 // schedule is the schedule of a volume's snapshots. Guarded by the owner's mu.
 type schedule struct {
+	o *owner
+
 	keep  string    // the rules as read from the volume's row
 	read  time.Time // when keep was read; zero: read again
 	set   uint64    // counts the changes since the volume was opened
@@ -172,39 +174,42 @@ func staysOpen(every time.Duration, volumes int) bool {
 
 // scheduleChanged makes the owner read the changed schedule from the row again. (After two
 // concurrent changes only the row shows the last.)
-func (o *owner) scheduleChanged() {
+func (sc *schedule) scheduleChanged() {
+	o := sc.o
 	o.mu.Lock()
-	o.schedule.read, o.schedule.going = time.Time{}, scheduling{}
-	o.schedule.set++
+	sc.read, sc.going = time.Time{}, scheduling{}
+	sc.set++
 	o.mu.Unlock()
 	o.tasks.snapshots.Wake()
 }
 
 // readSchedule returns the schedule, from the row if the last read is older than scheduleRead
 // or if the schedule was changed.
-func (o *owner) readSchedule() (string, error) {
+func (sc *schedule) readSchedule() (string, error) {
+	o := sc.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.schedule.read.IsZero() || time.Since(o.schedule.read) >= scheduleRead {
-		set := o.schedule.set
+	for sc.read.IsZero() || time.Since(sc.read) >= scheduleRead {
+		set := sc.set
 		o.mu.Unlock()
 		v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
 		o.mu.Lock()
 		if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 			return "", err
 		}
-		if o.schedule.set == set { // else the row may be older than the change
-			o.schedule.keep, o.schedule.read = v.Keep, time.Now()
+		if sc.set == set { // else the row may be older than the change
+			sc.keep, sc.read = v.Keep, time.Now()
 		}
 	}
-	return o.schedule.keep, nil
+	return sc.keep, nil
 }
 
 // takeDue takes the due snapshot, except during the pause after a failed try, and returns the
 // time until the next look.
-func (o *owner) takeDue(every time.Duration) time.Duration {
+func (sc *schedule) takeDue(every time.Duration) time.Duration {
+	o := sc.o
 	o.mu.Lock()
-	wait := time.Until(o.schedule.going.next)
+	wait := time.Until(sc.going.next)
 	o.mu.Unlock()
 	if wait > 0 {
 		return wait
@@ -219,18 +224,19 @@ func (o *owner) takeDue(every time.Duration) time.Duration {
 	case errors.Is(err, meta.Exists): // a snapshot of another schedule, of this second
 		return time.Second
 	case err != nil:
-		wait = o.schedule.going.failed(err, time.Now(), every)
-		o.log.Warn("a due snapshot could not be taken", "error", err, "tries", o.schedule.going.tries, "again in", wait)
+		wait = sc.going.failed(err, time.Now(), every)
+		o.log.Warn("a due snapshot could not be taken", "error", err, "tries", sc.going.tries, "again in", wait)
 		return wait
 	}
-	o.schedule.going = scheduling{}
+	sc.going = scheduling{}
 	return scheduleRead
 }
 
 // keepSchedule takes and deletes the due snapshots, and returns the time until more can be
 // due.
-func (o *owner) keepSchedule() time.Duration {
-	text, err := o.readSchedule()
+func (sc *schedule) keepSchedule() time.Duration {
+	o := sc.o
+	text, err := sc.readSchedule()
 	if err != nil {
 		return scheduleRetry
 	}
@@ -238,12 +244,12 @@ func (o *owner) keepSchedule() time.Duration {
 	if err != nil {
 		o.log.Error("the schedule of snapshots can't be read", "error", err)
 	}
-	if o.isMirror() {
+	if o.mirror.isMirror() {
 		rules = nil // a mirror is being filled; each complete state has a snapshot
 	}
 	if len(rules) == 0 {
 		o.mu.Lock()
-		o.schedule.open, o.schedule.going = false, scheduling{}
+		sc.open, sc.going = false, scheduling{}
 		o.mu.Unlock()
 		return scheduleRead
 	}
@@ -253,7 +259,7 @@ func (o *owner) keepSchedule() time.Duration {
 		volumes = len(view.Volumes)
 	}
 	o.mu.Lock()
-	o.schedule.open = staysOpen(every, volumes)
+	sc.open = staysOpen(every, volumes)
 	o.mu.Unlock()
 	all, err := o.snapshots()
 	if err != nil {
@@ -263,10 +269,10 @@ func (o *owner) keepSchedule() time.Duration {
 	due, unwanted := plan(rules, all, time.Now())
 	wait := max(time.Until(time.Unix(0, (bucket(time.Now(), every)+1)*int64(every))), 10*time.Millisecond)
 	if due {
-		wait = min(wait, o.takeDue(every))
+		wait = min(wait, sc.takeDue(every))
 	} else {
 		o.mu.Lock()
-		o.schedule.going = scheduling{} // the failed snapshot was taken after all
+		sc.going = scheduling{} // the failed snapshot was taken after all
 		o.mu.Unlock()
 	}
 	for _, s := range unwanted {
@@ -286,13 +292,13 @@ func (o *owner) keepSchedule() time.Duration {
 
 // setSchedule changes the schedule of a volume's snapshots; empty: no scheduled snapshots.
 // Errors: Invalid, NoSuchVolume.
-func (o *owner) setSchedule(ctx context.Context, keep string) error {
+func (sc *schedule) setSchedule(ctx context.Context, keep string) error {
 	if _, err := parseKeep(keep); err != nil {
 		return err
 	}
-	if _, err := o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error { v.Keep = keep; return nil }); err != nil {
+	if _, err := sc.o.srv.cfg.Cluster.UpdateVolume(ctx, sc.o.vol, func(v *cluster.Volume) error { v.Keep = keep; return nil }); err != nil {
 		return err
 	}
-	o.scheduleChanged()
+	sc.scheduleChanged()
 	return nil
 }

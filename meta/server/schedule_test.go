@@ -246,7 +246,7 @@ func TestScheduleSetWhileRead(t *testing.T) {
 		}
 	}
 	s.cluster.mu.Unlock()
-	o.scheduleChanged()
+	o.schedule.scheduleChanged()
 	eventually(t, "it is read", func() error { return unless(read.Load()) })
 	eventually(t, "the new one holds", known(keep))
 }

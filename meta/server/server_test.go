@@ -657,8 +657,8 @@ func TestMovingGivesNothingUp(t *testing.T) {
 		}
 	}
 	o.mu.Lock()
-	if asked, out, blocks := o.leases.Waits(); asked != 1 || blocks != 0 || out != 0 || !o.compaction.heldUp {
-		t.Errorf("asked %d times, %d wait, %d are asked still; held up: %v", asked, blocks, out, o.compaction.heldUp)
+	if asked, out, blocks := o.leases.Waits(); asked != 1 || blocks != 0 || out != 0 || !o.compaction.heldBack {
+		t.Errorf("asked %d times, %d wait, %d are asked still; held up: %v", asked, blocks, out, o.compaction.heldBack)
 	}
 	o.mu.Unlock()
 	if a.mode(ino) != meta.LeaseExclusive || a.recalls != 0 {

@@ -232,7 +232,7 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 	if err == nil {
 		err = o.failed
 	}
-	if err == nil && how.filler != nil && !o.filledBy(how.filler) {
+	if err == nil && how.filler != nil && !o.mirror.filledBy(how.filler) {
 		err = errNoFiller("take snapshot", o) // other sessions may have written since the barrier
 	}
 	if err != nil || p.seals != nil {
@@ -457,7 +457,7 @@ func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) err
 		return err
 	}
 	if m.Op == wire.AdminShowTarget {
-		return o.show(ctx, sess, m.Entry)
+		return o.mirror.show(ctx, sess, m.Entry)
 	}
 	var q wire.Once
 	if err := readBody(m, &q); err != nil {
@@ -466,7 +466,7 @@ func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) err
 	if m.Op == wire.AdminRollBackTarget {
 		return o.rollBack(ctx, sess, m.Entry, rollHow{token: q.Token, force: true, filler: true})
 	}
-	if err := o.mayFill(ctx, sess, "take snapshot"); err != nil {
+	if err := o.mirror.mayFill(ctx, sess, "take snapshot"); err != nil {
 		return err
 	}
 	if err := checkSnapshotName(m.Entry); err != nil {
@@ -562,7 +562,7 @@ func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
 		}
 	}
 	l.Failing = o.schedule.going.failing()
-	if err := errors.Join(o.listPins(l.Snapshots), o.listDigests(l.Snapshots)); err != nil {
+	if err := errors.Join(o.listPins(l.Snapshots), o.digesting.listDigests(l.Snapshots)); err != nil {
 		return nil, err
 	}
 	l.Held, err = namespace.Buried(&view{o: o})

@@ -30,7 +30,7 @@ func newSnapshotTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "keep snapshots", Failed: "work on snapshots and clones failed, it is tried again", Log: o.log,
 		Round: func(ctx context.Context) (time.Duration, error) {
-			again := time.Now().Add(o.keepSchedule())
+			again := time.Now().Add(o.schedule.keepSchedule())
 			more, err := o.dropUntil(again)
 			if more {
 				return 0, nil
@@ -401,7 +401,7 @@ func (o *owner) mayRoll(sess *session, how rollHow) error {
 	case err != nil:
 	case o.closed != nil:
 		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
-	case how.filler && !o.filledBy(sess):
+	case how.filler && !o.mirror.filledBy(sess):
 		// A filler that slept may find a volume with other writers.
 		err = errNoFiller("roll back", o)
 	case !how.force && len(o.sessions) > 0:

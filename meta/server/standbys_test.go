@@ -375,7 +375,7 @@ func TestFollowersAreHot(t *testing.T) {
 		p := h.dial(fmt.Sprint("client", round))
 		p.files(t, fmt.Sprint("r", round, "-"), 200)
 		if round == 3 {
-			if err := o.checkpoint(t.Context()); err != nil {
+			if err := o.checkpoints.checkpoint(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -49,7 +49,7 @@ func (o *owner) setWords(v *cluster.Volume) {
 	}
 	o.mu.Unlock()
 	if more { // new lists show the uncompressed chunks
-		o.listAnew()
+		o.inspection.listAnew()
 	}
 }
 

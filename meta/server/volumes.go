@@ -277,7 +277,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords)
 		}
 		if saysPlace(w.Only) {
 			if to.Class != now.Class {
-				o.listAnew() // lists show the disks of a server's replicas
+				o.inspection.listAnew() // lists show the disks of a server's replicas
 			}
 			plain := to.Encrypt && (!now.Encrypt || slices.Contains(w.Only, "encrypt"))
 			unmet = o.endUnmet(ctx, &to, plain)
