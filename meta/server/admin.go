@@ -170,7 +170,7 @@ func (o *owner) durably(ctx context.Context, op meta.Op) error {
 		if o.failed != nil {
 			return o.failed
 		}
-		wait := o.frozen()
+		wait := o.groups.frozen()
 		var err error
 		if wait == nil {
 			wait, _, err = o.recallFor(nil, op, k, &view{o: o})

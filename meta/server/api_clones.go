@@ -52,7 +52,7 @@ func (a clonesAPI) CreateClone(ctx context.Context, q *admin.CreateCloneRequest)
 	if err != nil {
 		return nil, err
 	}
-	c, err := o.makeClone(ctx, q.Name, q.Snapshot, q.RequestId)
+	c, err := o.clones.makeClone(ctx, q.Name, q.Snapshot, q.RequestId)
 	if err != nil {
 		return nil, err
 	}

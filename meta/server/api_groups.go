@@ -112,7 +112,7 @@ func (a groupsAPI) HoldVolume(ctx context.Context, q *admin.HoldVolumeRequest) (
 	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
 		return nil, err
 	}
-	return &admin.HoldVolumeResponse{}, o.hold(ctx, q.Name, q.Id, q.Strict)
+	return &admin.HoldVolumeResponse{}, o.groups.hold(ctx, q.Name, q.Id, q.Strict)
 }
 
 func (a groupsAPI) AwaitVolume(ctx context.Context, q *admin.AwaitVolumeRequest) (*admin.AwaitVolumeResponse, error) {
@@ -120,7 +120,7 @@ func (a groupsAPI) AwaitVolume(ctx context.Context, q *admin.AwaitVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	return &admin.AwaitVolumeResponse{}, o.awaitReady(ctx, q.Id)
+	return &admin.AwaitVolumeResponse{}, o.groups.awaitReady(ctx, q.Id)
 }
 
 func (a groupsAPI) TakeMember(ctx context.Context, q *admin.TakeMemberRequest) (*admin.GroupMember, error) {
@@ -128,7 +128,7 @@ func (a groupsAPI) TakeMember(ctx context.Context, q *admin.TakeMemberRequest) (
 	if err != nil {
 		return nil, err
 	}
-	m, err := o.takeHeld(ctx, q.Id)
+	m, err := o.groups.takeHeld(ctx, q.Id)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func (a groupsAPI) ReleaseVolume(ctx context.Context, q *admin.ReleaseVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	return &admin.ReleaseVolumeResponse{}, o.releaseHold(q.Id)
+	return &admin.ReleaseVolumeResponse{}, o.groups.releaseHold(q.Id)
 }
 
 func (a groupsAPI) DeleteMember(ctx context.Context, q *admin.DeleteMemberRequest) (*admin.DeleteMemberResponse, error) {
@@ -157,5 +157,5 @@ func (a groupsAPI) DeleteMember(ctx context.Context, q *admin.DeleteMemberReques
 	if err != nil {
 		return nil, err
 	}
-	return &admin.DeleteMemberResponse{}, o.deleteMember(ctx, q.Name, q.Id)
+	return &admin.DeleteMemberResponse{}, o.groups.deleteMember(ctx, q.Name, q.Id)
 }

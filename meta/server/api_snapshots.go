@@ -97,7 +97,7 @@ func (a snapshotsAPI) DeleteSnapshot(ctx context.Context, q *admin.DeleteSnapsho
 	if err != nil {
 		return nil, err
 	}
-	i, err := o.deleteUnpinned(ctx, q.Name, meta.Generation(q.Generation), q.Later)
+	i, err := o.clones.deleteUnpinned(ctx, q.Name, meta.Generation(q.Generation), q.Later)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (a snapshotsAPI) RollBackVolume(ctx context.Context, q *admin.RollBackVolum
 	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "snapshot"); err != nil {
 		return nil, err
 	}
-	return &admin.RollBackVolumeResponse{}, o.rollBack(ctx, callerOf(ctx), q.Snapshot, rollHow{token: q.RequestId, force: q.Force})
+	return &admin.RollBackVolumeResponse{}, o.rollbacks.rollBack(ctx, callerOf(ctx), q.Snapshot, rollHow{token: q.RequestId, force: q.Force})
 }
 
 func (a snapshotsAPI) SetSchedule(ctx context.Context, q *admin.SetScheduleRequest) (*admin.SetScheduleResponse, error) {
@@ -179,7 +179,7 @@ func (a snapshotsAPI) PinSnapshot(ctx context.Context, q *admin.PinSnapshotReque
 	if err != nil {
 		return nil, err
 	}
-	p, err := o.pinSnapshot(ctx, q.Snapshot, meta.Generation(q.Generation), q.Holder, a.s.askerOf(ctx).who.String(), q.Ttl.AsDuration())
+	p, err := o.pinned.pinSnapshot(ctx, q.Snapshot, meta.Generation(q.Generation), q.Holder, a.s.askerOf(ctx).who.String(), q.Ttl.AsDuration())
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +191,7 @@ func (a snapshotsAPI) UnpinSnapshot(ctx context.Context, q *admin.UnpinSnapshotR
 	if err != nil {
 		return nil, err
 	}
-	released, err := o.unpin(ctx, a.s.askerOf(ctx), q.Snapshot, q.Holder)
+	released, err := o.pinned.unpin(ctx, a.s.askerOf(ctx), q.Snapshot, q.Holder)
 	if err != nil {
 		return nil, err
 	}

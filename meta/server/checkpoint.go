@@ -410,7 +410,7 @@ func (cps *checkpoints) doomed() (all []meta.ChunkRecord, err error) {
 const maxDoomed = 1 << 17
 
 // nextDeleted returns at most gcBatch chunks whose records say that the chunks are to be
-// deleted, and that no checkpoint in use refers to. The caller holds mu.
+// deleted, and that no checkpoint in use refers to. The caller holds the owner's mu.
 func (cps *checkpoints) nextDeleted() (some []meta.ChunkRecord, err error) {
 	o := cps.o
 	if o.srv.cfg.KeepForCheckpoint {

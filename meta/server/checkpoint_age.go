@@ -65,7 +65,7 @@ func (cps *checkpoints) checkpointEvery() time.Duration {
 }
 
 // ageFrom returns the time from which the age of the recorded checkpoint counts. opened is
-// when the owner opened the volume or last made a checkpoint. The caller holds mu.
+// when the owner opened the volume or last made a checkpoint. The caller holds the owner's mu.
 func (cps *checkpoints) ageFrom(opened time.Time) time.Time {
 	if cps.o.srv.cfg.Unsafe.NoCheckpointAge {
 		return opened
@@ -74,7 +74,7 @@ func (cps *checkpoints) ageFrom(opened time.Time) time.Time {
 }
 
 // uncovered reports whether the journal has entries that the recorded checkpoint lacks. The
-// caller holds mu.
+// caller holds the owner's mu.
 func (cps *checkpoints) uncovered() bool { return cps.recorded.seq < cps.o.durable }
 
 // mayRest reports whether an unused volume may be closed. If the volume only lacks its

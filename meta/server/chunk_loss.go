@@ -65,7 +65,7 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk,
 		why := ""
 		switch k := meta.KindOf(err); {
 		case err == nil && rec.State == meta.ChunkSealed:
-			state, err := o.judge(ctx, rec, id)
+			state, err := o.repairing.judge(ctx, rec, id)
 			switch {
 			case err == nil && state == placement.Good:
 				return l, true
@@ -295,7 +295,7 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 		return nil, refuseLoss(id, meta.Busy, "it is being repaired")
 	}
 	defer unlock()
-	rec, err := o.chunkNow(ctx, id)
+	rec, err := o.repairing.chunkNow(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +314,7 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 	if rec.State == meta.ChunkOpen {
 		return o.acceptEnd(ctx, &rec, &l)
 	}
-	if err := o.setReplicas(ctx, &rec, nil, o.fresh(rec.Fence)); err != nil {
+	if err := o.repairing.setReplicas(ctx, &rec, nil, o.repairing.fresh(rec.Fence)); err != nil {
 		return nil, err
 	}
 	o.faults.forget(id)

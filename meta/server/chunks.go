@@ -735,7 +735,7 @@ const deletesAtOnce = 16
 func (o *owner) deleteReplicas(c *meta.ChunkRecord, m *placement.Map) bool {
 	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
 	defer cancel()
-	fence := o.fresh(c.Fence) // copies may have later fences than the record
+	fence := o.repairing.fresh(c.Fence) // copies may have later fences than the record
 	for _, srv := range c.Servers {
 		if s, known := m.Server(srv); known && s.State == placement.Gone || !known && time.Since(o.srv.epoch) > o.srv.cfg.RepairDelay {
 			continue

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/namespace"
@@ -110,7 +108,7 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 		return err
 	}
 	if m.Op == wire.AdminCloneSettle {
-		return o.cloneGone(ctx)
+		return o.clones.cloneGone(ctx)
 	}
 	var names []string
 	if err := json.Unmarshal(m.Body, &names); err != nil {
@@ -124,7 +122,7 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 		}
 		ids = append(ids, meta.ChunkIDFromBytes(b))
 	}
-	places, err := o.placesOf(ctx, ids, m.Entry == sealFirst)
+	places, err := o.foreign.placesOf(ctx, ids, m.Entry == sealFirst)
 	if err != nil {
 		return err
 	}
@@ -135,20 +133,28 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 	return reportJSON(re, out)
 }
 
+// clones makes and releases the clones of a volume.
+type clones struct {
+	o *owner
+
+	one sync.Mutex // held while a clone is made or released; locked before the owner's mu
+}
+
 // makeClone makes a clone of a snapshot or, if snapshot is empty, of the volume's present state.
 // token identifies the request, so that a repetition makes no second clone. Errors: NoSuchSnapshot, VolumeExists, Invalid (the
 // name), NotSupported (volumes are attached inside this volume), ResourceExceeded (too many
 // clones, or too many files were unlinked and open when the snapshot was taken), Busy (the
 // volume is being promoted), ReadOnly (a mirror's target, and no snapshot named), and those of
 // takeSnapshot.
-func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint64) (cluster.Volume, error) {
+func (cl *clones) makeClone(ctx context.Context, name, snapshot string, token uint64) (cluster.Volume, error) {
+	o := cl.o
 	c := o.srv.cfg.Cluster
 	var none cluster.Volume
 	if err := o.await(ctx, o.recovered); err != nil {
 		return none, err
 	}
-	o.cloning.Lock()
-	defer o.cloning.Unlock()
+	cl.one.Lock()
+	defer cl.one.Unlock()
 	began := time.Now()
 	if err := cluster.CheckVolumeName(name); err != nil { // before a snapshot is taken in vain
 		return none, err
@@ -158,7 +164,7 @@ func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint
 	case err == nil && row.Origin != nil && row.Origin.Volume == o.vol && token != 0 && row.Origin.Token == token:
 		// The request is a repetition: an earlier owner may not have finished.
 		if row.State == cluster.VolumeCreating {
-			if err := o.finishClone(ctx, &row); err != nil {
+			if err := cl.finishClone(ctx, &row); err != nil {
 				return none, err
 			}
 		}
@@ -174,7 +180,7 @@ func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint
 	}
 	for _, x := range all {
 		if snapshot == "" && x.Attach != nil && x.Attach.Parent == o.vol { // before a snapshot is taken in vain
-			return none, o.leadsNowInside(x.Name)
+			return none, cl.leadsNowInside(x.Name)
 		}
 		if x.ID == o.vol && x.Origin != nil && x.Origin.Promoting {
 			return none, meta.E("clone", meta.Busy, x.Name, errors.New("it is being promoted: wait for that"))
@@ -198,11 +204,11 @@ func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint
 	if isDropped(all, o.vol, sn.At) {
 		return none, meta.E("clone", meta.NoSuchSnapshot, sn.Name, errors.New("it was deleted, and is only there for the clones that it has"))
 	}
-	if err := o.noJunctions(ctx, sn.At); err != nil {
+	if err := cl.noJunctions(ctx, sn.At); err != nil {
 		o.tasks.snapshots.Wake()
 		return none, err
 	}
-	if err := o.mayClone(ctx, sn.At); err != nil {
+	if err := cl.mayClone(ctx, sn.At); err != nil {
 		o.tasks.snapshots.Wake()
 		return none, err
 	}
@@ -212,7 +218,7 @@ func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint
 	}
 	row, err = c.CreateClone(ctx, name, policy, o.now(), from)
 	if err == nil {
-		err = o.finishClone(ctx, &row)
+		err = cl.finishClone(ctx, &row)
 	}
 	if err != nil {
 		o.tasks.snapshots.Wake() // deletes the rest
@@ -224,7 +230,8 @@ func (o *owner) makeClone(ctx context.Context, name, snapshot string, token uint
 
 // mayClone refuses a snapshot whose clone could not be opened. Without this check the first
 // opening would fail, since it makes the clone's state, and the row would stay.
-func (o *owner) mayClone(ctx context.Context, at meta.Generation) error {
+func (cl *clones) mayClone(ctx context.Context, at meta.Generation) error {
+	o := cl.o
 	if err := o.settled(ctx); err != nil {
 		return err
 	}
@@ -242,20 +249,21 @@ func (o *owner) mayClone(ctx context.Context, at meta.Generation) error {
 
 // leadsInside returns the error that refuses a clone because of an attached volume. do says
 // how to go on.
-func (o *owner) leadsInside(who, do string) error {
-	return meta.E("clone", meta.NotSupported, o.subject(),
+func (cl *clones) leadsInside(who, do string) error {
+	return meta.E("clone", meta.NotSupported, cl.o.subject(),
 		fmt.Errorf("%s attached inside it, and a clone would lead into that one, not into a copy: %s; that volume is cloned by itself, and its clone attached inside this one's", who, do))
 }
 
-func (o *owner) leadsNowInside(name string) error {
-	return o.leadsInside("volume "+name+" is", fmt.Sprintf("detach it (penstock volume detach %s) until the clone is made, or clone a snapshot from before it was attached", name))
+func (cl *clones) leadsNowInside(name string) error {
+	return cl.leadsInside("volume "+name+" is", fmt.Sprintf("detach it (penstock volume detach %s) until the clone is made, or clone a snapshot from before it was attached", name))
 }
 
 // noJunctions refuses a clone of a snapshot that shows volumes attached inside. An attached
 // volume's row says where it is attached. A volume that the snapshot shows is either still
 // attached, or its detachment left a note. The rows are read before the notes, so that a
 // volume detached in between is found.
-func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
+func (cl *clones) noJunctions(ctx context.Context, at meta.Generation) error {
+	o := cl.o
 	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
@@ -273,10 +281,10 @@ func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
 			return err
 		}
 		if then != 0 {
-			return o.leadsNowInside(x.Name)
+			return cl.leadsNowInside(x.Name)
 		}
 	}
-	return o.junctionsSince(ctx, at, func(c namespace.JunctionChange) error {
+	return o.rollbacks.junctionsSince(ctx, at, func(c namespace.JunctionChange) error {
 		if c.Was == 0 {
 			return nil
 		}
@@ -284,16 +292,16 @@ func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
 		if name == "" {
 			name = fmt.Sprint(c.Was, ", which is gone,")
 		}
-		return o.leadsInside("when the snapshot was taken, volume "+name+" was", "clone the volume as it is now, or a snapshot that was taken while that was not attached")
+		return cl.leadsInside("when the snapshot was taken, volume "+name+" was", "clone the volume as it is now, or a snapshot that was taken while that was not attached")
 	})
 }
 
 // finishClone pins the snapshot of a clone being created, and makes the clone's row active. If
 // the snapshot is gone, or can't be pinned for lack of room, finishClone deletes the row. The
 // caller holds cloning.
-func (o *owner) finishClone(ctx context.Context, row *cluster.Volume) error {
-	c := o.srv.cfg.Cluster
-	if err := o.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
+func (cl *clones) finishClone(ctx context.Context, row *cluster.Volume) error {
+	c := cl.o.srv.cfg.Cluster
+	if err := cl.o.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
 		if errors.Is(err, meta.NoSuchSnapshot) || errors.Is(err, meta.ResourceExceeded) {
 			err = errors.Join(err, c.DeleteVolume(context.WithoutCancel(ctx), row.ID))
 		}
@@ -314,9 +322,10 @@ func (o *owner) finishClone(ctx context.Context, row *cluster.Volume) error {
 // settleClones makes the notes of the volume's clones agree with the table of volumes, which
 // is authoritative, and deletes snapshots kept for clones only. held: such a snapshot is still
 // pinned or mounted, and the caller must try again.
-func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
-	o.cloning.Lock()
-	defer o.cloning.Unlock()
+func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
+	o := cl.o
+	cl.one.Lock()
+	defer cl.one.Unlock()
 	if err := o.await(ctx, o.recovered); err != nil {
 		return false, err
 	}
@@ -360,7 +369,7 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 		switch {
 		case x.State == cluster.VolumeCreating:
 			o.log.Info("a clone was not finished: this server goes on with it", "clone", x.Name)
-			if err := o.finishClone(ctx, &x); err != nil {
+			if err := cl.finishClone(ctx, &x); err != nil {
 				errs = append(errs, err)
 			}
 		case !slices.Contains(pins, pin):
@@ -395,30 +404,31 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 		}
 	}
 	if len(dropped) > 0 {
-		errs = append(errs, o.forgetDropped(ctx, dropped))
+		errs = append(errs, cl.forgetDropped(ctx, dropped))
 	}
 	return held, errors.Join(errs...)
 }
 
 // cloneGone settles the end of a clone. The snapshot task tries again if settling fails, or if
 // a snapshot to be deleted with the clone is held, such as by a mount.
-func (o *owner) cloneGone(ctx context.Context) error {
-	held, err := o.settleClones(ctx)
+func (cl *clones) cloneGone(ctx context.Context) error {
+	held, err := cl.settleClones(ctx)
 	if held || err != nil {
-		o.tasks.snapshots.Wake()
+		cl.o.tasks.snapshots.Wake()
 	}
 	return err
 }
 
 // deleteUnpinned is deleteSnapshot for requests. If clones need the snapshot, the error names
 // the clones; with later, the snapshot is deleted with the last of these clones.
-func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (meta.SnapshotInfo, error) {
+func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (meta.SnapshotInfo, error) {
+	o := cl.o
 	sn, err := o.deleteSnapshot(ctx, name, at)
 	if !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
 	// The note of a deleted clone may still be there.
-	if _, serr := o.settleClones(ctx); serr != nil {
+	if _, serr := cl.settleClones(ctx); serr != nil {
 		return snapshotInfo(sn), errors.Join(err, serr)
 	}
 	if sn, err = o.deleteSnapshot(ctx, name, at); !errors.Is(err, meta.Busy) {
@@ -427,7 +437,7 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generat
 	all, verr := o.srv.cfg.Cluster.Volumes(ctx)
 	if names := clonesIn(all, o.vol, sn.At); verr == nil && len(names) > 0 {
 		if later {
-			return o.dropSnapshot(ctx, sn)
+			return cl.dropSnapshot(ctx, sn)
 		}
 		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; promote or delete the clones first", strings.Join(names, ", ")))
 	}
@@ -438,9 +448,10 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generat
 // needs it and no pin made meanwhile holds it. The settling of the last clone's end runs after
 // dropSnapshot, since both hold cloning, and reads the row. Errors: Busy (the snapshot is
 // pinned, or its last clone was just deleted).
-func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.SnapshotInfo, error) {
-	o.cloning.Lock()
-	defer o.cloning.Unlock()
+func (cl *clones) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.SnapshotInfo, error) {
+	o := cl.o
+	cl.one.Lock()
+	defer cl.one.Unlock()
 	i := snapshotInfo(sn)
 	all, err := o.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
@@ -476,7 +487,8 @@ func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snapsh
 }
 
 // forgetDropped removes snapshots deleted, or being deleted, from the volume's row.
-func (o *owner) forgetDropped(ctx context.Context, dropped []meta.Generation) error {
+func (cl *clones) forgetDropped(ctx context.Context, dropped []meta.Generation) error {
+	o := cl.o
 	all, err := o.snapshots()
 	if err != nil {
 		return err
@@ -502,7 +514,7 @@ func (s *Server) settleOrigin(ctx context.Context, from *cluster.Origin) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerPatience)
 	defer cancel()
-	err := s.atOwner(ctx, from.Volume, func(o *owner) error { return o.cloneGone(ctx) },
+	err := s.atOwner(ctx, from.Volume, func(o *owner) error { return o.clones.cloneGone(ctx) },
 		&wire.Admin{Op: wire.AdminCloneSettle, Volume: from.Volume}, nil)
 	if err != nil {
 		s.log.Info("the origin could not be told that its clone is gone; the origin finds out later", "origin", from.Volume, "error", err)
@@ -554,8 +566,6 @@ func (s *Server) whereOwned(ctx context.Context, v meta.VolumeID, here func(*own
 		}
 	}
 }
-
-// ---- the state of a clone
 
 // openStore opens the local copy of a volume's state. The state of a clone without a
 // checkpoint begins as a copy of the origin's state.
@@ -630,227 +640,4 @@ func firstEffects(st Store, row *cluster.Volume) ([]namespace.Effect, error) {
 		return namespace.CloneEffects(st, row.Origin.At, row.ID, row.Policy, now)
 	}
 	return namespace.Format(row.ID, now, 0o755, uint32(os.Geteuid()), uint32(os.Getegid()), row.Policy), nil
-}
-
-// ---- chunks of other volumes
-
-// foreign holds the places of other volumes' chunks that files of this volume refer to, as
-// seen in answers. The owners of the other volumes supply the places.
-type foreign struct {
-	m map[meta.ChunkID]foreignPlace
-}
-
-type foreignPlace struct {
-	meta.ChunkPlace
-	at  time.Time
-	err error // why the place is unknown
-}
-
-const (
-	// foreignFresh is how long the place of a foreign chunk is used without asking again: far
-	// shorter than a moved replica stays at its old place.
-	foreignFresh = 2 * time.Second
-	// maxForeign bounds the foreign chunks that are remembered.
-	maxForeign = 1 << 18
-)
-
-// fillPlaces adds to a result the places of the foreign chunks in the result's extents. If
-// places are unknown or stale, it requests them in the background, and the caller waits for
-// wait and tries again. The caller holds mu.
-func (o *owner) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error) {
-	if !o.clone || len(res.Extents) == 0 {
-		return nil, nil
-	}
-	want := map[meta.ChunkID]bool{}
-	for _, e := range res.Extents {
-		if !e.Chunk.IsZero() && e.Chunk.Volume != o.vol {
-			want[e.Chunk] = true
-		}
-	}
-	if len(want) == 0 {
-		return nil, nil
-	}
-	ids := slices.SortedFunc(maps.Keys(want), meta.ChunkID.Compare)
-	stale := false
-	places := res.Places
-	for _, id := range ids {
-		p, ok := o.foreign.m[id]
-		switch {
-		case !ok || time.Since(p.at) > foreignFresh:
-			stale = true
-		case p.err != nil:
-			err = p.err
-		default:
-			places = append(places, p.ChunkPlace)
-		}
-	}
-	if !stale {
-		if err == nil {
-			res.Places = places
-		}
-		return nil, err
-	}
-	// All are asked for: places that are fresh now could be stale when the others come.
-	done := make(chan struct{})
-	o.wg.Go(func() {
-		defer close(done)
-		o.learnPlaces(ids)
-	})
-	return done, nil
-}
-
-// learnPlaces asks the owners of chunks for the places, and records the answers together, so
-// that all of them are fresh at its end, however slow some owners are. ids is sorted.
-func (o *owner) learnPlaces(ids []meta.ChunkID) {
-	ctx, cancel := context.WithTimeout(o.ctx, peerPatience)
-	defer cancel()
-	learnt := make([]foreignPlace, len(ids))
-	var wg sync.WaitGroup
-	for from := 0; from < len(ids); { // sorted by volume
-		to := from + 1
-		for to < len(ids) && ids[to].Volume == ids[from].Volume {
-			to++
-		}
-		some, into := ids[from:to], learnt[from:to]
-		wg.Go(func() {
-			places, err := o.srv.placesIn(ctx, some[0].Volume, some, false)
-			for i, id := range some {
-				p := &into[i]
-				if p.err = err; err != nil {
-					continue
-				}
-				if p.ChunkPlace = places[i]; len(p.Servers) == 0 && !p.Sealed { // sealed: accepted as lost
-					p.err = meta.E("find chunk", meta.NoSuchChunk, id.String(), fmt.Errorf("volume %d has no record of it", id.Volume))
-				}
-			}
-		})
-		from = to
-	}
-	wg.Wait()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.foreign.m == nil || len(o.foreign.m) > maxForeign {
-		o.foreign.m = map[meta.ChunkID]foreignPlace{}
-	}
-	now := time.Now()
-	for i, id := range ids {
-		learnt[i].at = now
-		o.foreign.m[id] = learnt[i]
-	}
-}
-
-// placesIn returns the places of chunks of a single volume. Chunks without a record have no
-// servers. With seal, open chunks are sealed first.
-func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID, seal bool) (places []meta.ChunkPlace, err error) {
-	entry := ""
-	if seal {
-		entry = sealFirst
-	}
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		b := id.Bytes()
-		names[i] = hex.EncodeToString(b[:])
-	}
-	body, err := json.Marshal(names)
-	if err != nil {
-		panic("server: names are plain data: " + err.Error())
-	}
-	err = s.atOwner(ctx, v, func(o *owner) (err error) {
-		places, err = o.placesOf(ctx, ids, seal)
-		return err
-	}, &wire.Admin{Op: wire.AdminChunkPlaces, Volume: v, Entry: entry, Body: body}, func(re *wire.AdminRe) error {
-		var l []wire.ChunkWhere
-		if err := json.Unmarshal(re.Report, &l); err != nil || len(l) != len(ids) {
-			return meta.E("place chunks", meta.Protocol, fmt.Sprint(v), err)
-		}
-		for i, w := range l {
-			places = append(places, meta.ChunkPlace{ID: ids[i], Servers: w.Servers, Sealed: w.Sealed, Length: w.Length})
-		}
-		return nil
-	})
-	return places, err
-}
-
-// checkForeign compares the bytes that a clone needs of other volumes' chunks with the records
-// of the chunks' owners, and reports problems in r.
-func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
-	byVolume := map[meta.VolumeID][]meta.ChunkID{}
-	for _, id := range slices.SortedFunc(maps.Keys(need), meta.ChunkID.Compare) {
-		byVolume[id.Volume] = append(byVolume[id.Volume], id)
-	}
-	for v, ids := range byVolume {
-		for some := range slices.Chunk(ids, 4096) {
-			places, err := s.placesIn(ctx, v, some, false)
-			if err != nil {
-				return err
-			}
-			for _, p := range places {
-				switch {
-				case len(p.Servers) == 0 && p.Sealed: // accepted as lost
-				case len(p.Servers) == 0:
-					r.problem("chunk %s, of which %d bytes are needed, is not kept by volume %d", p.ID, need[p.ID], v)
-				case p.Sealed && p.Length < need[p.ID]:
-					r.problem("chunk %s of volume %d has %d bytes, %d are needed", p.ID, v, p.Length, need[p.ID])
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// sealFirst is the entry of an AdminChunkPlaces request to seal open chunks first.
-const sealFirst = "seal"
-
-// placesOf reads the records of this volume's chunks. With seal, it seals them first.
-func (o *owner) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) ([]meta.ChunkPlace, error) {
-	if err := o.await(ctx, o.recovered); err != nil {
-		return nil, err
-	}
-	if seal {
-		for _, id := range ids {
-			// A client writing to the chunk goes on in another.
-			if _, err := o.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
-				return nil, err
-			}
-		}
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return nil, o.failed
-	}
-	places := make([]meta.ChunkPlace, len(ids))
-	for i, id := range ids {
-		places[i].ID = id
-		c, _, err := namespace.ReadChunk(&view{o: o}, id)
-		if errors.Is(err, meta.NoSuchChunk) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if c.State != meta.ChunkDeleting {
-			places[i] = meta.ChunkPlace{ID: id, Servers: c.Servers, Sealed: c.State != meta.ChunkOpen, Length: c.Length}
-		}
-	}
-	return places, nil
-}
-
-// serveForeignCap signs a capability to read a chunk of another volume, if the owner has seen
-// a file of this volume refer to the chunk. Errors: NoSuchChunk.
-func (o *owner) serveForeignCap(s *session, id uint64, chunk meta.ChunkID) {
-	o.mu.Lock()
-	p, ok := o.foreign.m[chunk]
-	o.mu.Unlock()
-	re := &wire.CapsRe{TTL: uint64(CapLife.Milliseconds())}
-	if !ok || p.err != nil {
-		re.Status = wire.StatusOf(meta.E("read capability", meta.NoSuchChunk, chunk.String(), errors.New("no file was seen to lie in it: open the file again")))
-	} else {
-		re.Cap = o.srv.sign(CapLife, capability.Claims{
-			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | o.srv.bulkRights(chunk.Volume)&o.srv.bulkRights(o.vol),
-			Client: s.holder(),
-		})
-	}
-	s.enqueue(id, re)
-	s.flush()
 }

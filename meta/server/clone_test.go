@@ -357,7 +357,7 @@ func TestDroppedNameIsAnothers(t *testing.T) {
 		ran <- err
 	}
 	b.then.Store(&f)
-	if _, err := o.settleClones(t.Context()); err != nil {
+	if _, err := o.clones.settleClones(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ran; err != nil {
@@ -405,7 +405,7 @@ func TestPlacesComeTogether(t *testing.T) {
 	o.mu.Lock()
 	o.clone = true
 	o.foreign.m = map[meta.ChunkID]foreignPlace{known: {ChunkPlace: meta.ChunkPlace{ID: known}, at: later}}
-	wait, err := o.fillPlaces(&meta.Result{Extents: []meta.Extent{{Len: 1, Chunk: known}, {Off: 1, Len: 1, Chunk: unknown}}})
+	wait, err := o.foreign.fillPlaces(&meta.Result{Extents: []meta.Extent{{Len: 1, Chunk: known}, {Off: 1, Len: 1, Chunk: unknown}}})
 	o.mu.Unlock()
 	if wait == nil {
 		t.Fatalf("the place of a chunk that nobody asked for is known: %v", err)

@@ -685,7 +685,7 @@ func (f *filler) step(some []move) error {
 	return nil
 }
 
-// resting returns why no extent may be moved now, or nil. The caller holds mu.
+// resting returns why no extent may be moved now, or nil. The caller holds the owner's mu.
 func (cn *compaction) resting() error {
 	o := cn.o
 	switch {
@@ -699,7 +699,7 @@ func (cn *compaction) resting() error {
 
 // stillThere narrows moves, grouped by file and each file's in order of offsets, to the
 // extents still mapped as the moves say and seen by no snapshot. It drops files out of reach,
-// and sets compaction.heldBack: a later look finds them again. The caller holds mu.
+// and sets compaction.heldBack: a later look finds them again. The caller holds the owner's mu.
 func (cn *compaction) stillThere(some []move) (out []move, err error) {
 	for len(some) > 0 {
 		n := 1
@@ -737,7 +737,7 @@ func (cn *compaction) stillThere(some []move) (out []move, err error) {
 }
 
 // pieces fills in the pieces that an order is to gather, and returns the records of their
-// chunks. The caller holds mu.
+// chunks. The caller holds the owner's mu.
 func (f *filler) pieces(some []move, order *meta.Order) (recs []meta.ChunkRecord, err error) {
 	index := map[meta.ChunkID]uint32{}
 	for _, x := range some {

@@ -533,7 +533,7 @@ func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan stru
 	if err != nil {
 		return nil, nil, err
 	}
-	wait, err := o.fillPlaces(res)
+	wait, err := o.foreign.fillPlaces(res)
 	return res, wait, err
 }
 
@@ -608,7 +608,7 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 }
 
 // listDigests adds to snapshots their digests, or the error of the last try and whether
-// another try is running. The caller holds mu.
+// another try is running. The caller holds the owner's mu.
 func (dg *digesting) listDigests(l []meta.SnapshotInfo) error {
 	all, err := namespace.Digests(&view{o: dg.o})
 	dg.mu.Lock()

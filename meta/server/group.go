@@ -63,60 +63,70 @@ type groupHolding struct {
 	seq    meta.Seq     // the entry that must be durable for taken
 }
 
+// groupSnapshots is an owner's state of group snapshots. The owner's mu guards it.
+type groupSnapshots struct {
+	o *owner
+
+	held  *groupHolding   // group snapshot under way; nil: none
+	known map[uint64]bool // group snapshots already decided; false: the group has no record
+}
+
 // frozen returns the channel to wait for before any change; nil: changes may go on. Caller
 // holds mu.
-func (o *owner) frozen() <-chan struct{} {
+func (gs *groupSnapshots) frozen() <-chan struct{} {
+	o := gs.o
 	if o.barrier != nil && o.barrier.frozen {
 		return o.barrier.over
 	}
 	return nil
 }
 
-func (o *owner) errHold(why string) error {
-	return meta.E("take group", meta.Again, o.subject(), errors.New(why))
+func (gs *groupSnapshots) errHold(why string) error {
+	return meta.E("take group", meta.Again, gs.o.subject(), errors.New(why))
 }
 
-// holding gives the hold of a group. Caller holds mu.
-func (o *owner) holding(id uint64) (*groupHolding, error) {
-	switch h := o.group; {
-	case o.failed != nil:
-		return nil, o.failed
+// holding gives the hold of a group. The caller holds the owner's mu.
+func (gs *groupSnapshots) holding(id uint64) (*groupHolding, error) {
+	switch h := gs.held; {
+	case gs.o.failed != nil:
+		return nil, gs.o.failed
 	case h == nil || h.id != id:
-		return nil, o.errHold("the time was over, or the volume has another owner by now")
+		return nil, gs.errHold("the time was over, or the volume has another owner by now")
 	default:
 		return h, nil
 	}
 }
 
-// endHold lets the volume go on. Caller holds mu.
-func (o *owner) endHold(h *groupHolding) {
-	if o.group != h {
+// endHold lets the volume go on. The caller holds the owner's mu.
+func (gs *groupSnapshots) endHold(h *groupHolding) {
+	if gs.held != h {
 		return
 	}
 	h.over.Stop()
 	h.stop()
-	o.group = nil
-	o.lowerBarrier()
-	o.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
+	gs.held = nil
+	gs.o.lowerBarrier()
+	gs.o.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
 }
 
 // hold raises the barrier for the undecided group name, and begins to recall exclusive leases.
 // strict: the group fails if some clients do not commit. Errors: those of mayTake, Again.
-func (o *owner) hold(ctx context.Context, name string, id uint64, strict bool) error {
+func (gs *groupSnapshots) hold(ctx context.Context, name string, id uint64, strict bool) error {
+	o := gs.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
 	op := &meta.TakeSnapshot{Name: name, Token: id}
-	if err := o.lockWithoutBarrier(ctx, func() bool { return o.group != nil && o.group.id == id }); err != nil {
+	if err := o.lockWithoutBarrier(ctx, func() bool { return gs.held != nil && gs.held.id == id }); err != nil {
 		return err
 	}
-	if o.group != nil {
+	if gs.held != nil {
 		o.mu.Unlock()
 		return nil // the request came twice
 	}
 	before, err := o.mayTake(op)
 	if err == nil && before != nil {
-		err = o.errHold("it was taken before")
+		err = gs.errHold("it was taken before")
 	}
 	if err != nil {
 		o.mu.Unlock()
@@ -127,30 +137,31 @@ func (o *owner) hold(ctx context.Context, name string, id uint64, strict bool) e
 	}
 	waiting, stop := context.WithCancel(o.ctx)
 	h.stop = stop
-	h.over = time.AfterFunc(cmp.Or(o.srv.cfg.groupHold, groupHold), func() { o.giveUp(h) })
-	o.group = h
+	h.over = time.AfterFunc(cmp.Or(o.srv.cfg.groupHold, groupHold), func() { gs.giveUp(h) })
+	gs.held = h
 	o.mu.Unlock()
-	o.wg.Go(func() { o.makeReady(waiting, h, strict) })
-	// Read the record only after o.group is set: a server that aborts the group from now on
+	o.wg.Go(func() { gs.makeReady(waiting, h, strict) })
+	// Read the record only after o.groups.held is set: a server that aborts the group from now on
 	// ends this hold, too.
 	g, err := o.srv.cfg.Cluster.Group(ctx, name)
 	if err == nil && (g.ID != id || g.State != meta.GroupTaking || !slices.Contains(g.Volumes(), o.vol)) {
-		err = o.errHold("the group was given up")
+		err = gs.errHold("the group was given up")
 	}
 	if err != nil {
-		o.giveUp(h)
+		gs.giveUp(h)
 	}
 	return err
 }
 
-func (o *owner) giveUp(h *groupHolding) {
-	o.mu.Lock()
-	o.endHold(h)
-	o.mu.Unlock()
+func (gs *groupSnapshots) giveUp(h *groupHolding) {
+	gs.o.mu.Lock()
+	gs.endHold(h)
+	gs.o.mu.Unlock()
 }
 
 // makeReady recalls exclusive leases and settles the ends of files.
-func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
+func (gs *groupSnapshots) makeReady(ctx context.Context, h *groupHolding, strict bool) {
+	o := gs.o
 	late, err := o.recallWriters(ctx, h.b.patience)
 	sealing, end := context.WithTimeout(o.ctx, barrierSeals)
 	defer end()
@@ -158,8 +169,8 @@ func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
 	o.mu.Lock()
 	h.late = late
 	h.late.known = true
-	if o.group != h {
-		err = o.errHold("the time was over")
+	if gs.held != h {
+		err = gs.errHold("the time was over")
 	}
 	if err == nil && strict && late.files > 0 {
 		err = meta.E("take group", meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", late))
@@ -168,14 +179,14 @@ func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
 		goOn, err = o.cutOpenEnds(sealing, h.b)
 	}
 	if err == nil && goOn != nil {
-		err = o.errHold("files are still being appended to")
+		err = gs.errHold("files are still being appended to")
 	}
-	if err == nil && o.group != h {
-		err = o.errHold("the time was over")
+	if err == nil && gs.held != h {
+		err = gs.errHold("the time was over")
 	}
 	h.b.cut = true // nothing ends open from here on
 	if h.failed = err; err != nil {
-		o.endHold(h)
+		gs.endHold(h)
 	}
 	close(h.ready)
 	o.mu.Unlock()
@@ -187,9 +198,10 @@ func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
 }
 
 // awaitReady waits until the volume can be snapshot. Errors: Again, Unavailable.
-func (o *owner) awaitReady(ctx context.Context, id uint64) error {
+func (gs *groupSnapshots) awaitReady(ctx context.Context, id uint64) error {
+	o := gs.o
 	o.mu.Lock()
-	h, err := o.holding(id)
+	h, err := gs.holding(id)
 	o.mu.Unlock()
 	if err == nil {
 		err = o.await(ctx, h.ready)
@@ -204,15 +216,16 @@ func (o *owner) awaitReady(ctx context.Context, id uint64) error {
 
 // takeHeld takes the snapshot of a volume that is ready. From then on the owner answers no
 // change until the hold ends. Errors: Again, and those of meta.TakeSnapshot.
-func (o *owner) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, err error) {
+func (gs *groupSnapshots) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, err error) {
+	o := gs.o
 	o.mu.Lock()
-	h, err := o.holding(id)
+	h, err := gs.holding(id)
 	if err == nil && !h.b.cut {
-		err = o.errHold("the volume is not ready")
+		err = gs.errHold("the volume is not ready")
 	}
 	if err == nil && h.taken == nil {
-		if err = o.takeFrozen(h); err != nil {
-			o.endHold(h)
+		if err = gs.takeFrozen(h); err != nil {
+			gs.endHold(h)
 		}
 	}
 	if err != nil {
@@ -234,16 +247,17 @@ func (o *owner) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, er
 	}
 	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.At == at && !s.Deleting })
 	if i < 0 {
-		return m, o.errHold("the group was given up")
+		return m, gs.errHold("the group was given up")
 	}
 	s := all[i]
 	return meta.GroupMember{Volume: o.vol, At: at, Created: s.Created, Inodes: s.Inodes, Bytes: s.Bytes, Unanswered: uint64(late.files), UnansweredBy: late.clients}, nil
 }
 
-// takeFrozen stops changes, and takes the snapshot in the same moment. Caller holds mu.
-func (o *owner) takeFrozen(h *groupHolding) (err error) {
+// takeFrozen stops changes, and takes the snapshot in the same moment. The caller holds the owner's mu.
+func (gs *groupSnapshots) takeFrozen(h *groupHolding) (err error) {
+	o := gs.o
 	if !h.over.Reset(cmp.Or(o.srv.cfg.groupFrozen, groupFrozen)) {
-		return o.errHold("the time was over")
+		return gs.errHold("the time was over")
 	}
 	h.b.frozen = !o.srv.cfg.Unsafe.NoFreeze
 	seq := o.cur.seq
@@ -259,16 +273,17 @@ func (o *owner) takeFrozen(h *groupHolding) (err error) {
 // releaseHold ends the hold. Success means that no change was answered since the snapshot was
 // taken: this owner held changes up and still has the right to the volume, so no other owner
 // answered either. Errors: Again.
-func (o *owner) releaseHold(id uint64) error {
+func (gs *groupSnapshots) releaseHold(id uint64) error {
+	o := gs.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h, err := o.holding(id)
+	h, err := gs.holding(id)
 	if err != nil {
 		return err
 	}
-	defer o.endHold(h)
+	defer gs.endHold(h)
 	if h.taken == nil || o.leaving != nil || o.outsideLease() {
-		return o.errHold("the snapshot was not taken, or the volume goes to another owner")
+		return gs.errHold("the snapshot was not taken, or the volume goes to another owner")
 	}
 	return nil
 }
@@ -277,7 +292,8 @@ func (o *owner) releaseHold(id uint64) error {
 
 // member returns the group's snapshot of this volume, also a hidden snapshot, but not a
 // snapshot being deleted.
-func (o *owner) member(name string, id uint64) (meta.Snapshot, bool, error) {
+func (gs *groupSnapshots) member(name string, id uint64) (meta.Snapshot, bool, error) {
+	o := gs.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed != nil {
@@ -295,7 +311,8 @@ func (o *owner) member(name string, id uint64) (meta.Snapshot, bool, error) {
 // deleteMember aborts it first. After success for an aborted group, the volume will have no
 // such snapshot. Errors: Busy (the group is undecided, or the snapshot is pinned), NotOwner
 // (another server may own the volume and know of the snapshot).
-func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error {
+func (gs *groupSnapshots) deleteMember(ctx context.Context, name string, id uint64) error {
+	o := gs.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
@@ -307,24 +324,24 @@ func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error 
 		return err
 	}
 	o.mu.Lock()
-	if o.group != nil && o.group.id == id {
-		o.endHold(o.group)
+	if gs.held != nil && gs.held.id == id {
+		gs.endHold(gs.held)
 	}
 	o.mu.Unlock()
-	sn, there, err := o.member(name, id)
+	sn, there, err := gs.member(name, id)
 	switch {
 	case err != nil:
 		return err
 	case !there:
-		return o.surelyNone(ctx)
+		return gs.surelyNone(ctx)
 	case g.State == meta.GroupAborted:
 		return o.deleteGeneration(ctx, sn)
 	}
-	if _, err = o.deleteUnpinned(ctx, name, sn.At, true); err != nil {
+	if _, err = o.clones.deleteUnpinned(ctx, name, sn.At, true); err != nil {
 		return err
 	}
 	o.mu.Lock()
-	delete(o.groups, id) // the record will be dropped; the snapshot may stay for clones
+	delete(gs.known, id) // the record will be dropped; the snapshot may stay for clones
 	o.mu.Unlock()
 	return nil
 }
@@ -332,7 +349,8 @@ func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error 
 // surelyNone is called after this owner did not find a snapshot. It returns nil if the next
 // owner will not find the snapshot either: the deletion is in the journal, and no other server
 // can have taken the snapshot. Errors: NotOwner.
-func (o *owner) surelyNone(ctx context.Context) error {
+func (gs *groupSnapshots) surelyNone(ctx context.Context) error {
+	o := gs.o
 	o.mu.Lock()
 	wait := o.untilDurable(o.snapped)
 	o.mu.Unlock()
@@ -372,14 +390,14 @@ func (s *Server) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, er
 
 // decided removes from a list the snapshots of groups that are undecided or aborted, or have
 // an unreadable record. dropUndecided handles the removed snapshots.
-func (o *owner) decided(all []meta.Snapshot) ([]meta.Snapshot, error) {
+func (gs *groupSnapshots) decided(all []meta.Snapshot) ([]meta.Snapshot, error) {
 	var err error
 	all = slices.DeleteFunc(all, func(s meta.Snapshot) bool {
 		if s.Group == 0 || s.Deleting || err != nil {
 			return false
 		}
 		var open bool
-		if open, _, err = o.undecided(s); unreadable(err) {
+		if open, _, err = gs.undecided(s); unreadable(err) {
 			err = nil // dropUndecided tells
 		}
 		return open
@@ -394,9 +412,10 @@ func unreadable(err error) bool { return errors.Is(err, meta.Version) || errors.
 // undecided reports whether a snapshot must stay hidden: the snapshot's group is undecided or
 // aborted (then undecided also returns the group), or the group's record can't be read (errors
 // Version, Corrupt), or the snapshot was deleted meanwhile.
-func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
+func (gs *groupSnapshots) undecided(s meta.Snapshot) (bool, meta.Group, error) {
+	o := gs.o
 	o.mu.Lock()
-	_, known := o.groups[s.Group]
+	_, known := gs.known[s.Group]
 	o.mu.Unlock()
 	if known {
 		return false, meta.Group{}, nil
@@ -419,16 +438,17 @@ func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 	if err != nil || !slices.ContainsFunc(all, func(x meta.Snapshot) bool { return x.At == s.At && !x.Deleting }) {
 		return err == nil, meta.Group{}, err
 	}
-	if o.groups == nil {
-		o.groups = map[uint64]bool{}
+	if gs.known == nil {
+		gs.known = map[uint64]bool{}
 	}
-	o.groups[s.Group] = ready
+	gs.known[s.Group] = ready
 	return false, g, nil
 }
 
 // dropUndecided deletes the snapshots of aborted groups, and aborts overdue groups. more: some
 // groups need another look. An error about a group does not stop the work on other groups.
-func (o *owner) dropUndecided() (more bool, err error) {
+func (gs *groupSnapshots) dropUndecided() (more bool, err error) {
+	o := gs.o
 	o.mu.Lock()
 	if o.failed != nil {
 		o.mu.Unlock()
@@ -444,7 +464,7 @@ func (o *owner) dropUndecided() (more bool, err error) {
 		if s.Group == 0 || s.Deleting {
 			continue
 		}
-		open, g, err := o.undecided(s)
+		open, g, err := gs.undecided(s)
 		if err == nil && open && g.State == meta.GroupTaking {
 			if g, err = (groupRecords{o.srv.cfg.Cluster}).abortOverdue(o.ctx, g); errors.Is(err, meta.Again) {
 				more = true // the group was decided this moment

@@ -311,7 +311,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 					}
 					for {
 						o.tasks.snapshots.Wake()
-						_, there, err := o.member("g", groupID)
+						_, there, err := o.groups.member("g", groupID)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -407,7 +407,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		eventually(t, "the owner forgets the group with its snapshot", func() error {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return unless(len(o.groups) == 0)
+			return unless(len(o.groups.known) == 0)
 		})
 		if err := a.DeleteGroup(t.Context(), "h"); err != nil {
 			t.Fatal(err)
@@ -467,7 +467,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := o.dropUndecided(); err != nil {
+		if _, err := o.groups.dropUndecided(); err != nil {
 			t.Fatal(err)
 		}
 		members := []*admin.GroupMember{{Volume: uint32(all[0]), Generation: 1}, {Volume: uint32(all[1]), Generation: 1}}
@@ -626,35 +626,35 @@ func TestNoMemberForSure(t *testing.T) {
 	s.cluster.log.SetFull(true)
 	defer s.cluster.log.SetFull(false)
 	first := make(chan error, 1)
-	go func() { first <- o.deleteMember(t.Context(), "g", groupID) }()
+	go func() { first <- o.groups.deleteMember(t.Context(), "g", groupID) }()
 	eventually(t, "the snapshot goes", func() error {
-		_, there, err := o.member("g", groupID)
+		_, there, err := o.groups.member("g", groupID)
 		return errors.Join(err, unless(!there))
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := o.deleteMember(ctx, "g", groupID); !errors.Is(err, meta.Interrupted) {
+	if err := o.groups.deleteMember(ctx, "g", groupID); !errors.Is(err, meta.Interrupted) {
 		t.Errorf("what is not in the journal is gone for sure: %v", err)
 	}
 	s.cluster.log.SetFull(false)
 	if err := <-first; err != nil {
 		t.Fatal(err)
 	}
-	if err := o.deleteMember(t.Context(), "g", groupID); err != nil {
+	if err := o.groups.deleteMember(t.Context(), "g", groupID); err != nil {
 		t.Fatal(err)
 	}
 
 	s.cluster.left.Store(new(time.Duration))
-	if err := o.deleteMember(t.Context(), "g", groupID); !errors.Is(err, meta.NotOwner) {
+	if err := o.groups.deleteMember(t.Context(), "g", groupID); !errors.Is(err, meta.NotOwner) {
 		t.Errorf("whose lease is over knows for sure: %v", err)
 	}
 	s.cluster.left.Store(nil)
 	leave(o, true)
-	if err := o.deleteMember(t.Context(), "g", groupID); !errors.Is(err, meta.NotOwner) {
+	if err := o.groups.deleteMember(t.Context(), "g", groupID); !errors.Is(err, meta.NotOwner) {
 		t.Errorf("who hands the volume over knows for sure: %v", err)
 	}
 	leave(o, false)
-	if err := o.deleteMember(t.Context(), "g", groupID); err != nil {
+	if err := o.groups.deleteMember(t.Context(), "g", groupID); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -699,7 +699,7 @@ func TestReleaseNeedsTheRight(t *testing.T) {
 			continue
 		}
 		lose(true)
-		err := o.releaseHold(groupID)
+		err := o.groups.releaseHold(groupID)
 		lose(false)
 		if !errors.Is(err, meta.Again) {
 			t.Errorf("%s: %v", what, err)
@@ -792,7 +792,7 @@ func TestMemberGoesWhileListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sn, there, err := o.member("g", groupID)
+	sn, there, err := o.groups.member("g", groupID)
 	if err != nil || !there {
 		t.Fatal(there, err)
 	}
@@ -800,13 +800,13 @@ func TestMemberGoesWhileListed(t *testing.T) {
 	if err := a.DeleteGroup(t.Context(), "g"); err != nil {
 		t.Fatal(err)
 	}
-	if shown, err := o.decided([]meta.Snapshot{sn}); err != nil || len(shown) > 0 {
+	if shown, err := o.groups.decided([]meta.Snapshot{sn}); err != nil || len(shown) > 0 {
 		t.Errorf("a snapshot of a group that failed is shown: %v, %v", shown, err)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.groups) > 0 {
-		t.Error("it is like others from now on", o.groups)
+	if len(o.groups.known) > 0 {
+		t.Error("it is like others from now on", o.groups.known)
 	}
 }
 
@@ -841,11 +841,11 @@ func TestGroupRecordUnreadable(t *testing.T) {
 		if l := a.shots(t, 1); slices.Contains(l, bad) || !slices.Contains(l, single) {
 			t.Errorf("it shows %q", l)
 		}
-		if more, err := o.dropUndecided(); !more || !errors.Is(err, why) {
+		if more, err := o.groups.dropUndecided(); !more || !errors.Is(err, why) {
 			t.Error(more, err)
 		}
 		for name, want := range map[string]bool{bad: true, aborted: false} {
-			if _, there, err := o.member(name, groupID); err != nil || there != want {
+			if _, there, err := o.groups.member(name, groupID); err != nil || there != want {
 				t.Errorf("%s: there %v, %v", name, there, err)
 			}
 		}

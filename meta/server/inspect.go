@@ -56,7 +56,7 @@ func (f *faults) note(id meta.ChunkID, x fault) {
 	f.put(id, x)
 }
 
-// put is note. Caller holds mu.
+// put is note. The caller holds the owner's mu.
 func (f *faults) put(id meta.ChunkID, x fault) {
 	if f.m == nil {
 		f.m = map[meta.ChunkID][]fault{}
@@ -429,7 +429,7 @@ func (in *inspection) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 	if n == 0 || int(l.seen[rec.ID]) >= n || rec.State == meta.ChunkOpen && !o.written(rec) {
 		return
 	}
-	ask := o.judge
+	ask := o.repairing.judge
 	if rec.State == meta.ChunkOpen {
 		ask = o.judgeOpen
 	}

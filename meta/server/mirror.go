@@ -44,7 +44,7 @@ type mirrorTarget struct {
 }
 
 // mirrored returns the generation to answer a read from (zero: the live tree), or a reply with
-// an error, or a channel to wait for. Caller holds mu.
+// an error, or a channel to wait for. The caller holds the owner's mu.
 func (mt *mirrorTarget) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
 	o := mt.o
 	if mt.fillsNow(s) || mt.shown == 0 && mt.flip == nil {
@@ -62,13 +62,13 @@ func (mt *mirrorTarget) mirrored(s *session, c *wire.Call) (at meta.Generation, 
 	return mt.shown, nil, nil
 }
 
-// mayChange reports whether a session may run a mutation. Caller holds mu.
+// mayChange reports whether a session may run a mutation. The caller holds the owner's mu.
 func (mt *mirrorTarget) mayChange(s *session, op meta.Op) bool {
 	return mt.fillsNow(s) || mt.shown == 0 || op.Code() == meta.OpReleaseOrphans
 }
 
 // fillsNow is fills for a call about to read or change the live tree. If the session fills a
-// target, the session's leases count as leases on the live tree from now on. Caller holds mu.
+// target, the session's leases count as leases on the live tree from now on. The caller holds the owner's mu.
 func (mt *mirrorTarget) fillsNow(s *session) bool {
 	if mt.shown == 0 && mt.flip == nil || !mt.fills(s.id) {
 		return false
@@ -84,7 +84,7 @@ func errMirror(op string, o *owner) error {
 }
 
 // fills reports whether a session fills the target: the session holds meta.MirrorLock for
-// writing. Caller holds mu.
+// writing. The caller holds the owner's mu.
 func (mt *mirrorTarget) fills(id meta.SessionID) bool {
 	l, held := mt.o.locks.Get(meta.Lock{Ino: meta.MirrorLock, Flock: true, Type: meta.LockWrite})
 	return held && l.Type == meta.LockWrite && l.Session == id
@@ -111,7 +111,7 @@ func (mt *mirrorTarget) mayMirror(ctx context.Context, sess *session, op string)
 	return errMirror(op, o)
 }
 
-// filledBy reports whether the volume is a mirror's target and sess fills it. Caller holds mu.
+// filledBy reports whether the volume is a mirror's target and sess fills it. The caller holds the owner's mu.
 func (mt *mirrorTarget) filledBy(sess *session) bool { return mt.shown != 0 && mt.fills(sess.id) }
 
 func errNoFiller(op string, o *owner) error {

@@ -345,7 +345,7 @@ func (mt *mirrorTarget) vouch(ctx context.Context, rec *meta.ChunkRecord, rate u
 		patience += time.Duration(length/rate) * time.Second
 	}
 	for _, id := range rec.Servers {
-		err := mt.o.verifyReplica(ctx, rec, id, rate, patience)
+		err := mt.o.repairing.verifyReplica(ctx, rec, id, rate, patience)
 		if err == nil {
 			return nil
 		}

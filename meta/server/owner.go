@@ -33,10 +33,8 @@ type owner struct {
 	name string // the volume's name when its row was last read
 	log  *slog.Logger
 	own  Ownership
-	// fences counts the orders about sealed chunks; see fresh.
-	fences atomic.Uint32
-	j      Journal
-	st     Store
+	j    Journal
+	st   Store
 
 	// hanging is read-locked while the server attaches a volume below this volume, and locked
 	// while the server deletes this volume. hanging is taken before mu.
@@ -97,22 +95,23 @@ type owner struct {
 	noSpace     error                // not nil: etcd refuses writes
 	snapped     meta.Seq             // last entry that takes or deletes a snapshot
 	barrier     *barrier             // not nil: a snapshot is being taken
-	group       *groupHolding        // group snapshot under way; nil: none
-	groups      map[uint64]bool      // group snapshots already decided; false: the group has no record
-	closed      chan struct{}        // not nil: no session may enter until closed is closed
+	groups      groupSnapshots
+	closed      chan struct{} // not nil: no session may enter until closed is closed
 	digesting   digesting
 	indexing    indexing
-	clone       bool       // files may lie in chunks of other volumes
-	foreign     foreign    // the chunks of other volumes
-	promotion   promotion  // promotion of a clone
-	cloning     sync.Mutex // held while a clone of this volume is made or released; before mu
-	freed       uint64     // bytes freed by the deletion of a snapshot under way
-	schedule    schedule   // schedule of snapshots
+	clone       bool      // files may lie in chunks of other volumes
+	foreign     foreign   // the chunks of other volumes
+	promotion   promotion // promotion of a clone
+	clones      clones    // making and releasing clones of this volume
+	freed       uint64    // bytes freed by the deletion of a snapshot under way
+	schedule    schedule  // schedule of snapshots
 	// unanswered maps each snapshot taken by this owner to the files with leases not given back
 	// by clients.
 	unanswered map[meta.Generation]unanswered
 	compaction compaction
 	replays    replays
+	repairing  repairing
+	pinned     pins
 	filling    map[meta.ChunkID]bool // chunks that promotion or compaction has open: not abandoned
 
 	eventWaits eventWaits
@@ -128,6 +127,8 @@ type owner struct {
 func (o *owner) lodge() {
 	o.mirror.o, o.inspection.o, o.checkpoints.o, o.digesting.o = o, o, o, o
 	o.indexing.o, o.promotion.o, o.schedule.o, o.compaction.o = o, o, o, o
+	o.groups.o, o.clones.o, o.repairing.o, o.pinned.o, o.foreign.o = o, o, o, o, o
+	o.quota.o, o.rollbacks.o = o, o
 }
 
 // journaled is the part of the volume's state about a session known to the journal.
@@ -409,7 +410,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if o.barrier != nil && o.barrier.cut && endsOpen(c.Op) {
 		return nil, o.barrier.over
 	}
-	if wait := o.frozen(); wait != nil {
+	if wait := o.groups.frozen(); wait != nil {
 		return nil, wait
 	}
 	w := &view{o: o, session: s.id, squash: s.squash(o.vol), noStreams: !s.streams && !o.srv.cfg.Unsafe.NoStreams}
@@ -450,7 +451,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		return nil, o.untilDurable(w.wait)
 	}
 	if errors.Is(err, meta.QuotaExceeded) {
-		if wait := o.findRoom(&k.room, err); wait != nil {
+		if wait := o.quota.findRoom(&k.room, err); wait != nil {
 			return nil, wait
 		}
 	}
@@ -470,7 +471,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if written, ok := op.(*meta.Write); ok && o.mirror.shown != 0 {
 		o.mirror.arrived(written)
 	}
-	o.charge(s.id, c, before)
+	o.quota.charge(s.id, c, before)
 	j := o.sessions[s.id]
 	kept := &keptReply{id: c.ID, seq: re.Seq, re: re}
 	j.replies[c.ID] = kept
@@ -654,7 +655,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		}
 		return re, nil
 	}
-	if wait, err := o.fillPlaces(res); wait != nil || err != nil {
+	if wait, err := o.foreign.fillPlaces(res); wait != nil || err != nil {
 		if err != nil {
 			return o.refuse(err)
 		}

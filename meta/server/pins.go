@@ -13,18 +13,23 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
+// pins keeps the pins of a volume's snapshots, which are records in the store.
+type pins struct {
+	o *owner
+}
+
 // pinSnapshot protects a snapshot from deletion for ttl, for a holder. by is the identity of
 // the caller. at, unless zero, is the generation that the snapshot must have. Errors:
 // NoSuchSnapshot, Invalid, NameTooLong, ResourceExceeded.
-func (o *owner) pinSnapshot(ctx context.Context, name string, at meta.Generation, holder, by string, ttl time.Duration) (meta.PinInfo, error) {
-	sn, err := o.pinnable(name, at)
+func (pn *pins) pinSnapshot(ctx context.Context, name string, at meta.Generation, holder, by string, ttl time.Duration) (meta.PinInfo, error) {
+	sn, err := pn.pinnable(name, at)
 	if err != nil {
 		return meta.PinInfo{}, err
 	}
-	if _, err := o.changePin(ctx, &meta.PinSnapshot{At: sn.At, Holder: holder, By: by, TTL: ttl}); err != nil {
+	if _, err := pn.changePin(ctx, &meta.PinSnapshot{At: sn.At, Holder: holder, By: by, TTL: ttl}); err != nil {
 		return meta.PinInfo{}, err
 	}
-	p, ok, err := o.pin(sn.At, holder)
+	p, ok, err := pn.pin(sn.At, holder)
 	if err == nil && !ok {
 		err = meta.E("pin snapshot", meta.NoSuchSnapshot, name, errors.New("it was pinned, and let go at once"))
 	}
@@ -32,8 +37,8 @@ func (o *owner) pinSnapshot(ctx context.Context, name string, at meta.Generation
 }
 
 // pinnable returns the snapshot with a name and, unless at is zero, with generation at.
-func (o *owner) pinnable(name string, at meta.Generation) (meta.Snapshot, error) {
-	sn, err := o.snapshot(name)
+func (pn *pins) pinnable(name string, at meta.Generation) (meta.Snapshot, error) {
+	sn, err := pn.o.snapshot(name)
 	if err == nil && at != 0 && at != sn.At {
 		err = meta.E("pin snapshot", meta.NoSuchSnapshot, name, errors.New("it was deleted, and another one has its name"))
 	}
@@ -42,21 +47,21 @@ func (o *owner) pinnable(name string, at meta.Generation) (meta.Snapshot, error)
 
 // unpin releases a pin; released: there was a pin. The pin's maker may release it, and so may
 // sessions that administer the volume. Errors: NoSuchSnapshot, AccessDenied.
-func (o *owner) unpin(ctx context.Context, sess *session, name, holder string) (released bool, err error) {
-	sn, err := o.pinnable(name, 0)
+func (pn *pins) unpin(ctx context.Context, sess *session, name, holder string) (released bool, err error) {
+	sn, err := pn.pinnable(name, 0)
 	if err != nil {
 		return false, err
 	}
-	p, ok, err := o.pin(sn.At, holder)
+	p, ok, err := pn.pin(sn.At, holder)
 	if err != nil || !ok {
 		return false, err
 	}
 	if sess.who.Role == peering.Client && p.By != sess.who.String() {
-		if err := sess.authorize(o.vol, cluster.AdminRights); err != nil {
+		if err := sess.authorize(pn.o.vol, cluster.AdminRights); err != nil {
 			return false, meta.E("unpin snapshot", meta.AccessDenied, holder, fmt.Errorf("it was pinned by %s: %w", p.By, err))
 		}
 	}
-	res, err := o.changePin(ctx, &meta.UnpinSnapshot{At: sn.At, Holder: holder})
+	res, err := pn.changePin(ctx, &meta.UnpinSnapshot{At: sn.At, Holder: holder})
 	if err != nil {
 		return false, err
 	}
@@ -64,7 +69,8 @@ func (o *owner) unpin(ctx context.Context, sess *session, name, holder string) (
 }
 
 // changePin runs an operation about pins and waits for the journal.
-func (o *owner) changePin(ctx context.Context, op meta.Op) (*meta.Result, error) {
+func (pn *pins) changePin(ctx context.Context, op meta.Op) (*meta.Result, error) {
+	o := pn.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
@@ -84,7 +90,8 @@ func (o *owner) changePin(ctx context.Context, op meta.Op) (*meta.Result, error)
 }
 
 // pin returns a holder's pin unless the pin has surely ended.
-func (o *owner) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err error) {
+func (pn *pins) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err error) {
+	o := pn.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed != nil {
@@ -103,9 +110,9 @@ func pinInfo(p meta.Pin) meta.PinInfo {
 }
 
 // listPins adds the pins to their snapshots, as many as fit into a page, and counts the other
-// pins in MorePins. Caller holds mu.
-func (o *owner) listPins(l []meta.SnapshotInfo) error {
-	all, err := namespace.Pins(&view{o: o}, o.now())
+// pins in MorePins. The caller holds the owner's mu.
+func (pn *pins) listPins(l []meta.SnapshotInfo) error {
+	all, err := namespace.Pins(&view{o: pn.o}, pn.o.now())
 	left := pageBytes
 	for _, p := range all {
 		i := slices.IndexFunc(l, func(s meta.SnapshotInfo) bool { return s.At == p.Snapshot })
@@ -123,7 +130,8 @@ func (o *owner) listPins(l []meta.SnapshotInfo) error {
 }
 
 // mayGo refuses the deletion of a volume of which a snapshot is pinned.
-func (o *owner) mayGo(ctx context.Context) error {
+func (pn *pins) mayGo(ctx context.Context) error {
+	o := pn.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}

@@ -75,8 +75,8 @@ func (pr *promotion) promote(ctx context.Context, rate *uint64) (meta.PromoteSta
 	if err := o.await(ctx, o.recovered); err != nil {
 		return meta.PromoteStatus{}, err
 	}
-	o.cloning.Lock()
-	defer o.cloning.Unlock()
+	o.clones.one.Lock()
+	defer o.clones.one.Unlock()
 	c := o.srv.cfg.Cluster
 	row, err := c.Volume(ctx, o.vol)
 	if err != nil {
@@ -175,8 +175,8 @@ func newPromotionTask(o *owner) *task.Task {
 // the same time is stored later, and stays.
 func (pr *promotion) toPromote() (*cluster.Origin, error) {
 	o := pr.o
-	o.cloning.Lock()
-	defer o.cloning.Unlock()
+	o.clones.one.Lock()
+	defer o.clones.one.Unlock()
 	defer pr.looks.Add(1)
 	row, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
 	if err != nil || row.Origin == nil || !row.Origin.Promoting {

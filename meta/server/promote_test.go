@@ -363,8 +363,8 @@ func TestRateGivenMeanwhile(t *testing.T) {
 	}
 	<-o.recovered
 	eventually(t, "what it begins with is looked at", func() error {
-		o.cloning.Lock()
-		defer o.cloning.Unlock()
+		o.clones.one.Lock()
+		defer o.clones.one.Unlock()
 		return unless(o.promotion.looks.Load() > 0)
 	})
 	var read atomic.Bool
@@ -387,9 +387,9 @@ func TestRateGivenMeanwhile(t *testing.T) {
 		if !bytes.Contains(debug.Stack(), []byte(").toPromote(")) || read.Swap(true) {
 			return
 		}
-		free := o.cloning.TryLock()
+		free := o.clones.one.TryLock()
 		if free {
-			o.cloning.Unlock()
+			o.clones.one.Unlock()
 		}
 		go give()
 		if free { // nothing keeps it from being given before this is over

@@ -34,6 +34,8 @@ import (
 //
 // Guarded by the owner's mu.
 type volumeQuota struct {
+	o *owner
+
 	quota.Account
 	// overwrites: sessions must also reserve overwritten bytes, because bytes held by
 	// snapshots count, or will count soon.
@@ -54,16 +56,17 @@ const (
 )
 
 // loadQuota loads the journaled limit and usage.
-func (o *owner) loadQuota() error {
+func (vq *volumeQuota) loadQuota() error {
+	o := vq.o
 	p, err := namespace.Policy(o.st)
 	if err != nil {
 		return err
 	}
-	o.quota.NoPromise = o.srv.cfg.Unsafe.NoPromise
-	o.quota.SetLimit(p.QuotaBytes)
-	o.quota.overwrites = p.QuotaSnapshots
+	vq.NoPromise = o.srv.cfg.Unsafe.NoPromise
+	vq.SetLimit(p.QuotaBytes)
+	vq.overwrites = p.QuotaSnapshots
 	used, _, err := namespace.Counted(o.st)
-	o.quota.SetUsed(used)
+	vq.SetUsed(used)
 	return err
 }
 
@@ -79,53 +82,54 @@ func (q *volumeQuota) cover(id meta.SessionID, c *wire.Call) uint64 {
 }
 
 // charge books the bytes that a call took of its session's promise; before is the volume's
-// usage before the call. The caller holds mu.
-func (o *owner) charge(id meta.SessionID, c *wire.Call, before uint64) {
+// usage before the call. The caller holds the owner's mu.
+func (vq *volumeQuota) charge(id meta.SessionID, c *wire.Call, before uint64) {
 	w, write := c.Op.(*meta.Write)
 	switch {
 	case c.Replay || !c.Draw && c.Reserved == 0:
 	case !write:
-		o.quota.Spend(id, c.Reserved)
+		vq.Spend(id, c.Reserved)
 	case c.Draw:
-		o.quota.Draw(id, w.Ino, before)
+		vq.Draw(id, w.Ino, before)
 	default:
-		o.quota.ChargeWrite(id, w.Ino, c.Reserved)
+		vq.ChargeWrite(id, w.Ino, c.Reserved)
 	}
 }
 
 // freeLeft frees the promises of ended sessions when no abandoned file is open-ended. The
-// caller holds mu.
-func (o *owner) freeLeft() {
-	if o.quota.Left() == 0 {
+// caller holds the owner's mu.
+func (vq *volumeQuota) freeLeft() {
+	if vq.Left() == 0 {
 		return
 	}
-	if _, files, err := o.abandoned(); err == nil && files == 0 {
-		o.quota.FreeLeft()
+	if _, files, err := vq.o.abandoned(); err == nil && files == 0 {
+		vq.FreeLeft()
 	}
 }
 
 // reclaim asks all sessions to give back idle bytes, and returns a channel closed when the
-// round is over; nil if no session can have idle bytes. The caller holds mu.
-func (o *owner) reclaim() <-chan struct{} {
-	q := &o.quota
+// round is over; nil if no session can have idle bytes. The caller holds the owner's mu.
+func (vq *volumeQuota) reclaim() <-chan struct{} {
+	q := vq
 	if r := q.Round(); r != nil {
 		return r.Over()
 	}
 	var asked []meta.SessionID
-	for s := range o.entered {
+	for s := range vq.o.entered {
 		if q.Askable(s.id) && !s.away.Load() {
 			asked = append(asked, s.id)
-			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: q.NextRound(), Overwrites: q.overwrites})
-			go s.flush() // not in line: the caller holds mu
+			s.enqueue(0, &wire.Quota{Volume: vq.o.vol, Metered: true, Round: q.NextRound(), Overwrites: q.overwrites})
+			go s.flush() // not in line: the caller holds the owner's mu
 		}
 	}
-	return o.beginRound(asked, reclaimWait)
+	return vq.beginRound(asked, reclaimWait)
 }
 
 // beginRound begins a round of at most wait, and returns a channel closed when the round is
-// over; nil: no session is asked. The caller holds mu.
-func (o *owner) beginRound(asked []meta.SessionID, wait time.Duration) <-chan struct{} {
-	r := o.quota.BeginRound(asked)
+// over; nil: no session is asked. The caller holds the owner's mu.
+func (vq *volumeQuota) beginRound(asked []meta.SessionID, wait time.Duration) <-chan struct{} {
+	o := vq.o
+	r := vq.BeginRound(asked)
 	if r == nil {
 		return nil
 	}
@@ -133,7 +137,7 @@ func (o *owner) beginRound(asked []meta.SessionID, wait time.Duration) <-chan st
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		silent := r.Pending()
-		if o.quota.EndRound(r) {
+		if vq.EndRound(r) {
 			o.log.Warn("sessions did not give back their unused part of the quota", "sessions", silent)
 		}
 	})
@@ -149,9 +153,10 @@ type roomSearch struct {
 // unheard reports whether silent sessions hold promises: each such session renews in a moment,
 // or ends. unheard marks late sessions as wanted, so that these sessions end. The caller holds
 // mu.
-func (o *owner) unheard() (yes bool) {
+func (vq *volumeQuota) unheard() (yes bool) {
+	o := vq.o
 	for s := range o.entered {
-		if bytes, _ := o.quota.Promise(s.id); bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
+		if bytes, _ := vq.Promise(s.id); bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
 			continue
 		}
 		yes = true
@@ -163,28 +168,29 @@ func (o *owner) unheard() (yes bool) {
 }
 
 // promisesLeave reports whether ending sessions still have promises; the promises become free
-// when the open chunks of these sessions are sealed. The caller holds mu.
-func (o *owner) promisesLeave() bool {
+// when the open chunks of these sessions are sealed. The caller holds the owner's mu.
+func (vq *volumeQuota) promisesLeave() bool {
 	inside := map[meta.SessionID]bool{}
-	for s := range o.entered {
+	for s := range vq.o.entered {
 		inside[s.id] = true
 	}
-	return o.quota.PromisedBeyond(inside)
+	return vq.PromisedBeyond(inside)
 }
 
 // findRoom returns a channel to wait for before the next try; nil: the refusal is final. The
-// caller holds mu.
-func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
+// caller holds the owner's mu.
+func (vq *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
+	o := vq.o
 	var e *meta.Error
 	if bytes := errors.As(cause, &e) && e.Op != namespace.OpInodeQuota; bytes {
 		// The first round may have begun before this request, so a second may be needed.
 		if k.rounds < 2 {
 			k.rounds++
-			if wait := o.reclaim(); wait != nil {
+			if wait := vq.reclaim(); wait != nil {
 				return wait
 			}
 		}
-		if o.unheard() {
+		if vq.unheard() {
 			return soon()
 		}
 	}
@@ -192,12 +198,12 @@ func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 	if err := namespace.ReapQueue(&view{o: o}, func(meta.Ino) bool { reaping = true; return false }); err != nil {
 		return nil
 	}
-	o.freeLeft()
+	vq.freeLeft()
 	if o.lateHoldFiles() && k.waits < roomTries {
 		k.waits++
 		return soon()
 	}
-	if (reaping || o.uncounted() || o.promisesLeave()) && k.waits < roomTries {
+	if (reaping || o.uncounted() || vq.promisesLeave()) && k.waits < roomTries {
 		k.waits++
 		o.tasks.collection.Wake()
 		return soon()
@@ -210,11 +216,12 @@ func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 }
 
 // serveReserve promises bytes to a session, or takes promised bytes back.
-func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
+func (vq *volumeQuota) serveReserve(s *session, id uint64, m *wire.Reserve) {
+	o := vq.o
 	o.mu.Lock()
-	o.giveBack(s, m)
+	vq.giveBack(s, m)
 	k := roomSearch{}
-	re, wait := o.reserve(s, m, &k)
+	re, wait := vq.reserve(s, m, &k)
 	if wait == nil {
 		s.enqueue(id, re)
 		o.mu.Unlock()
@@ -233,10 +240,10 @@ func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 			}
 			if err != nil {
 				re = &wire.Reserved{Status: wire.StatusOf(err)}
-				o.quota.WaitNoMore(s.id)
+				vq.WaitNoMore(s.id)
 				break
 			}
-			if re, wait = o.reserve(s, m, &k); wait != nil {
+			if re, wait = vq.reserve(s, m, &k); wait != nil {
 				o.mu.Unlock()
 			}
 		}
@@ -248,20 +255,21 @@ func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 
 // giveBack books the bytes given back by a request, and the answer to a round. The caller
 // holds mu.
-func (o *owner) giveBack(s *session, m *wire.Reserve) {
-	if _, ok := o.entered[s]; !ok || o.failed != nil {
+func (vq *volumeQuota) giveBack(s *session, m *wire.Reserve) {
+	if _, ok := vq.o.entered[s]; !ok || vq.o.failed != nil {
 		return
 	}
-	o.quota.GiveBack(s.id, m.Serial, m.Give)
+	vq.GiveBack(s.id, m.Serial, m.Give)
 	if m.Round != 0 {
-		o.quota.Answer(s.id, m.Round)
+		vq.Answer(s.id, m.Round)
 	}
 }
 
 // reserve returns the answer to a request, or a channel to wait for before the next try. The
-// caller holds mu.
-func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reserved, <-chan struct{}) {
-	q := &o.quota
+// caller holds the owner's mu.
+func (vq *volumeQuota) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reserved, <-chan struct{}) {
+	o := vq.o
+	q := vq
 	switch _, ok := o.entered[s]; {
 	case o.failed != nil:
 		return &wire.Reserved{Status: wire.StatusOf(o.failed)}, nil
@@ -298,11 +306,11 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 	if q.Limit() == 0 {
 		return &wire.Reserved{}, nil
 	}
-	granted, fits := o.promise(s.id, m)
+	granted, fits := vq.promise(s.id, m)
 	if !fits {
 		q.Wait(s.id)
 		err := meta.E("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", q.Used(), q.Limit()), nil)
-		if wait := o.findRoom(k, err); wait != nil {
+		if wait := vq.findRoom(k, err); wait != nil {
 			return nil, wait
 		}
 		q.WaitNoMore(s.id)
@@ -313,12 +321,12 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 }
 
 // promise promises a session m.Want bytes or, without room for all, the indispensable part
-// (needed). false: even that part does not fit. The caller holds mu.
-func (o *owner) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fits bool) {
-	q := &o.quota
+// (needed). false: even that part does not fit. The caller holds the owner's mu.
+func (vq *volumeQuota) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fits bool) {
+	q := vq
 	free := q.Free()
 	if free < m.Want {
-		least := o.needed(m)
+		least := vq.needed(m)
 		if free < least {
 			return 0, false
 		}
@@ -326,7 +334,7 @@ func (o *owner) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fit
 	}
 	q.WaitNoMore(id)
 	if q.Share(id) {
-		o.reclaim() // from sessions above their share; nobody waits
+		vq.reclaim() // from sessions above their share; nobody waits
 	}
 	return q.Grant(id, m.Serial, m.Want), true
 }
@@ -335,14 +343,15 @@ func (o *owner) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fit
 const maxClaim = 1 << 56
 
 // claimPromise gives a session back its promise of n bytes from the previous owner.
-func (o *owner) claimPromise(s *session, n uint64) {
+func (vq *volumeQuota) claimPromise(s *session, n uint64) {
+	o := vq.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, ok := o.entered[s]; !ok || !o.awaited[s.id] {
 		o.log.Warn("a claim came too late", "session", s.name)
 		return
 	}
-	o.quota.Claim(s.id, min(n, maxClaim))
+	vq.Claim(s.id, min(n, maxClaim))
 }
 
 // setPolicy journals a policy. The caller has the volume's turn (Server.setting): the policy
@@ -369,7 +378,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 				go s.flush()
 			}
 		}
-		settle = o.beginRound(asked, settleWait)
+		settle = o.quota.beginRound(asked, settleWait)
 	}
 	o.mu.Unlock()
 	var err error
@@ -387,7 +396,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 		if used, _, uerr := namespace.Counted(&view{o: o}); uerr == nil {
 			q.SetUsed(used)
 		}
-		o.lowerIdle()
+		o.quota.lowerIdle()
 	}
 	if comes {
 		close(q.turning)
@@ -405,31 +414,32 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 
 // lowerIdle asks for idle bytes back if more lie idle than MostIdle allows. Nobody waits. A
 // session may leave bytes idle again after its answer to a running round, so another round
-// follows. The caller holds mu.
-func (o *owner) lowerIdle() {
-	q := &o.quota
+// follows. The caller holds the owner's mu.
+func (vq *volumeQuota) lowerIdle() {
+	o := vq.o
+	q := vq
 	if q.Idle() <= q.MostIdle() {
 		return
 	}
-	before, done := q.Round(), o.reclaim()
+	before, done := q.Round(), vq.reclaim()
 	if before == nil || o.ctx.Err() != nil || o.stClosed {
 		return
 	}
 	o.wg.Go(func() {
 		if o.await(o.ctx, done) == nil {
 			o.mu.Lock()
-			o.lowerIdle()
+			vq.lowerIdle()
 			o.mu.Unlock()
 		}
 	})
 }
 
-// needed returns how many bytes a request can't do without. The caller holds mu.
-func (o *owner) needed(m *wire.Reserve) uint64 {
+// needed returns how many bytes a request can't do without. The caller holds the owner's mu.
+func (vq *volumeQuota) needed(m *wire.Reserve) uint64 {
 	if m.Len == 0 {
 		return m.Want
 	}
-	n, err := namespace.Room(&view{o: o}, m.Ino, m.Off, m.Len)
+	n, err := namespace.Room(&view{o: vq.o}, m.Ino, m.Off, m.Len)
 	if err != nil {
 		return m.Want // the write will report the error
 	}

@@ -52,7 +52,7 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	final := func(k roomSearch) bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return o.findRoom(&k, refusal) == nil
+		return o.quota.findRoom(&k, refusal) == nil
 	}
 	asked := roomSearch{rounds: 2, waits: roomTries, synced: true}
 	sess.renewed.Store(int64(time.Since(s.srv.epoch) - s.ttl*3/4))
@@ -415,7 +415,7 @@ func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 		return nil
 	})
 	o.mu.Lock()
-	o.reclaim()
+	o.quota.reclaim()
 	round := o.quota.Round()
 	o.mu.Unlock()
 	eventually(t, "the one answers", func() error {

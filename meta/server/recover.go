@@ -103,7 +103,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		s.standbys.give(v, st)
 		return release(err)
 	}
-	if err := o.loadQuota(); err != nil {
+	if err := o.quota.loadQuota(); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
 	}
@@ -121,7 +121,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		return release(was.err)
 	}
 	o.loadRestoration(was.r)
-	if rolling, err := o.rolling(); err != nil {
+	if rolling, err := o.rollbacks.rolling(); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
 	} else if rolling != 0 {
@@ -327,7 +327,7 @@ func (o *owner) recover() {
 		o.lose(err)
 		return
 	}
-	if err := o.resumeRollback(); err != nil {
+	if err := o.rollbacks.resumeRollback(); err != nil {
 		return
 	}
 	o.mu.Lock()

@@ -221,7 +221,7 @@ func (r *repairs) next(parallel int) *job {
 }
 
 // free reports whether the job's servers have time, and rotates j.from so that a source with
-// time comes first. The caller holds mu.
+// time comes first. The caller holds the owner's mu.
 func (r *repairs) free(j *job) bool {
 	for _, id := range j.to {
 		if r.in[id] >= maxPerServer {
@@ -377,7 +377,7 @@ func (s *Server) repairLoop() {
 				break
 			}
 			wg.Go(func() {
-				err := j.o.repair(j)
+				err := j.o.repairing.repair(j)
 				if err != nil && j.o.ctx.Err() == nil {
 					j.o.log.Warn("a chunk could not be repaired; the owner tries again", "chunk", j.id, "error", err)
 				}
@@ -411,10 +411,19 @@ func (s *Server) kickRepair() {
 // errLeaving refuses new work: the next owner of the volume finds the remaining work.
 var errLeaving error = meta.E("repair", meta.Unavailable, "", errors.New("the volume is being handed over"))
 
+// repairing carries out the repairs of a volume's chunks.
+type repairing struct {
+	o *owner
+
+	// fences counts the orders about sealed chunks; see fresh.
+	fences atomic.Uint32
+}
+
 // chunkNow reads a chunk's record and waits until the record is durable in the journal,
 // because the next step may rest on the record (rule 4). Errors: NoSuchChunk, also only once
 // durable; Unavailable while the owner is leaving or its lease is uncertain.
-func (o *owner) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord, error) {
+func (rp *repairing) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord, error) {
+	o := rp.o
 	o.mu.Lock()
 	if o.failed != nil {
 		o.mu.Unlock()
@@ -441,9 +450,10 @@ func (o *owner) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord
 
 // repair plans anew for the job's chunk and carries out the plan: copies, then the record,
 // then the deletion of old replicas.
-func (o *owner) repair(j *job) error {
+func (rp *repairing) repair(j *job) error {
+	o := rp.o
 	ctx := o.ctx
-	rec, err := o.chunkNow(ctx, j.id)
+	rec, err := rp.chunkNow(ctx, j.id)
 	if errors.Is(err, meta.NoSuchChunk) || err == nil && (rec.State != meta.ChunkSealed || rec.Gone()) {
 		return nil
 	}
@@ -454,7 +464,7 @@ func (o *owner) repair(j *job) error {
 	if err != nil {
 		return err
 	}
-	replicas, err := o.look(ctx, &rec)
+	replicas, err := rp.look(ctx, &rec)
 	if err != nil {
 		return err
 	}
@@ -469,15 +479,15 @@ func (o *owner) repair(j *job) error {
 	}
 	crc := rec.CRC
 	if crc == 0 && len(st.Add) > 0 {
-		if crc, err = o.agreed(ctx, &rec, st.From); err != nil {
+		if crc, err = rp.agreed(ctx, &rec, st.From); err != nil {
 			return err
 		}
 	}
 	var added []meta.ServerID
 	var errs []error
-	fence := o.fresh(rec.Fence)
+	fence := rp.fresh(rec.Fence)
 	for _, to := range st.Add {
-		if err := o.pull(ctx, &rec, fence, crc, policy.Class, to, m.Nearest(to, j.prefer(st.From))); err != nil {
+		if err := rp.pull(ctx, &rec, fence, crc, policy.Class, to, m.Nearest(to, j.prefer(st.From))); err != nil {
 			errs = append(errs, err)
 			if !slices.Contains(rec.Servers, to) {
 				o.stale.add(rec.ID, to, 0, false) // the target may have made the copy
@@ -509,7 +519,7 @@ func (o *owner) repair(j *job) error {
 	if len(next) == 0 || slices.Equal(next, rec.Servers) {
 		return errors.Join(errs...)
 	}
-	if err := o.setReplicas(ctx, &rec, next, fence); err != nil {
+	if err := rp.setReplicas(ctx, &rec, next, fence); err != nil {
 		for _, id := range added {
 			o.stale.add(rec.ID, id, rec.Length, false)
 		}
@@ -540,22 +550,23 @@ func (j *job) prefer(from []meta.ServerID) []meta.ServerID {
 // record and above all earlier fences of this owner, for any chunk. A server with a later
 // order then refuses a late order: a late deletion does not remove a newer copy, and a late
 // copy does not restore a deleted replica.
-func (o *owner) fresh(f meta.Fence) meta.Fence {
+func (rp *repairing) fresh(f meta.Fence) meta.Fence {
 	seals := uint32(0)
-	if f.Term == o.own.Term() {
+	if f.Term == rp.o.own.Term() {
 		seals = f.Seals
 	}
 	for {
-		last := o.fences.Load()
-		if next := max(last, seals) + 1; o.fences.CompareAndSwap(last, next) {
-			return meta.Fence{Term: o.own.Term(), Seals: next}
+		last := rp.fences.Load()
+		if next := max(last, seals) + 1; rp.fences.CompareAndSwap(last, next) {
+			return meta.Fence{Term: rp.o.own.Term(), Seals: next}
 		}
 	}
 }
 
 // setReplicas journals the servers of a chunk if the chunk's record is still rec. fence is the
 // fence of the copies' orders. Without servers, the record marks the chunk as lost.
-func (o *owner) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID, fence meta.Fence) error {
+func (rp *repairing) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID, fence meta.Fence) error {
+	o := rp.o
 	o.mu.Lock()
 	if o.failed != nil || o.leaving != nil {
 		o.mu.Unlock()
@@ -574,20 +585,20 @@ func (o *owner) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers 
 
 // look asks the servers of all replicas marked as bad, and returns the state of all replicas.
 // look clears the marks of replicas that are good again.
-func (o *owner) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Replica, error) {
-	replicas := o.faults.replicas(rec)
+func (rp *repairing) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Replica, error) {
+	replicas := rp.o.faults.replicas(rec)
 	for i := range replicas {
 		if replicas[i].State != placement.Bad {
 			continue
 		}
-		state, err := o.judge(ctx, rec, replicas[i].Server)
+		state, err := rp.judge(ctx, rec, replicas[i].Server)
 		switch {
 		case errors.Is(err, meta.Unavailable), errors.Is(err, meta.Canceled), errors.Is(err, meta.Interrupted):
 			// The mark stands.
 		case err != nil:
 			return nil, err
 		case state == placement.Good:
-			o.faults.clear(rec.ID, replicas[i].Server)
+			rp.o.faults.clear(rec.ID, replicas[i].Server)
 			replicas[i].State = placement.Good
 		}
 	}
@@ -609,7 +620,8 @@ func provesBad(k meta.Kind) bool {
 // seals the replica at the journaled end first (rule 5). Bad without an error: the server
 // answered, and the replica is missing or damaged. With an error, nothing is known about the
 // replica.
-func (o *owner) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
+func (rp *repairing) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
+	o := rp.o
 	ask, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
 	r, err := o.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
@@ -646,12 +658,12 @@ const orderPatience = 10 * time.Second
 
 // agreed returns the checksum of a chunk whose seal did not journal a checksum. Every server
 // in from must answer, and all must agree. Errors: Corrupt if the replicas differ.
-func (o *owner) agreed(ctx context.Context, rec *meta.ChunkRecord, from []meta.ServerID) (uint32, error) {
+func (rp *repairing) agreed(ctx context.Context, rec *meta.ChunkRecord, from []meta.ServerID) (uint32, error) {
 	ctx, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
 	var crc uint32
 	for i, id := range from {
-		r, err := o.order(ctx, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+		r, err := rp.o.order(ctx, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
 		if err != nil {
 			return 0, err
 		}
@@ -676,7 +688,8 @@ func copyTerms(n, rate uint64) (uint64, time.Duration) {
 // pull copies a sealed chunk to the server to, from one of the servers in from. If the target
 // has the same content already, the target only takes over the fence. Errors: Unavailable,
 // Corrupt, NoSuchChunk, the target's errors.
-func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fence, crc uint32, class string, to meta.ServerID, from []meta.ServerID) error {
+func (rp *repairing) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fence, crc uint32, class string, to meta.ServerID, from []meta.ServerID) error {
+	o := rp.o
 	rate, patience := copyTerms(rec.Length, o.srv.share())
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
@@ -701,7 +714,7 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 	}
 	if err != nil {
 		if k := meta.KindOf(err); k == meta.Corrupt || k == meta.NoSuchChunk {
-			o.suspect(rec, from)
+			rp.suspect(rec, from)
 		}
 		return err
 	}
@@ -711,9 +724,9 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 }
 
 // suspect verifies the replicas of all sources of a failed copy.
-func (o *owner) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
+func (rp *repairing) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
 	for _, id := range servers {
-		_ = o.verifyReplica(o.ctx, rec, id, 0, copyPatience) // verifyReplica marks a bad replica
+		_ = rp.verifyReplica(rp.o.ctx, rec, id, 0, copyPatience) // verifyReplica marks a bad replica
 	}
 }
 
@@ -722,7 +735,8 @@ func (o *owner) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
 // compares length and checksum with the record as well. A bad replica is marked and an
 // inspection started. Errors: Corrupt, NoSuchChunk, IO; Unavailable, also if the replica is
 // still open.
-func (o *owner) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id meta.ServerID, rate uint64, patience time.Duration) error {
+func (rp *repairing) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id meta.ServerID, rate uint64, patience time.Duration) error {
+	o := rp.o
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	r, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID, Rate: rate})

@@ -133,7 +133,7 @@ func TestRepairReturnedServer(t *testing.T) {
 		}
 		// As if the seal had counted on it, and its final order had not arrived.
 		o := g.s.srv.opened(1)
-		if err := o.setReplicas(t.Context(), &rec, append(slices.Clone(rec.Servers), 2), meta.Fence{}); err != nil {
+		if err := o.repairing.setReplicas(t.Context(), &rec, append(slices.Clone(rec.Servers), 2), meta.Fence{}); err != nil {
 			t.Fatal(err)
 		}
 	}

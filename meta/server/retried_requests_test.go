@@ -239,7 +239,7 @@ func TestRollbackAfterRollback(t *testing.T) {
 	s = newSiteWith(t, 10*time.Second, func(cfg *Config) {
 		cfg.Logger = slog.New(onMessage{Handler: cfg.Logger.Handler(), message: "the volume was rolled back", do: func() {
 			if !sent.Swap(true) { // the second one logs the message, too
-				second = s.srv.opened(1).rollBack(t.Context(), nil, "one", rollHow{token: 2, force: true})
+				second = s.srv.opened(1).rollbacks.rollBack(t.Context(), nil, "one", rollHow{token: 2, force: true})
 			}
 		}})
 	})

@@ -515,11 +515,11 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		}
 		if m.Claim {
 			if o := s.srv.opened(m.Volume); o != nil {
-				o.claimPromise(s, m.Want)
+				o.quota.claimPromise(s, m.Want)
 			}
 			break
 		}
-		s.withOwner(id, m.Volume, func(o *owner) { o.serveReserve(s, id, m) })
+		s.withOwner(id, m.Volume, func(o *owner) { o.quota.serveReserve(s, id, m) })
 	case wire.TCaps:
 		m := new(wire.Caps)
 		if err := s.take(body, m); err != nil {
@@ -528,7 +528,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if !m.Chunk.IsZero() {
 			s.withOwner(id, m.Volume, func(o *owner) {
 				if m.Chunk.Volume != m.Volume {
-					o.serveForeignCap(s, id, m.Chunk)
+					o.foreign.serveForeignCap(s, id, m.Chunk)
 					return
 				}
 				o.serveAppendCap(s, id, m.Chunk)

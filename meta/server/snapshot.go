@@ -349,7 +349,7 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 	if err != nil {
 		return o.refuse(err)
 	}
-	if wait, err := o.fillPlaces(res); wait != nil || err != nil {
+	if wait, err := o.foreign.fillPlaces(res); wait != nil || err != nil {
 		if err != nil {
 			return o.refuse(err)
 		}
@@ -381,7 +381,7 @@ func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 			shown := o.mirror.shown
 			o.mu.Unlock()
 			if err == nil {
-				all, err = o.decided(all)
+				all, err = o.groups.decided(all)
 			}
 			return all, shown, err
 		}
@@ -464,7 +464,7 @@ func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) err
 		return err
 	}
 	if m.Op == wire.AdminRollBackTarget {
-		return o.rollBack(ctx, sess, m.Entry, rollHow{token: q.Token, force: true, filler: true})
+		return o.rollbacks.rollBack(ctx, sess, m.Entry, rollHow{token: q.Token, force: true, filler: true})
 	}
 	if err := o.mirror.mayFill(ctx, sess, "take snapshot"); err != nil {
 		return err
@@ -557,12 +557,12 @@ func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
 	defer o.mu.Unlock()
 	for i := range l.Snapshots {
 		tellUnanswered(&l.Snapshots[i], o.unanswered[l.Snapshots[i].At])
-		if o.groups[all[i].Group] {
+		if o.groups.known[all[i].Group] {
 			l.Snapshots[i].Group = all[i].Group
 		}
 	}
 	l.Failing = o.schedule.going.failing()
-	if err := errors.Join(o.listPins(l.Snapshots), o.digesting.listDigests(l.Snapshots)); err != nil {
+	if err := errors.Join(o.pinned.listPins(l.Snapshots), o.digesting.listDigests(l.Snapshots)); err != nil {
 		return nil, err
 	}
 	l.Held, err = namespace.Buried(&view{o: o})

@@ -284,7 +284,7 @@ func TestRollback(t *testing.T) {
 				o.mu.Lock()
 				o.closed = make(chan struct{})
 				o.mu.Unlock()
-				if err := o.endAll(); err != nil {
+				if err := o.rollbacks.endAll(); err != nil {
 					t.Fatal(err)
 				}
 				for o.reapSome() {

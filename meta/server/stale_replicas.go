@@ -160,7 +160,7 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 		return false, false, nil
 	}
 	defer unlock()
-	rec, err := o.chunkNow(o.ctx, k.chunk)
+	rec, err := o.repairing.chunkNow(o.ctx, k.chunk)
 	orphan := errors.Is(err, meta.NoSuchChunk)
 	switch {
 	case orphan && o.quarantined():
@@ -182,7 +182,7 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
 	defer cancel()
-	fence := o.fresh(rec.Fence)
+	fence := o.repairing.fresh(rec.Fence)
 	if _, err := o.order(ctx, k.server, meta.Order{Kind: meta.OrderDelete, Chunk: k.chunk, Fence: fence}); err != nil && !errors.Is(err, meta.NoSuchChunk) {
 		return false, false, err
 	}
@@ -208,14 +208,14 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 	}
 	good := 0
 	for _, id := range rec.Servers {
-		if state, err := o.judge(o.ctx, rec, id); err == nil && state == placement.Good {
+		if state, err := o.repairing.judge(o.ctx, rec, id); err == nil && state == placement.Good {
 			good++
 		}
 	}
 	if good >= min(int(max(policy.Replicas, 1)), len(rec.Servers)) {
 		return false, nil
 	}
-	state, err := o.judge(o.ctx, rec, server)
+	state, err := o.repairing.judge(o.ctx, rec, server)
 	if err != nil {
 		return false, err
 	}
@@ -226,15 +226,15 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 		return false, nil
 	}
 	o.log.Warn("the journal did not name a good replica that is needed; the owner added the replica", "chunk", rec.ID, "server", server, "named", rec.Servers, "good", good)
-	fence := o.fresh(rec.Fence)
+	fence := o.repairing.fresh(rec.Fence)
 	if rec.CRC != 0 {
 		// The server has the same content, so only the fence rises: the server then refuses
 		// delete orders still on their way.
-		if err := o.pull(o.ctx, rec, fence, rec.CRC, "", server, []meta.ServerID{server}); err != nil {
+		if err := o.repairing.pull(o.ctx, rec, fence, rec.CRC, "", server, []meta.ServerID{server}); err != nil {
 			return false, err
 		}
 	}
-	return true, o.setReplicas(o.ctx, rec, append(slices.Clone(rec.Servers), server), fence)
+	return true, o.repairing.setReplicas(o.ctx, rec, append(slices.Clone(rec.Servers), server), fence)
 }
 
 // orphaned proves that a chunk without a record belongs to no file. IDs are issued only after

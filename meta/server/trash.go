@@ -167,7 +167,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 		if err := s.unmirrored(ctx, v); err != nil {
 			return v, err
 		}
-		if err := o.mayGo(ctx); err != nil {
+		if err := o.pinned.mayGo(ctx); err != nil {
 			return v, err
 		}
 		// Mounts first give up their caches; buffered data is committed, and is deleted with
@@ -198,8 +198,8 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 	// client gets an error at the next step, and the deletion does not wait for the barrier's
 	// timeout.
 	o.mu.Lock()
-	if o.group != nil {
-		o.endHold(o.group)
+	if o.groups.held != nil {
+		o.groups.endHold(o.groups.held)
 	}
 	o.mu.Unlock()
 	// The owner recalls once more the leases of writers that went on since then, and nobody

@@ -1,0 +1,245 @@
+package server
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+const (
+	// foreignFresh is how long the place of a foreign chunk is used without asking again: far
+	// shorter than a moved replica stays at its old place.
+	foreignFresh = 2 * time.Second
+	// maxForeign bounds the foreign chunks that are remembered.
+	maxForeign = 1 << 18
+)
+
+// placesIn returns the places of chunks of a single volume. Chunks without a record have no
+// servers. With seal, open chunks are sealed first.
+func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID, seal bool) (places []meta.ChunkPlace, err error) {
+	entry := ""
+	if seal {
+		entry = sealFirst
+	}
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		b := id.Bytes()
+		names[i] = hex.EncodeToString(b[:])
+	}
+	body, err := json.Marshal(names)
+	if err != nil {
+		panic("server: names are plain data: " + err.Error())
+	}
+	err = s.atOwner(ctx, v, func(o *owner) (err error) {
+		places, err = o.foreign.placesOf(ctx, ids, seal)
+		return err
+	}, &wire.Admin{Op: wire.AdminChunkPlaces, Volume: v, Entry: entry, Body: body}, func(re *wire.AdminRe) error {
+		var l []wire.ChunkWhere
+		if err := json.Unmarshal(re.Report, &l); err != nil || len(l) != len(ids) {
+			return meta.E("place chunks", meta.Protocol, fmt.Sprint(v), err)
+		}
+		for i, w := range l {
+			places = append(places, meta.ChunkPlace{ID: ids[i], Servers: w.Servers, Sealed: w.Sealed, Length: w.Length})
+		}
+		return nil
+	})
+	return places, err
+}
+
+// checkForeign compares the bytes that a clone needs of other volumes' chunks with the records
+// of the chunks' owners, and reports problems in r.
+func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
+	byVolume := map[meta.VolumeID][]meta.ChunkID{}
+	for _, id := range slices.SortedFunc(maps.Keys(need), meta.ChunkID.Compare) {
+		byVolume[id.Volume] = append(byVolume[id.Volume], id)
+	}
+	for v, ids := range byVolume {
+		for some := range slices.Chunk(ids, 4096) {
+			places, err := s.placesIn(ctx, v, some, false)
+			if err != nil {
+				return err
+			}
+			for _, p := range places {
+				switch {
+				case len(p.Servers) == 0 && p.Sealed: // accepted as lost
+				case len(p.Servers) == 0:
+					r.problem("chunk %s, of which %d bytes are needed, is not kept by volume %d", p.ID, need[p.ID], v)
+				case p.Sealed && p.Length < need[p.ID]:
+					r.problem("chunk %s of volume %d has %d bytes, %d are needed", p.ID, v, p.Length, need[p.ID])
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// sealFirst is the entry of an AdminChunkPlaces request to seal open chunks first.
+const sealFirst = "seal"
+
+// foreign holds the places of other volumes' chunks that files of this volume refer to, as
+// seen in answers. The owners of the other volumes supply the places.
+type foreign struct {
+	o *owner
+
+	m map[meta.ChunkID]foreignPlace
+}
+
+type foreignPlace struct {
+	meta.ChunkPlace
+	at  time.Time
+	err error // why the place is unknown
+}
+
+// fillPlaces adds to a result the places of the foreign chunks in the result's extents. If
+// places are unknown or stale, it requests them in the background, and the caller waits for
+// wait and tries again. The caller holds the owner's mu.
+func (fo *foreign) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error) {
+	o := fo.o
+	if !o.clone || len(res.Extents) == 0 {
+		return nil, nil
+	}
+	want := map[meta.ChunkID]bool{}
+	for _, e := range res.Extents {
+		if !e.Chunk.IsZero() && e.Chunk.Volume != o.vol {
+			want[e.Chunk] = true
+		}
+	}
+	if len(want) == 0 {
+		return nil, nil
+	}
+	ids := slices.SortedFunc(maps.Keys(want), meta.ChunkID.Compare)
+	stale := false
+	places := res.Places
+	for _, id := range ids {
+		p, ok := fo.m[id]
+		switch {
+		case !ok || time.Since(p.at) > foreignFresh:
+			stale = true
+		case p.err != nil:
+			err = p.err
+		default:
+			places = append(places, p.ChunkPlace)
+		}
+	}
+	if !stale {
+		if err == nil {
+			res.Places = places
+		}
+		return nil, err
+	}
+	// All are asked for: places that are fresh now could be stale when the others come.
+	done := make(chan struct{})
+	o.wg.Go(func() {
+		defer close(done)
+		fo.learnPlaces(ids)
+	})
+	return done, nil
+}
+
+// learnPlaces asks the owners of chunks for the places, and records the answers together, so
+// that all of them are fresh at its end, however slow some owners are. ids is sorted.
+func (fo *foreign) learnPlaces(ids []meta.ChunkID) {
+	o := fo.o
+	ctx, cancel := context.WithTimeout(o.ctx, peerPatience)
+	defer cancel()
+	learnt := make([]foreignPlace, len(ids))
+	var wg sync.WaitGroup
+	for from := 0; from < len(ids); { // sorted by volume
+		to := from + 1
+		for to < len(ids) && ids[to].Volume == ids[from].Volume {
+			to++
+		}
+		some, into := ids[from:to], learnt[from:to]
+		wg.Go(func() {
+			places, err := o.srv.placesIn(ctx, some[0].Volume, some, false)
+			for i, id := range some {
+				p := &into[i]
+				if p.err = err; err != nil {
+					continue
+				}
+				if p.ChunkPlace = places[i]; len(p.Servers) == 0 && !p.Sealed { // sealed: accepted as lost
+					p.err = meta.E("find chunk", meta.NoSuchChunk, id.String(), fmt.Errorf("volume %d has no record of it", id.Volume))
+				}
+			}
+		})
+		from = to
+	}
+	wg.Wait()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if fo.m == nil || len(fo.m) > maxForeign {
+		fo.m = map[meta.ChunkID]foreignPlace{}
+	}
+	now := time.Now()
+	for i, id := range ids {
+		learnt[i].at = now
+		fo.m[id] = learnt[i]
+	}
+}
+
+// placesOf reads the records of this volume's chunks. With seal, it seals them first.
+func (fo *foreign) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) ([]meta.ChunkPlace, error) {
+	o := fo.o
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	if seal {
+		for _, id := range ids {
+			// A client writing to the chunk goes on in another.
+			if _, err := o.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
+				return nil, err
+			}
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil {
+		return nil, o.failed
+	}
+	places := make([]meta.ChunkPlace, len(ids))
+	for i, id := range ids {
+		places[i].ID = id
+		c, _, err := namespace.ReadChunk(&view{o: o}, id)
+		if errors.Is(err, meta.NoSuchChunk) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if c.State != meta.ChunkDeleting {
+			places[i] = meta.ChunkPlace{ID: id, Servers: c.Servers, Sealed: c.State != meta.ChunkOpen, Length: c.Length}
+		}
+	}
+	return places, nil
+}
+
+// serveForeignCap signs a capability to read a chunk of another volume, if the owner has seen
+// a file of this volume refer to the chunk. Errors: NoSuchChunk.
+func (fo *foreign) serveForeignCap(s *session, id uint64, chunk meta.ChunkID) {
+	o := fo.o
+	o.mu.Lock()
+	p, ok := fo.m[chunk]
+	o.mu.Unlock()
+	re := &wire.CapsRe{TTL: uint64(CapLife.Milliseconds())}
+	if !ok || p.err != nil {
+		re.Status = wire.StatusOf(meta.E("read capability", meta.NoSuchChunk, chunk.String(), errors.New("no file was seen to lie in it: open the file again")))
+	} else {
+		re.Cap = o.srv.sign(CapLife, capability.Claims{
+			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | o.srv.bulkRights(chunk.Volume)&o.srv.bulkRights(o.vol),
+			Client: s.holder(),
+		})
+	}
+	s.enqueue(id, re)
+	s.flush()
+}
