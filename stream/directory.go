@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
@@ -19,6 +20,9 @@ const (
 	logDir    = "log"
 	groupsDir = "groups"
 )
+
+// groupSuffix ends the name of the file with a group's offsets.
+const groupSuffix = ".offsets"
 
 // ownDirs are the directories of a stream: those above, and those of the published table.
 var ownDirs = []string{logDir, groupsDir, "data", "rejected", "_delta_log"}
@@ -190,6 +194,22 @@ func List(ctx context.Context, t *penstock.Tree) (paths []string, whole bool, er
 	}
 	slices.Sort(paths)
 	return paths, whole && len(level) == 0, nil
+}
+
+// Groups returns the names of the consumer groups that have committed offsets in a stream, in order.
+func Groups(ctx context.Context, t *penstock.Tree, p string) (names []string, err error) {
+	list, err := t.ReadDirAll(ctx, path.Join(p, groupsDir))
+	if err != nil && !errors.Is(err, meta.NotFound) {
+		return nil, err
+	}
+	for _, e := range list {
+		text, ok := strings.CutSuffix(e.Name, groupSuffix)
+		if name, whole := unescape(text); ok && whole {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
 }
 
 // Usage counts the files of a stream's partitions and their bytes.

@@ -158,6 +158,39 @@ func (h *Host) Run(ctx context.Context) {
 	}
 }
 
+// RetainIdle looks at the streams of the tree whose records are kept for a time, and removes the
+// old records of partitions that nobody leads; the leader of a partition removes old records
+// itself. Errors: those of List. What can't be done in a stream is logged.
+func (h *Host) RetainIdle(ctx context.Context) error {
+	paths, whole, err := List(ctx, h.tree)
+	if err != nil {
+		return err
+	}
+	if !whole {
+		h.log.Warn("not all streams were found: old records of the others are removed when the streams are used", "found", len(paths))
+	}
+	for _, p := range paths {
+		spec, err := Load(ctx, h.tree, p)
+		if err == nil && spec.Retention <= 0 {
+			continue
+		}
+		var s *Stream
+		if err == nil {
+			s, err = h.Stream(ctx, p)
+		}
+		if err == nil {
+			err = s.retainIdle(ctx)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil && !errors.Is(err, meta.NotFound) {
+			h.log.Warn("old records of an unused stream could not be removed; a gateway tries again", "stream", p, "error", err)
+		}
+	}
+	return nil
+}
+
 func (h *Host) streams() (all []*Stream) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

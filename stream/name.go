@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strconv"
 	"strings"
 
 	"penstock.io/penstock/meta"
@@ -29,6 +30,27 @@ func Escape(name string) string {
 		}
 	}
 	return b.String()
+}
+
+// unescape is the reverse of Escape; ok is false if no name has the escaped form.
+func unescape(text string) (name string, ok bool) {
+	var b []byte
+	for i := 0; i < len(text); i++ {
+		if text[i] != '.' {
+			b = append(b, text[i])
+			continue
+		}
+		if i+4 > len(text) {
+			return "", false
+		}
+		c, err := strconv.ParseUint(text[i+2:i+4], 16, 8)
+		if err != nil {
+			return "", false
+		}
+		b = append(b, byte(c))
+		i += 3
+	}
+	return string(b), Escape(string(b)) == text
 }
 
 // Topic returns the topic name of a path of the tree: a slash becomes a dot, the rest is

@@ -99,6 +99,20 @@ func TestSpec(t *testing.T) {
 	}
 }
 
+// TestUnescape: the name of a group comes back from the name of the group's file.
+func TestUnescape(t *testing.T) {
+	for _, name := range []string{"", "g", "a.b/c", "..", "é \x00\xff", "Group-1_x"} {
+		if got, ok := unescape(Escape(name)); !ok || got != name {
+			t.Errorf("DATA: %q is %q, %v", name, got, ok)
+		}
+	}
+	for _, text := range []string{".", "..", "..4", "..zz", "..41", "..2E", "a b"} {
+		if got, ok := unescape(text); ok {
+			t.Errorf("%q is %q", text, got)
+		}
+	}
+}
+
 func FuzzSpec(f *testing.F) {
 	f.Add((&Spec{Partitions: 4, Retention: time.Hour}).Encode())
 	f.Fuzz(func(t *testing.T, b []byte) {

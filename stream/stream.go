@@ -217,6 +217,60 @@ func (s *Stream) retain(ctx context.Context) {
 	}
 }
 
+// retainIdle removes old records of the partitions that no process leads.
+func (s *Stream) retainIdle(ctx context.Context) error {
+	var errs []error
+	for n := range int32(len(s.slots)) {
+		old, err := s.mayBeOld(ctx, n)
+		if err == nil && old {
+			err = s.retainAlone(ctx, n)
+		}
+		if err != nil && !errors.Is(err, meta.NotFound) && !errors.Is(err, meta.NotOwner) {
+			errs = append(errs, fmt.Errorf("partition %d: %w", n, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mayBeOld reports that a partition, which this process does not lead, has records, the first of
+// which may be older than the retention.
+func (s *Stream) mayBeOld(ctx context.Context, n int32) (bool, error) {
+	slot := &s.slots[n]
+	if !slot.mu.TryLock() {
+		return false, nil // in use
+	}
+	led := slot.log != nil
+	slot.mu.Unlock()
+	if led {
+		return false, nil
+	}
+	dir, err := s.partitionDir(ctx, n)
+	if err != nil {
+		return false, err
+	}
+	return partition.MayBeOld(ctx, &ledDir{volumeDir: dir}, time.Now().Add(-s.Spec.Retention))
+}
+
+// retainAlone leads a partition, removes its old records, and gives the partition up again,
+// unless another use of the partition began meanwhile.
+func (s *Stream) retainAlone(ctx context.Context, n int32) error {
+	l, err := s.Partition(ctx, n)
+	if err != nil {
+		return err
+	}
+	slot := &s.slots[n]
+	slot.mu.Lock()
+	used := slot.used
+	slot.mu.Unlock()
+	_, err = l.Retain(ctx)
+	slot.mu.Lock()
+	defer slot.mu.Unlock()
+	if slot.log == l && slot.used.Equal(used) && !l.Watched() {
+		err = errors.Join(err, slot.close(ctx))
+	}
+	return err
+}
+
 // leads reports that the process leads something in the stream, or is about to.
 func (s *Stream) leads() bool {
 	for i := range s.slots {
@@ -286,9 +340,6 @@ func (s *Stream) close() error {
 	}
 	return errors.Join(errs...)
 }
-
-// groupSuffix ends the name of the file with a group's offsets.
-const groupSuffix = ".offsets"
 
 // Offsets returns the offsets of a consumer group in the stream, whose file this process leads
 // then. Where nobody can lead the file, the offsets are those of the moment, unless make is true.

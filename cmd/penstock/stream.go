@@ -24,13 +24,13 @@ const defaultIngest = "127.0.0.1:9094"
 func newStream() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stream",
-		Short: "Make, list, show and delete streams, append and read records",
+		Short: "Make, list, show and delete streams, append and read records, show consumer groups",
 		Long: `A stream is a directory of the tree, to which any Kafka client appends records and
 from which any Kafka client reads them; the records lie in ordinary files below it.
 The topic of /volume/clicks is named volume.clicks. The gateway serves streams:
 'penstock up' has one.`,
 	}
-	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamPassword())
+	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamGroups(), newStreamPassword())
 	return cmd
 }
 

@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -44,6 +45,26 @@ func (l *Log) Retain(ctx context.Context) (removed int, err error) {
 		}
 		removed++
 	}
+}
+
+// MayBeOld reports that a partition has records, and that its first segment was begun before a
+// time: so the records of the segment may be from before the time.
+func MayBeOld(ctx context.Context, dir Dir, before time.Time) (bool, error) {
+	files, err := dir.List(ctx)
+	if err != nil {
+		return false, err
+	}
+	size, first := int64(0), time.Time{}
+	for _, f := range files {
+		if _, ok := firstOf(f.Name); !ok {
+			continue
+		}
+		size += f.Size
+		if first.IsZero() || f.Created.Before(first) {
+			first = f.Created
+		}
+	}
+	return size > 0 && first.Before(before), nil
 }
 
 // old reports that all records of a segment are older than the retention.

@@ -5,6 +5,7 @@ package streams
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -344,6 +345,16 @@ func TestGroup(t *testing.T) {
 	produce(60, 80)
 	c := member("c")
 	take(c, 20)
+	p.ProduceSync(t.Context(), &kgo.Record{Topic: "v.t", Partition: 1, Value: []byte("lag")})
+	out := m.Must("stream", "groups", "/v/t", "--kafka", m.kafka, "--output", "json")
+	var groups []struct {
+		Group, State string
+		Members      int
+		Partitions   []struct{ Partition, Committed, End, Lag int64 }
+	}
+	if err := json.Unmarshal(out, &groups); err != nil || fmt.Sprint(groups) != "[{g Stable 1 [{0 20 20 0} {1 20 21 1} {2 20 20 0} {3 20 20 0}]}]" {
+		t.Errorf("DATA: the groups are %s, %v", out, err)
+	}
 	for i := range 80 {
 		if n := seen[strconv.Itoa(i)]; n != 1 {
 			t.Errorf("DATA: record %d came %d times", i, n)

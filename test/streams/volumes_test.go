@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,8 +15,12 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/log"
+	"penstock.io/penstock/stream/partition"
 )
 
 // ends asks for the end offsets of the first partitions of a topic.
@@ -101,6 +106,7 @@ func TestVolumes(t *testing.T) {
 	t.Run("clone", m.testClone)
 	t.Run("mirror", m.testMirror)
 	t.Run("quota", m.testQuota)
+	t.Run("retention", m.testRetention)
 	t.Run("checks", m.testChecks)
 }
 
@@ -303,6 +309,73 @@ func (m *machine) produceOnce(c *kgo.Client, topic string, value []byte) (code i
 	}
 	tp := p.Topics[0].Partitions[0]
 	return tp.ErrorCode, tp.BaseOffset
+}
+
+// testRetention: a gateway removes old records of a partition that nobody leads or uses, and leads
+// the partition no longer than that.
+func (m *machine) testRetention(t *testing.T) {
+	m.Must("stream", "create", "/v/old", "--retention", "1s", "--no-table")
+	c, err := penstock.Dial(t.Context(), penstock.Config{Meta: []string{m.Addr}, Name: "test", Streams: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	root, err := c.VolumeByID(t.Context(), meta.RootVolume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := func(work func(h *stream.Host)) {
+		t.Helper()
+		h := stream.NewHost(c, root, slog.New(slog.DiscardHandler))
+		work(h)
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	open := func(h *stream.Host) *partition.Log {
+		t.Helper()
+		s, err := h.Stream(t.Context(), "/v/old")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := s.Partition(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	host(func(h *stream.Host) {
+		b := log.Batch{BaseTime: 1000, MaxTime: 1000, Producer: log.NoProducer, Epoch: -1, Sequence: -1, Records: 1, LeaderEpoch: -1}
+		a, err := open(h).Append(b.Encode(log.AppendRecord(nil, 0, 0, nil, []byte("old"), nil)))
+		if err == nil {
+			err = a.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	m.Until("the records are old and removed", func() error {
+		host(func(h *stream.Host) {
+			if err := h.RetainIdle(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !h.CloseIdle() {
+				h.Idle = 0
+				if !h.CloseIdle() {
+					t.Error("the host leads a partition that nobody uses")
+				}
+			}
+		})
+		if _, size, err := stream.Usage(t.Context(), root.Tree(), "/v/old"); err != nil || size > 0 {
+			return fmt.Errorf("%d bytes, %v", size, err)
+		}
+		return nil
+	})
+	host(func(h *stream.Host) {
+		if start, high := open(h).Bounds(); start != 1 || high != 1 {
+			t.Errorf("DATA: the log is from %d to %d", start, high)
+		}
+	})
 }
 
 // testChecks: fsck finds volumes with streams clean, and a snapshot has its digest.

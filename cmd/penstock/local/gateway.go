@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -98,6 +99,7 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	g := &Gateway{cfg: cfg}
 	g.ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
 	g.wg.Go(g.disconnectIdle)
+	g.wg.Go(g.retainIdle)
 	if kl != nil {
 		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Node: cfg.Node, Cluster: cfg.Cluster, Users: users, Logger: cfg.Logger})
 		g.serve("kafka", g.kafka.Serve, kl)
@@ -204,6 +206,30 @@ func (g *Gateway) disconnectIdle() {
 			}
 		}
 		g.mu.Unlock()
+	}
+}
+
+// retainIdleEvery is how often a gateway looks for old records of partitions that nobody leads.
+const retainIdleEvery = time.Hour
+
+// retainIdle removes old records of partitions that nobody leads, until the gateway stops. The
+// first look is at a random time, so that gateways take turns.
+func (g *Gateway) retainIdle() {
+	wait := rand.N(retainIdleEvery)
+	for {
+		select {
+		case <-time.After(wait):
+		case <-g.ctx.Done():
+			return
+		}
+		wait = retainIdleEvery
+		h, err := g.connect(g.ctx)
+		if err == nil {
+			err = h.RetainIdle(g.ctx)
+		}
+		if err != nil && g.ctx.Err() == nil {
+			g.cfg.Logger.Warn("old records of unused streams could not be removed; the gateway tries again", "again in", wait, "error", err)
+		}
 	}
 }
 
