@@ -79,7 +79,7 @@ func (b *bulk) append(ctx context.Context, p []byte, off uint64) error {
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			v.breakChunk(c, err)
+			v.chunks.breakChunk(c, err)
 		}
 		return err
 	}
@@ -105,9 +105,9 @@ func (b *bulk) room(ctx context.Context, n uint64) (*chunk, error) {
 		if c.w.Len()+n <= c.max && !c.doubtful() {
 			return c, nil
 		}
-		b.v.retire(c)
+		b.v.chunks.retire(c)
 	}
-	c, err := b.v.newOwn(ctx)
+	c, err := b.v.chunks.newOwn(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (b *bulk) commit(ctx context.Context) error {
 	// Full chunks are sealed now: an open chunk is not repaired.
 	last := len(b.chunks) - 1
 	for _, c := range b.chunks[:last] {
-		v.dropBlob(c)
+		v.chunks.dropBlob(c)
 	}
 	b.chunks = b.chunks[last:]
 	return nil
@@ -157,8 +157,8 @@ func (b *bulk) commit(ctx context.Context) error {
 // end lets go of the chunks, which are sealed then.
 func (b *bulk) end() {
 	for _, c := range b.chunks {
-		b.v.retire(c)
-		b.v.dropBlob(c)
+		b.v.chunks.retire(c)
+		b.v.chunks.dropBlob(c)
 	}
 	b.in.put()
 }

@@ -44,6 +44,14 @@ type chunk struct {
 	idle    *time.Timer // runs while everything appended is committed
 }
 
+// openChunks are the chunks to which a volume's writers append, and the known places of chunks.
+type openChunks struct {
+	v *Volume
+
+	mu     sync.Mutex
+	places map[meta.ChunkID]*chunkRef
+}
+
 // packer hands out chunks from grants that it requests ahead.
 type packer struct {
 	alloc sync.Mutex // held during requests for grants; never taken under another lock
@@ -60,7 +68,8 @@ type grant struct {
 	asked time.Time
 }
 
-func (v *Volume) newChunk(g grant, own bool) *chunk {
+func (oc *openChunks) newChunk(g grant, own bool) *chunk {
+	v := oc.v
 	limit := g.MaxLen
 	if limit == 0 {
 		limit = v.maxChunk()
@@ -76,8 +85,9 @@ func (v *Volume) newChunk(g grant, own bool) *chunk {
 }
 
 // alloc asks the owner for grants; k.alloc is held.
-func (v *Volume) alloc(ctx context.Context, n int, own bool) ([]grant, error) {
-	v.tellSuspects()
+func (oc *openChunks) alloc(ctx context.Context, n int, own bool) ([]grant, error) {
+	v := oc.v
+	oc.tellSuspects()
 	asked := time.Now()
 	gs, err := v.c.sess.AllocChunks(ctx, v.id, n, own)
 	if err == nil && len(gs) == 0 {
@@ -92,7 +102,8 @@ func (v *Volume) alloc(ctx context.Context, n int, own bool) ([]grant, error) {
 }
 
 // grant returns a chunk grant, a spare one if there is any.
-func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
+func (oc *openChunks) grant(ctx context.Context, own bool) (grant, error) {
+	v := oc.v
 	k := &v.pack
 	i := 0
 	if own {
@@ -106,7 +117,7 @@ func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 			if !v.c.suspects.since(g.Servers, g.asked) {
 				return g, true
 			}
-			v.giveBack(g)
+			oc.giveBack(g)
 		}
 		return grant{}, false
 	}
@@ -117,7 +128,7 @@ func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 		if g, ok = pop(); ok {
 			return g, nil
 		}
-		gs, err := v.alloc(ctx, 2, own)
+		gs, err := oc.alloc(ctx, 2, own)
 		if err != nil {
 			return grant{}, err
 		}
@@ -138,7 +149,7 @@ func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 		if have > 0 {
 			return
 		}
-		if gs, err := v.alloc(v.c.ctx, 1, own); err == nil {
+		if gs, err := oc.alloc(v.c.ctx, 1, own); err == nil {
 			k.mu.Lock()
 			k.spare[i] = append(k.spare[i], gs...)
 			k.mu.Unlock()
@@ -148,25 +159,26 @@ func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 }
 
 // giveBack ends an unwritten chunk.
-func (v *Volume) giveBack(g grant) {
-	v.endLater(g.ID, func(ctx context.Context) error {
+func (oc *openChunks) giveBack(g grant) {
+	v := oc.v
+	oc.endLater(g.ID, func(ctx context.Context) error {
 		v.c.stats.rpcs.Add(1)
 		_, err := v.c.sess.EndChunk(ctx, v.id, g.ID, 0)
 		return err
 	})
 }
 
-func (v *Volume) newOwn(ctx context.Context) (*chunk, error) {
-	g, err := v.grant(ctx, true)
+func (oc *openChunks) newOwn(ctx context.Context) (*chunk, error) {
+	g, err := oc.grant(ctx, true)
 	if err != nil {
 		return nil, err
 	}
-	return v.newChunk(g, true), nil
+	return oc.newChunk(g, true), nil
 }
 
 // packed returns the packed chunk, with room for n more bytes.
-func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
-	k := &v.pack
+func (oc *openChunks) packed(ctx context.Context, n int) (*chunk, error) {
+	k := &oc.v.pack
 	for {
 		k.mu.Lock()
 		c := k.cur
@@ -177,13 +189,13 @@ func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
 		k.cur = nil
 		k.mu.Unlock()
 		if c != nil {
-			v.retire(c)
+			oc.retire(c)
 		}
-		g, err := v.grant(ctx, false)
+		g, err := oc.grant(ctx, false)
 		if err != nil {
 			return nil, err
 		}
-		c = v.newChunk(g, false)
+		c = oc.newChunk(g, false)
 		if c.max < uint64(n) {
 			return nil, meta.E("append", meta.FileTooBig, c.id.String(), nil)
 		}
@@ -205,26 +217,26 @@ func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
 const chunkTries = 3
 
 // appendPacked appends p to the packed chunk or, after a failure, to a fresh chunk.
-func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, error) {
+func (oc *openChunks) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, error) {
 	for try := 0; ; try++ {
-		c, err := v.packed(ctx, len(p))
+		c, err := oc.packed(ctx, len(p))
 		if err != nil {
 			return nil, 0, err
 		}
 		off, err := c.w.Append(ctx, p)
 		if err == nil {
-			v.c.stats.appended.Add(uint64(len(p)))
+			oc.v.c.stats.appended.Add(uint64(len(p)))
 			return c, off, nil
 		}
 		if ctx.Err() != nil {
 			return nil, 0, err
 		}
 		if errors.Is(err, meta.FileTooBig) { // another append took the room
-			v.unpack(c)
-			v.retire(c)
+			oc.unpack(c)
+			oc.retire(c)
 		} else {
-			v.unpack(c)
-			v.breakChunk(c, err)
+			oc.unpack(c)
+			oc.breakChunk(c, err)
 		}
 		if try >= chunkTries {
 			return nil, 0, errors.Join(errAgain, err)
@@ -232,7 +244,8 @@ func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, er
 	}
 }
 
-func (v *Volume) unpack(c *chunk) {
+func (oc *openChunks) unpack(c *chunk) {
+	v := oc.v
 	v.pack.mu.Lock()
 	if v.pack.cur == c {
 		v.pack.cur = nil
@@ -258,49 +271,49 @@ func (c *chunk) holdBlob() {
 	c.mu.Unlock()
 }
 
-func (v *Volume) dropBlob(c *chunk) {
+func (oc *openChunks) dropBlob(c *chunk) {
 	c.mu.Lock()
 	c.blobs--
 	seal := c.blobs == 0 && c.retired
 	if c.blobs == 0 && !c.retired && !c.own && c.w.Len() >= idleMin {
 		if c.idle == nil {
-			c.idle = time.AfterFunc(idleAfter, func() { v.retireIdle(c) })
+			c.idle = time.AfterFunc(idleAfter, func() { oc.retireIdle(c) })
 		} else {
 			c.idle.Reset(idleAfter)
 		}
 	}
 	c.mu.Unlock()
 	if seal {
-		v.sealLater(c)
+		oc.sealLater(c)
 	}
 }
 
 // retireIdle finishes the packed chunk if no appends are under way.
-func (v *Volume) retireIdle(c *chunk) {
+func (oc *openChunks) retireIdle(c *chunk) {
 	c.mu.Lock()
 	busy := c.blobs > 0 || c.retired
 	c.mu.Unlock()
-	if !busy && v.c.ctx.Err() == nil {
-		v.unpack(c)
-		v.retire(c)
+	if !busy && oc.v.c.ctx.Err() == nil {
+		oc.unpack(c)
+		oc.retire(c)
 	}
 }
 
 // retire ends the appending to a chunk. The chunk is sealed when all its bytes are committed
 // or given up.
-func (v *Volume) retire(c *chunk) {
+func (oc *openChunks) retire(c *chunk) {
 	c.mu.Lock()
 	c.retired = true
 	seal := c.blobs == 0
 	c.mu.Unlock()
 	if seal {
-		v.sealLater(c)
+		oc.sealLater(c)
 	}
 }
 
 // breakChunk notes that a chunk failed. The client appends the chunk's unsynced bytes to
 // another chunk, and the owner seals the failed one.
-func (v *Volume) breakChunk(c *chunk, err error) {
+func (oc *openChunks) breakChunk(c *chunk, err error) {
 	c.mu.Lock()
 	first := !c.broken
 	c.broken, c.retired = true, true
@@ -309,29 +322,29 @@ func (v *Volume) breakChunk(c *chunk, err error) {
 	seal := first && c.blobs == 0
 	c.mu.Unlock()
 	if first {
-		v.unpack(c)
+		oc.unpack(c)
 		failed := c.w.Failed()
-		v.c.suspects.add(failed)
-		v.c.log.Warn("appends to a chunk failed: the client goes on in a new chunk", "chunk", c.id, "servers", failed, "err", err)
+		oc.v.c.suspects.add(failed)
+		oc.v.c.log.Warn("appends to a chunk failed: the client goes on in a new chunk", "chunk", c.id, "servers", failed, "err", err)
 	}
 	if seal {
-		v.sealLater(c)
+		oc.sealLater(c)
 	}
 }
 
 // endOwnLocked ends a file's own chunk after a flush if no opener writes the file any more.
 // The last release may have come before the flush made the chunk, and after the removal of a
 // file no later call would end the chunk.
-func (v *Volume) endOwnLocked(f *file) {
+func (oc *openChunks) endOwnLocked(f *file) {
 	if own := f.own; own != nil && f.writers == 0 && f.uncommitted == 0 && !f.ended && !f.sealWant {
 		f.own = nil
-		v.retire(own)
+		oc.retire(own)
 	}
 }
 
 // sealLater seals in the background.
-func (v *Volume) sealLater(c *chunk) {
-	v.endLater(c.id, func(ctx context.Context) error { return v.seal(ctx, c) })
+func (oc *openChunks) sealLater(c *chunk) {
+	oc.endLater(c.id, func(ctx context.Context) error { return oc.seal(ctx, c) })
 }
 
 // Bounds of the pause before a failed seal is tried again.
@@ -343,7 +356,8 @@ const (
 // endLater ends a chunk in the background, and tries again while the chunk's servers are
 // unreachable: otherwise the chunk would stay open until the session ends, and an open chunk
 // is never repaired, compacted or deleted.
-func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
+func (oc *openChunks) endLater(id meta.ChunkID, end func(context.Context) error) {
+	v := oc.v
 	epoch := v.epoch.Load()
 	v.c.spawn(func() {
 		ctx := v.c.ctx
@@ -374,7 +388,8 @@ func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
 }
 
 // seal has the owner end the chunk for ever.
-func (v *Volume) seal(ctx context.Context, c *chunk) error {
+func (oc *openChunks) seal(ctx context.Context, c *chunk) error {
+	v := oc.v
 	c.sealing.Lock()
 	defer c.sealing.Unlock()
 	if c.sealed {
@@ -408,7 +423,7 @@ func (c *chunk) sync(ctx context.Context) error {
 	n := c.w.Len()
 	if err := c.w.Sync(ctx); err != nil {
 		if ctx.Err() == nil {
-			c.v.breakChunk(c, err)
+			c.v.chunks.breakChunk(c, err)
 		}
 		return err
 	}
@@ -485,7 +500,8 @@ func (u *suspects) recent() map[meta.ServerID]time.Time {
 }
 
 // tellSuspects reports new suspects to the volume's owner.
-func (v *Volume) tellSuspects() {
+func (oc *openChunks) tellSuspects() {
+	v := oc.v
 	recent := v.c.suspects.recent()
 	if len(recent) == 0 {
 		return
@@ -513,15 +529,15 @@ const maxPlaces = 200_000
 // refOf gives the shared reference to a chunk, with a newer place.
 func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
 	v = v.home()
-	v.placeMu.Lock()
-	defer v.placeMu.Unlock()
-	r := v.places[pl.ID]
+	v.chunks.mu.Lock()
+	defer v.chunks.mu.Unlock()
+	r := v.chunks.places[pl.ID]
 	if r == nil {
-		if len(v.places) >= maxPlaces {
-			clear(v.places) // maps in use keep theirs
+		if len(v.chunks.places) >= maxPlaces {
+			clear(v.chunks.places) // maps in use keep theirs
 		}
 		r = &chunkRef{}
-		v.places[pl.ID] = r
+		v.chunks.places[pl.ID] = r
 	}
 	if old := r.place.Load(); old == nil || !(old.Sealed && !pl.Sealed) {
 		r.place.Store(&pl)
@@ -556,13 +572,13 @@ func (v *Volume) committed(e meta.Extent) segment {
 		return s
 	}
 	v = v.home()
-	v.placeMu.Lock()
-	s.ref = v.places[e.Chunk]
+	v.chunks.mu.Lock()
+	s.ref = v.chunks.places[e.Chunk]
 	if s.ref == nil { // the owner sent no place: the read asks again
 		s.ref = &chunkRef{}
 		s.ref.place.Store(&meta.ChunkPlace{ID: e.Chunk})
-		v.places[e.Chunk] = s.ref
+		v.chunks.places[e.Chunk] = s.ref
 	}
-	v.placeMu.Unlock()
+	v.chunks.mu.Unlock()
 	return s
 }

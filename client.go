@@ -296,11 +296,10 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 	if fresh {
 		v = &Volume{
 			c: c, id: i.ID, name: i.Name,
-			names:  newNames(),
-			places: make(map[meta.ChunkID]*chunkRef),
-			dirty:  make(map[*inode]struct{}),
-			kicked: make(chan struct{}, 1),
+			names: newNames(),
 		}
+		v.lodge()
+		v.chunks.places = make(map[meta.ChunkID]*chunkRef)
 		v.locks.keep, v.locks.volume = c.cfg.Keep, i.ID
 		c.cfg.Keep.Note(keep.Record{Kind: keep.Volume, N: [6]uint64{uint64(i.ID), c.expired[i.ID]}})
 		v.epoch.Store(1 + c.expired[i.ID])
@@ -332,7 +331,7 @@ func (c *Client) Close(ctx context.Context) error {
 	c.mu.Unlock()
 	var errs []error
 	for _, v := range c.openVolumes() {
-		if err := v.flushAll(ctx, flushClose); err != nil {
+		if err := v.back.flushAll(ctx, flushClose); err != nil {
 			errs = append(errs, err)
 		}
 		if err := v.closeEnds(ctx); err != nil {
@@ -364,7 +363,7 @@ func (v *Volume) closeEnds(ctx context.Context) error {
 		open := in.file != nil && (in.file.ended || in.file.own != nil)
 		in.mu.Unlock()
 		if open {
-			if err := v.flushOne(ctx, in, flushClose); err != nil && first == nil {
+			if err := v.back.flushOne(ctx, in, flushClose); err != nil && first == nil {
 				first = err
 			}
 		}
@@ -382,7 +381,7 @@ func (v *Volume) retireAll(ctx context.Context) {
 	if cur == nil {
 		return
 	}
-	if err := v.seal(ctx, cur); err != nil {
+	if err := v.chunks.seal(ctx, cur); err != nil {
 		v.c.log.Warn("a chunk could not be sealed: the end of the session will seal it", "chunk", cur.id, "err", err)
 	}
 }

@@ -561,7 +561,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	if lastWriter && v.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
 		f.sealWant, f.metaDirty = true, true
 		settle = settle || f.own != nil
-		v.listDirtyLocked(in)
+		v.back.listDirtyLocked(in)
 	}
 	if !dead {
 		v.closedLocked(in)
@@ -569,7 +569,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	in.mu.Unlock()
 	switch {
 	case last && dead:
-		v.bury(in)
+		v.back.bury(in)
 		return
 	}
 	if settle {
@@ -599,7 +599,7 @@ func (in *inode) releaseLocked(f *file, h Handle) (last bool) {
 
 // settle commits a file without writers and seals its own chunk.
 func (v *Volume) settle(in *inode) {
-	if err := v.flushOne(v.c.ctx, in, flushClose); err != nil {
+	if err := v.back.flushOne(v.c.ctx, in, flushClose); err != nil {
 		v.c.log.Warn("write back failed, will be tried again", "inode", v.subject(in.ino), "err", err)
 		in.mu.Lock()
 		if in.file != nil {
@@ -617,7 +617,7 @@ func (v *Volume) sealNow(ctx context.Context, in *inode) error {
 	if !want {
 		return nil
 	}
-	return v.flushOne(ctx, in, flushClose)
+	return v.back.flushOne(ctx, in, flushClose)
 }
 
 // Backing returns a descriptor for passthrough: a regular file of the local file system with

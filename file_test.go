@@ -217,7 +217,7 @@ func TestRandomAgainstModel(t *testing.T) {
 				if used := v.c.buf.inUse(); used != 0 {
 					t.Errorf("client %d leaks %d bytes of write buffer", i, used)
 				}
-				if d := v.dirtyBytes.Load(); d != 0 {
+				if d := v.back.dirtyBytes.Load(); d != 0 {
 					t.Errorf("client %d counts %d dirty bytes at its end", i, d)
 				}
 			}

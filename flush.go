@@ -75,12 +75,12 @@ type work struct {
 
 // capture freezes the bytes of a file that are to be flushed. The caller holds the inode's mu
 // and both turns (turnPush and turnCommit).
-func (v *Volume) capture(w *work) {
+func (wb *writeBack) capture(w *work) {
 	in, f := w.in, w.in.fileLocked()
 	w.f, w.segs, w.blobs, w.data = f, nil, nil, nil
 	w.inline, w.fast, w.open, w.close, w.seal, w.idle, w.own = false, false, false, false, false, false, nil
 	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, f.epoch
-	w.admitted = v.meter.has(&f.promised)
+	w.admitted = wb.v.meter.has(&f.promised)
 	w.seal = f.sealWant
 	if f.uncommitted == 0 && !f.metaDirty && !w.seal && !(f.ended && w.mode == flushClose) {
 		w.idle = true
@@ -128,8 +128,8 @@ func (v *Volume) capture(w *work) {
 		if b.clean && !w.inline { // the blob goes to a chunk with the other blobs
 			b.clean = false
 			n := int64(len(b.data))
-			v.c.buf.force(n)
-			v.dirtyBytes.Add(n)
+			wb.v.c.buf.force(n)
+			wb.dirtyBytes.Add(n)
 			f.uncommitted += n
 			f.unpushed += n
 		}
@@ -201,16 +201,16 @@ func (w *work) tailFrom(f *file) uint64 {
 }
 
 // release ends a capture: the blobs that are not committed can be captured again.
-func (v *Volume) release(w *work) {
+func (wb *writeBack) release(w *work) {
 	for _, b := range w.blobs {
 		b.busy--
-		v.settleBlob(b)
+		wb.v.settleBlob(b)
 	}
 	w.blobs, w.segs = nil, nil
 }
 
 // placed notes where a blob was appended.
-func (v *Volume) placed(in *inode, b *blob, c *chunk, off uint64) {
+func (wb *writeBack) placed(in *inode, b *blob, c *chunk, off uint64) {
 	c.holdBlob()
 	in.mu.Lock()
 	b.cw, b.off, b.synced = c, off, false
@@ -221,7 +221,8 @@ func (v *Volume) placed(in *inode, b *blob, c *chunk, off uint64) {
 }
 
 // push appends the captured blobs that are in no chunk yet. The caller holds the push turn.
-func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
+func (wb *writeBack) push(ctx context.Context, w *work, g *gather) error {
+	v := wb.v
 	if w.inline || w.idle {
 		return nil
 	}
@@ -241,11 +242,11 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 		}
 		whole := s.pos == 0 && s.n == uint64(len(b.data))
 		if own != nil && (w.close && f.ended || own.doubtful() || own.w.Len()+s.n > own.max) && !(w.fast) {
-			v.dropOwn(in, f, own)
+			wb.dropOwn(in, f, own)
 			own = nil
 		}
-		if own == nil && whole && !(w.close && f.ended) && (w.open || w.runFrom(i) >= ownChunkFrom && v.atEnd(in, f, s.off)) && f.own == nil {
-			c, err := v.newOwn(ctx)
+		if own == nil && whole && !(w.close && f.ended) && (w.open || w.runFrom(i) >= ownChunkFrom && wb.atEnd(in, f, s.off)) && f.own == nil {
+			c, err := v.chunks.newOwn(ctx)
 			if err != nil {
 				return err
 			}
@@ -255,7 +256,7 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 			}
 			in.mu.Unlock()
 			if err != nil {
-				v.retire(c)
+				v.chunks.retire(c)
 				return err
 			}
 			own, base = c, s.off
@@ -264,16 +265,16 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 			off, err := own.w.Append(ctx, b.data)
 			if err == nil {
 				v.c.stats.appended.Add(uint64(len(b.data)))
-				v.placed(in, b, own, off)
+				wb.placed(in, b, own, off)
 				continue
 			}
 			if ctx.Err() != nil {
 				return err
 			}
 			if !errors.Is(err, meta.FileTooBig) {
-				v.breakChunk(own, err)
+				v.chunks.breakChunk(own, err)
 			}
-			v.dropOwn(in, f, own)
+			wb.dropOwn(in, f, own)
 			if w.fast || w.open {
 				return errors.Join(errAgain, err)
 			}
@@ -287,17 +288,17 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 			}
 			continue
 		}
-		c, off, err := v.appendPacked(ctx, b.data)
+		c, off, err := v.chunks.appendPacked(ctx, b.data)
 		if err != nil {
 			return err
 		}
-		v.placed(in, b, c, off)
+		wb.placed(in, b, c, off)
 	}
 	return nil
 }
 
 // dropOwn forgets a file's own chunk, unless the journal has an open end in the chunk.
-func (v *Volume) dropOwn(in *inode, f *file, own *chunk) {
+func (wb *writeBack) dropOwn(in *inode, f *file, own *chunk) {
 	in.mu.Lock()
 	drop := f.own == own && !f.ended
 	if drop {
@@ -305,7 +306,7 @@ func (v *Volume) dropOwn(in *inode, f *file, own *chunk) {
 	}
 	in.mu.Unlock()
 	if drop {
-		v.retire(own)
+		wb.v.chunks.retire(own)
 	}
 }
 
@@ -324,7 +325,7 @@ func (w *work) runFrom(i int) (n uint64) {
 
 // atEnd reports that nothing is committed at or after off: bytes appended at off become the
 // end of the file.
-func (v *Volume) atEnd(in *inode, f *file, off uint64) bool {
+func (wb *writeBack) atEnd(in *inode, f *file, off uint64) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	free := true
@@ -338,12 +339,12 @@ func (v *Volume) atEnd(in *inode, f *file, off uint64) bool {
 // flushGroup flushes files, and sets the error of each file. The caller holds the commit turn
 // and the push turn of each file; with leavePush, flushGroup leaves the push turns after the
 // appends.
-func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
+func (wb *writeBack) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	for _, w := range ws {
 		w.pushTurn = true
 	}
-	v.pushGroup(ctx, ws, leavePush)
-	v.commitGroup(ctx, ws)
+	wb.pushGroup(ctx, ws, leavePush)
+	wb.commitGroup(ctx, ws)
 	for begun, pause := time.Now(), time.Duration(0); pause == 0 || time.Since(begun) < flushFor && !recalled(ws); pause = min(2*pause+10*time.Millisecond, time.Second) {
 		var again []*work
 		for _, w := range ws {
@@ -378,16 +379,16 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 				w.in.mu.Unlock()
 			}
 		}
-		v.pushGroup(ctx, again, leavePush)
-		v.commitGroup(ctx, again)
+		wb.pushGroup(ctx, again, leavePush)
+		wb.commitGroup(ctx, again)
 	}
 }
 
 // errAgain reports a failed chunk: the chunk's bytes must be appended again.
 var errAgain = errors.New("a chunk failed")
 
-func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
-	g := gather{v: v}
+func (wb *writeBack) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
+	g := gather{v: wb.v}
 	defer g.close()
 	for _, w := range ws {
 		if w.err != nil {
@@ -403,9 +404,9 @@ func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
 			}
 			w.pushTurn = true
 		}
-		v.capture(w)
+		wb.capture(w)
 		w.in.mu.Unlock()
-		if err := v.push(ctx, w, &g); err != nil {
+		if err := wb.push(ctx, w, &g); err != nil {
 			w.err = errors.Join(w.err, pushAgain(ctx, err))
 		}
 		if n := len(g.list); w.err == nil && leavePush && (n == 0 || g.list[n-1].w != w) {
@@ -416,7 +417,7 @@ func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	for _, w := range ws {
 		w.in.mu.Lock()
 		if w.err != nil {
-			v.release(w)
+			wb.release(w)
 		}
 		w.in.mu.Unlock()
 		if leavePush && w.pushTurn {
@@ -446,15 +447,15 @@ func pushAgain(ctx context.Context, err error) error {
 }
 
 // commitGroup syncs the chunks, commits and finishes.
-func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
-	v.syncGroup(ctx, ws)
+func (wb *writeBack) commitGroup(ctx context.Context, ws []*work) {
+	wb.syncGroup(ctx, ws)
 	var ops []batchOp
 	var of []*work
 	var epoch uint64 // epoch of all operations in ops
 	inline := 0
 	send := func() {
 		if len(ops) > 0 {
-			v.sendCommits(ctx, epoch, ops, of)
+			wb.sendCommits(ctx, epoch, ops, of)
 		}
 		ops, of, inline = ops[:0], of[:0], 0
 	}
@@ -464,7 +465,7 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 		}
 		if w.fast {
 			w.in.mu.Lock()
-			v.finish(w, nil, stamp{})
+			wb.finish(w, nil, stamp{})
 			w.in.mu.Unlock()
 			continue
 		}
@@ -476,8 +477,8 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 		if w.seal {
 			w.own = w.f.own
 		}
-		list := v.commitOps(w)
-		v.meter.move(&w.f.promised, &w.promised, w.admitted)
+		list := wb.commitOps(w)
+		wb.v.meter.move(&w.f.promised, &w.promised, w.admitted)
 		w.in.mu.Unlock()
 		w.ops = len(list)
 		if epoch != w.epoch {
@@ -498,16 +499,16 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 	send()
 	for _, w := range ws {
 		if w.own != nil && w.err == nil {
-			w.err = v.sealFile(ctx, w)
+			w.err = wb.sealFile(ctx, w)
 		}
 		w.in.mu.Lock()
-		v.release(w) // finish has released finished works
+		wb.release(w) // finish has released finished works
 		w.in.mu.Unlock()
 	}
 }
 
 // syncGroup syncs every chunk with blobs of the works once.
-func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
+func (wb *writeBack) syncGroup(ctx context.Context, ws []*work) {
 	var chunks []*chunk
 	errs := make(map[*chunk]error)
 	for _, w := range ws {
@@ -558,7 +559,7 @@ func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 				if b.cw.isBroken() {
 					// The chunk failed before any sync: the bytes go to another chunk.
 					c := b.cw
-					v.dropBlob(c)
+					wb.v.chunks.dropBlob(c)
 					b.cw = nil
 					if b.refs > 0 {
 						w.f.unpushed += int64(len(b.data))
@@ -577,7 +578,7 @@ func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 
 // unplace forgets the chunks of a file's captured bytes, because the owner ended these chunks;
 // the bytes go to other chunks.
-func (v *Volume) unplace(w *work, err error) {
+func (wb *writeBack) unplace(w *work, err error) {
 	var chunks []*chunk
 	w.in.mu.Lock()
 	for _, b := range w.blobs {
@@ -585,7 +586,7 @@ func (v *Volume) unplace(w *work, err error) {
 			continue
 		}
 		chunks = append(chunks, b.cw)
-		v.dropBlob(b.cw)
+		wb.v.chunks.dropBlob(b.cw)
 		if w.f.own == b.cw && !w.f.ended {
 			w.f.own = nil
 		}
@@ -596,12 +597,12 @@ func (v *Volume) unplace(w *work, err error) {
 	}
 	w.in.mu.Unlock()
 	for _, c := range chunks {
-		v.breakChunk(c, err)
+		wb.v.chunks.breakChunk(c, err)
 	}
 }
 
 // commitOps makes the operations that commit a file. The caller holds mu.
-func (v *Volume) commitOps(w *work) []meta.Op {
+func (wb *writeBack) commitOps(w *work) []meta.Op {
 	f := w.f
 	base := meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Synced: true, Seal: w.seal && w.own == nil, CloseEnded: w.close}
 	if w.inline {
@@ -674,8 +675,9 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 // sealFile seals a seal-on-close file that has a chunk of its own: after the commit of all
 // bytes, first the chunk, then the file. So every reader of a sealed file can pass the chunk to
 // the kernel.
-func (v *Volume) sealFile(ctx context.Context, w *work) error {
-	if err := v.seal(ctx, w.own); err != nil {
+func (wb *writeBack) sealFile(ctx context.Context, w *work) error {
+	v := wb.v
+	if err := v.chunks.seal(ctx, w.own); err != nil {
 		return err
 	}
 	res, errs, stamp, err := v.doBatch(ctx, w.epoch, []batchOp{{Op: &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}}})
@@ -694,14 +696,15 @@ func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	w.f.sealWant = false
 	if w.f.own == w.own {
 		w.f.own = nil
-		v.retire(w.own)
+		v.chunks.retire(w.own)
 	}
-	v.unlistLocked(w.in)
+	wb.unlistLocked(w.in)
 	return nil
 }
 
 // sendCommits sends a batch of one epoch and handles the answers.
-func (v *Volume) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, of []*work) {
+func (wb *writeBack) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, of []*work) {
+	v := wb.v
 	res, errs, stamp, err := v.doBatch(ctx, epoch, ops)
 	for i, w := range of {
 		var r *meta.Result
@@ -714,14 +717,14 @@ func (v *Volume) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, o
 		}
 		if e != nil {
 			if k := meta.KindOf(e); k == meta.NoSuchChunk || k == meta.Sealed {
-				v.unplace(w, e)
+				wb.unplace(w, e)
 				e = errors.Join(errAgain, e)
 			}
 			w.err = errors.Join(w.err, e)
 			if ops[i].Draw {
 				continue
 			}
-			v.notSpent(w, err != nil && ctx.Err() != nil)
+			v.meter.notSpent(w, err != nil && ctx.Err() != nil)
 			continue
 		}
 		if !ops[i].Draw {
@@ -730,20 +733,21 @@ func (v *Volume) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, o
 		if w.ops--; w.ops == 0 && w.err == nil {
 			v.c.stats.commits.Add(1)
 			w.in.mu.Lock()
-			v.finish(w, r, stamp)
+			wb.finish(w, r, stamp)
 			w.in.mu.Unlock()
 		}
 	}
 }
 
 // finish records that the captured bytes are durable and committed. The caller holds mu.
-func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
+func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
+	v := wb.v
 	in, f := w.in, w.f
 	w.done = true
 	if w.err = in.expiredSince(f, w.epoch); w.err != nil {
 		// The owner may or may not have the commit. In both cases the writer was told that the
 		// bytes are lost.
-		v.release(w)
+		wb.release(w)
 		return
 	}
 	defer v.c.kept.inOrder(f)()
@@ -785,7 +789,7 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 		f.ended, f.appends = false, 0
 		if own := f.own; own != nil && (own.isBroken() || own.w.Len() != f.endedLen) {
 			f.own = nil
-			v.retire(own)
+			v.chunks.retire(own)
 		}
 	}
 	if w.seal && w.own == nil {
@@ -804,25 +808,25 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	if f.uncommitted == 0 {
 		f.lo, f.hi = 1<<63, 0
 	}
-	v.unneededLocked(f)
+	v.meter.unneededLocked(f)
 	if own := f.own; own != nil && w.mode == flushClose && f.writers == 0 && f.uncommitted == 0 && !f.ended {
 		f.own = nil
-		v.retire(own)
+		v.chunks.retire(own)
 	}
-	v.release(w)
-	v.unlistLocked(in)
+	wb.release(w)
+	wb.unlistLocked(in)
 	v.closedLocked(in)
 }
 
 // flushOne flushes one file and waits for the end, also while needed servers are away. When
 // flushOne returns, the commit may not be journaled yet.
-func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error {
-	return v.patiently(ctx, in, func() error { return v.flushRound(ctx, in, mode) })
+func (wb *writeBack) flushOne(ctx context.Context, in *inode, mode flushMode) error {
+	return wb.v.patiently(ctx, in, func() error { return wb.flushRound(ctx, in, mode) })
 }
 
 // flushRound is flushOne for a bounded time, if the volume's owner answers. If the function
 // passing returns true for the error, another round may succeed.
-func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) error {
+func (wb *writeBack) flushRound(ctx context.Context, in *inode, mode flushMode) error {
 	in.mu.Lock()
 	f := in.file
 	if f == nil || !f.leftFor(mode) {
@@ -840,17 +844,17 @@ func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) erro
 		return err
 	}
 	in.pins.Add(1)
-	return v.toItsEnd(ctx, func(ctx context.Context) error {
+	return wb.toItsEnd(ctx, func(ctx context.Context) error {
 		defer in.put()
 		w := &work{in: in, mode: mode}
-		v.flushGroup(ctx, []*work{w}, true)
+		wb.flushGroup(ctx, []*work{w}, true)
 		in.mu.Lock()
 		if f := in.file; f != nil {
 			f.leave(turnCommit)
-			v.endOwnLocked(f)
+			wb.v.chunks.endOwnLocked(f)
 		}
 		in.mu.Unlock()
-		return v.verdict(in, w.err)
+		return wb.verdict(in, w.err)
 	})
 }
 
@@ -864,7 +868,8 @@ func (f *file) leftFor(mode flushMode) bool {
 // ctx ends first, for example because the waiting process was killed, toItsEnd returns an
 // error and the flush goes on. The turns must stay held until the end of the flush: its commit
 // may still arrive, and would undo a newer one.
-func (v *Volume) toItsEnd(ctx context.Context, flush func(context.Context) error) error {
+func (wb *writeBack) toItsEnd(ctx context.Context, flush func(context.Context) error) error {
+	v := wb.v
 	if ctx.Done() == nil || ctx == v.c.ctx {
 		return flush(v.c.ctx)
 	}
@@ -880,16 +885,16 @@ func (v *Volume) toItsEnd(ctx context.Context, flush func(context.Context) error
 
 // flushHeld is flushOne for a caller that holds and keeps both turns. flushHeld always waits
 // until the flush has ended.
-func (v *Volume) flushHeld(in *inode, mode flushMode) error {
+func (wb *writeBack) flushHeld(in *inode, mode flushMode) error {
 	w := &work{in: in, mode: mode}
-	v.flushGroup(v.c.ctx, []*work{w}, false)
-	return v.verdict(in, w.err)
+	wb.flushGroup(wb.v.c.ctx, []*work{w}, false)
+	return wb.verdict(in, w.err)
 }
 
 // verdict turns the error of a flush into the error for callers. verdict drops the bytes of a
 // deleted file.
-func (v *Volume) verdict(in *inode, err error) error {
-	v.failure.note(err)
+func (wb *writeBack) verdict(in *inode, err error) error {
+	wb.failure.note(err)
 	if err == nil {
 		return nil
 	}
@@ -916,18 +921,18 @@ func (v *Volume) verdict(in *inode, err error) error {
 			kind = meta.Unavailable
 		}
 	}
-	return meta.E("write back", kind, v.subject(in.ino), err)
+	return meta.E("write back", kind, wb.v.subject(in.ino), err)
 }
 
 // flushIfDirty makes a file's buffered bytes durable and committed. flushIfDirty also fails if
 // bytes were lost before and no caller was told of the loss.
-func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
-	in := v.c.table.peek(v.id, ino)
+func (wb *writeBack) flushIfDirty(ctx context.Context, ino meta.Ino) error {
+	in := wb.v.c.table.peek(wb.v.id, ino)
 	if in == nil {
 		return nil
 	}
 	defer in.put()
-	if err := v.flushOne(ctx, in, flushKeep); err != nil {
+	if err := wb.flushOne(ctx, in, flushKeep); err != nil {
 		return err
 	}
 	in.mu.Lock()
@@ -950,19 +955,20 @@ func (in *inode) dropDirtyLocked() {
 	f.mapGen++
 	f.puts++
 	f.uncommitted, f.unpushed = 0, 0
-	v.drop(&f.promised)
+	v.meter.drop(&f.promised)
 	f.metaDirty, f.sealWant, f.mtime, f.ctime = false, false, 0, 0
 	f.lo, f.hi = 1<<63, 0
 	if own := f.own; own != nil {
 		f.own, f.ended = nil, false
-		v.retire(own)
+		v.chunks.retire(own)
 	}
-	v.unlistLocked(in)
+	v.back.unlistLocked(in)
 }
 
 // loseDirty gives up the buffered bytes of a file and reports the loss. loseDirty returns the
 // number of lost bytes, and whether any state was lost.
-func (v *Volume) loseDirty(in *inode, err error) (bytes int64, lost bool) {
+func (wb *writeBack) loseDirty(in *inode, err error) (bytes int64, lost bool) {
+	v := wb.v
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	f := in.file

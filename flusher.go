@@ -14,43 +14,58 @@ import (
 	"penstock.io/penstock/meta"
 )
 
+// writeBack takes a volume's buffered bytes to the chunk servers and the volume's owner.
+type writeBack struct {
+	v *Volume
+
+	dirtyBytes atomic.Int64
+	flying     atomic.Int64 // of dirtyBytes, in groups that the flusher is flushing
+	failure    lastFailure
+
+	mu    sync.Mutex
+	dirty map[*inode]struct{} // pinned
+
+	kicked  chan struct{}
+	running sync.Once
+}
+
 // listDirtyLocked adds a file to the volume's list of files to flush.
-func (v *Volume) listDirtyLocked(in *inode) {
+func (wb *writeBack) listDirtyLocked(in *inode) {
 	f := in.file
 	if f.listed {
 		return
 	}
 	f.listed = true
 	in.pins.Add(1)
-	v.dirtyMu.Lock()
-	v.dirty[in] = struct{}{}
-	first := len(v.dirty) == 1
-	v.dirtyMu.Unlock()
-	v.running.Do(func() { v.c.spawn(v.flusher) })
+	wb.mu.Lock()
+	wb.dirty[in] = struct{}{}
+	first := len(wb.dirty) == 1
+	wb.mu.Unlock()
+	wb.running.Do(func() { wb.v.c.spawn(wb.flusher) })
 	if first {
 		select {
-		case v.kicked <- struct{}{}: // starts the flusher's clock
+		case wb.kicked <- struct{}{}: // starts the flusher's clock
 		default:
 		}
 	}
 }
 
-func (v *Volume) unlistLocked(in *inode) {
+func (wb *writeBack) unlistLocked(in *inode) {
 	f := in.file
 	if !f.listed || f.uncommitted > 0 || f.sealWant || f.metaDirty && !f.ended {
 		return
 	}
 	f.listed = false
-	v.dirtyMu.Lock()
-	delete(v.dirty, in)
-	v.dirtyMu.Unlock()
+	wb.mu.Lock()
+	delete(wb.dirty, in)
+	wb.mu.Unlock()
 	in.pins.Add(-1)
 }
 
 // kick makes the flusher run at once.
-func (v *Volume) kick() {
+func (wb *writeBack) kick() {
 	select {
-	case v.kicked <- struct{}{}:
+	case wb.kicked <- struct{}{}:
 	default:
 	}
 }
@@ -62,7 +77,8 @@ const flights = 4
 
 // flusher commits written bytes after FlushEvery, or earlier when many bytes wait. It appends,
 // syncs and commits several groups of files in parallel.
-func (v *Volume) flusher() {
+func (wb *writeBack) flusher() {
+	v := wb.v
 	c := v.c
 	slots := make(chan struct{}, flights)
 	var under sync.WaitGroup
@@ -76,8 +92,8 @@ func (v *Volume) flusher() {
 			return
 		case <-timer.C:
 			armed = false
-		case <-v.kicked:
-			if !v.muchDirty() {
+		case <-wb.kicked:
+			if !wb.muchDirty() {
 				if !armed { // the first dirty file: others may join it within FlushEvery
 					timer.Reset(c.flushEvery)
 					armed = true
@@ -86,9 +102,9 @@ func (v *Volume) flusher() {
 			}
 		}
 		v.atimes.send(v)
-		v.dirtyMu.Lock()
-		round := len(v.dirty)
-		v.dirtyMu.Unlock()
+		wb.mu.Lock()
+		round := len(wb.dirty)
+		wb.mu.Unlock()
 		var failed atomic.Bool // a flush of this round
 		for {
 			select {
@@ -100,32 +116,32 @@ func (v *Volume) flusher() {
 				<-slots
 				break // an immediate failure would fail again at once: the next tick tries again
 			}
-			ws, bytes := v.nextGroup(armed)
+			ws, bytes := wb.nextGroup(armed)
 			if len(ws) == 0 {
 				<-slots
 				break
 			}
-			v.flying.Add(bytes)
+			wb.flying.Add(bytes)
 			under.Go(func() {
-				v.pushGroup(c.ctx, ws, true)
-				v.commitGroup(c.ctx, ws)
-				err := v.settleGroup(c.ctx, ws)
+				wb.pushGroup(c.ctx, ws, true)
+				wb.commitGroup(c.ctx, ws)
+				err := wb.settleGroup(c.ctx, ws)
 				if err != nil {
 					failed.Store(true)
 				}
-				v.flying.Add(-bytes)
+				wb.flying.Add(-bytes)
 				<-slots
-				if err == nil && v.muchDirty() { // the bytes may have been written to these files meanwhile
-					v.kick()
+				if err == nil && wb.muchDirty() { // the bytes may have been written to these files meanwhile
+					wb.kick()
 				}
 			})
-			if round -= len(ws); armed && !v.muchDirty() || !armed && round <= 0 {
+			if round -= len(ws); armed && !wb.muchDirty() || !armed && round <= 0 {
 				break // the rest, and new bytes, wait for the next tick
 			}
 		}
-		v.dirtyMu.Lock()
-		left := len(v.dirty)
-		v.dirtyMu.Unlock()
+		wb.mu.Lock()
+		left := len(wb.dirty)
+		wb.mu.Unlock()
 		if left > 0 && !armed {
 			timer.Reset(c.flushEvery)
 			armed = true
@@ -136,29 +152,29 @@ func (v *Volume) flusher() {
 // muchDirty reports that another group should be flushed at once: enough bytes wait besides
 // those in flight, or the client's write buffer is filling up and no flush in flight will make
 // room.
-func (v *Volume) muchDirty() bool {
-	flying := v.flying.Load()
-	return v.dirtyBytes.Load()-flying >= v.c.flushBytes || flying == 0 && v.c.buf.full()
+func (wb *writeBack) muchDirty() bool {
+	flying := wb.flying.Load()
+	return wb.dirtyBytes.Load()-flying >= wb.v.c.flushBytes || flying == 0 && wb.v.c.buf.full()
 }
 
 // nextGroup takes the commit turns of some dirty files that no other flush holds, and returns
 // the files and the number of their bytes. With enough, nextGroup takes the files with the
 // most bytes first, and none if all the files together are not worth a sync, unless no flush
 // in flight will free bytes.
-func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
+func (wb *writeBack) nextGroup(enough bool) (ws []*work, bytes int64) {
 	type candidate struct {
 		in    *inode
 		bytes int64
 	}
-	v.dirtyMu.Lock()
-	list := make([]candidate, 0, min(len(v.dirty), 4*groupFiles))
-	for in := range v.dirty {
+	wb.mu.Lock()
+	list := make([]candidate, 0, min(len(wb.dirty), 4*groupFiles))
+	for in := range wb.dirty {
 		if len(list) == 4*groupFiles {
 			break
 		}
 		list = append(list, candidate{in: in})
 	}
-	v.dirtyMu.Unlock()
+	wb.mu.Unlock()
 	may := func(in *inode) bool { // mu is held
 		f := in.file
 		return f != nil && f.listed && f.busy&turnCommit == 0 && in.recall == nil && (f.uncommitted > 0 || f.metaDirty || f.sealWant)
@@ -175,14 +191,14 @@ func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
 		c.in.mu.Unlock()
 	}
 	list = list[:n]
-	flying := v.flying.Load()
-	if enough && flying > 0 && all < v.c.flushBytes/2 {
+	flying := wb.flying.Load()
+	if enough && flying > 0 && all < wb.v.c.flushBytes/2 {
 		return nil, 0
 	}
 	if enough { // else all files get their turn
 		slices.SortFunc(list, func(a, b candidate) int { return cmp.Compare(b.bytes, a.bytes) })
 	}
-	most := max(groupBytes, (v.dirtyBytes.Load()-flying)/flights)
+	most := max(groupBytes, (wb.dirtyBytes.Load()-flying)/flights)
 	for _, c := range list {
 		if len(ws) == groupFiles || bytes >= most {
 			break
@@ -201,7 +217,8 @@ func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
 
 // settleGroup ends the flush of a group: it leaves the turns, keeps failures for the writers,
 // and returns the last failure.
-func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
+func (wb *writeBack) settleGroup(ctx context.Context, ws []*work) (last error) {
+	v := wb.v
 	var waits error
 	// Another chunk may do; with the retries.
 	var again []*work
@@ -218,14 +235,14 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 		}
 	}
 	if len(again) > 0 {
-		v.flushGroup(ctx, again, true)
+		wb.flushGroup(ctx, again, true)
 	}
 	for _, w := range ws {
 		in := w.in
-		err := v.verdict(in, w.err)
+		err := wb.verdict(in, w.err)
 		if errors.Is(err, meta.ReadOnly) && ctx.Err() == nil {
 			// The volume became immutable by force, which gave up uncommitted bytes.
-			v.loseDirty(in, err)
+			wb.loseDirty(in, err)
 		}
 		in.mu.Lock()
 		if f := in.file; f != nil {
@@ -238,7 +255,7 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 				}
 			}
 			f.leave(turnCommit)
-			v.endOwnLocked(f)
+			v.chunks.endOwnLocked(f)
 		}
 		in.mu.Unlock()
 		in.put()
@@ -253,22 +270,22 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 }
 
 // flushAll flushes every dirty file.
-func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
-	return v.flushThese(ctx, v.dirtyInodes(), mode)
+func (wb *writeBack) flushAll(ctx context.Context, mode flushMode) error {
+	return wb.flushThese(ctx, wb.v.dirtyInodes(), mode)
 }
 
 // flushFiles makes the buffered bytes of some files durable and committed. It also fails if
 // bytes were lost before and no fsync has returned the error.
-func (v *Volume) flushFiles(ctx context.Context, inos []meta.Ino) error {
+func (wb *writeBack) flushFiles(ctx context.Context, inos []meta.Ino) error {
 	var todo []*inode
 	for _, ino := range inos {
-		if in := v.c.table.peek(v.id, ino); in != nil {
+		if in := wb.v.c.table.peek(wb.v.id, ino); in != nil {
 			todo = append(todo, in)
 			in.pins.Add(1)
 			defer in.put()
 		}
 	}
-	err := v.flushThese(ctx, slices.Clone(todo), flushKeep)
+	err := wb.flushThese(ctx, slices.Clone(todo), flushKeep)
 	for _, in := range todo {
 		in.mu.Lock()
 		if f := in.file; f != nil {
@@ -311,7 +328,7 @@ const besides = 16
 // are free, then the others individually. Most of those only wait for the end of another
 // flush, the rest until servers are back. flushThese continues after an error and returns the
 // first.
-func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) error {
+func (wb *writeBack) flushThese(ctx context.Context, todo []*inode, mode flushMode) error {
 	var first error
 	var later []*inode
 	for len(todo) > 0 && ctx.Err() == nil {
@@ -332,14 +349,14 @@ func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) 
 			in.mu.Unlock()
 		}
 		var again handedBack
-		err := v.toItsEnd(ctx, func(ctx context.Context) (first error) {
-			v.flushGroup(ctx, ws, true)
+		err := wb.toItsEnd(ctx, func(ctx context.Context) (first error) {
+			wb.flushGroup(ctx, ws, true)
 			for _, w := range ws {
-				err := v.verdict(w.in, w.err)
+				err := wb.verdict(w.in, w.err)
 				w.in.mu.Lock()
 				if f := w.in.file; f != nil {
 					f.leave(turnCommit)
-					v.endOwnLocked(f)
+					wb.v.chunks.endOwnLocked(f)
 				}
 				w.in.mu.Unlock()
 				if passing(err) && again.add(w.in) {
@@ -362,7 +379,7 @@ func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) 
 	for _, in := range append(later, todo...) { // of todo nothing is left unless ctx ended
 		others.Go(func() error {
 			defer in.put()
-			return v.flushOne(ctx, in, mode)
+			return wb.flushOne(ctx, in, mode)
 		})
 	}
 	return cmp.Or(first, others.Wait())
@@ -391,9 +408,9 @@ func (l *atimeList) add(in *inode) {
 	}
 	in.pins.Add(1)
 	l.list[in] = struct{}{}
-	in.vol.running.Do(func() { in.vol.c.spawn(in.vol.flusher) })
+	in.vol.back.running.Do(func() { in.vol.c.spawn(in.vol.back.flusher) })
 	if len(l.list) == 1 {
-		in.vol.kick()
+		in.vol.back.kick()
 	}
 }
 
@@ -481,18 +498,19 @@ func (o *orphanList) clear() {
 // orphanWait is how long unlinked inodes are gathered.
 const orphanWait = 10 * time.Millisecond
 
-func (v *Volume) releaseOrphan(ino meta.Ino) {
-	o := &v.orphans
+func (wb *writeBack) releaseOrphan(ino meta.Ino) {
+	o := &wb.v.orphans
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.inos = append(o.inos, ino)
 	if !o.runs {
 		o.runs = true
-		v.c.spawn(v.sendOrphans)
+		wb.v.c.spawn(wb.sendOrphans)
 	}
 }
 
-func (v *Volume) sendOrphans() {
+func (wb *writeBack) sendOrphans() {
+	v := wb.v
 	o := &v.orphans
 	for {
 		select {
@@ -514,7 +532,7 @@ func (v *Volume) sendOrphans() {
 			if _, _, err := v.do(v.c.ctx, nil, &meta.ReleaseOrphans{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
 				v.c.log.Warn("the owner was not told that unlinked files were closed: the files stay until this session ends", "volume", v.name, "inodes", n, "err", err)
 			}
-			v.forgetDead(inos[:n])
+			wb.forgetDead(inos[:n])
 			inos = inos[n:]
 		}
 	}
@@ -522,12 +540,12 @@ func (v *Volume) sendOrphans() {
 
 // forgetDead takes removed inodes out of the table and gives their leases back. Inodes that a
 // process may still use (a removed working directory) stay cached.
-func (v *Volume) forgetDead(inos []meta.Ino) {
-	t := &v.c.table
+func (wb *writeBack) forgetDead(inos []meta.Ino) {
+	t := &wb.v.c.table
 	gone := make([]inodeKey, 0, len(inos))
 	t.mu.Lock()
 	for _, ino := range inos {
-		k := inodeKey{v.id, ino}
+		k := inodeKey{wb.v.id, ino}
 		in := t.m[k]
 		if in == nil {
 			gone = append(gone, k)
@@ -555,13 +573,13 @@ func (v *Volume) forgetDead(inos []meta.Ino) {
 // bury forgets the buffered bytes of an inode without names and openers, and makes the owner
 // forget the inode, but not before the kernel has forgotten it. Until then the inode may get a
 // name again (linkat of an O_PATH descriptor).
-func (v *Volume) bury(in *inode) {
-	if !v.hold(in.ino) {
-		v.buryNow(in)
+func (wb *writeBack) bury(in *inode) {
+	if !wb.v.hold(in.ino) {
+		wb.buryNow(in)
 	}
 }
 
-func (v *Volume) buryNow(in *inode) {
+func (wb *writeBack) buryNow(in *inode) {
 	in.mu.Lock()
 	f := in.file
 	if f != nil && (f.opens > 0 || f.linking > 0) || in.attrOK && in.attr.Nlink > 0 {
@@ -573,5 +591,5 @@ func (v *Volume) buryNow(in *inode) {
 		f.failed = nil
 	}
 	in.mu.Unlock()
-	v.releaseOrphan(in.ino)
+	wb.releaseOrphan(in.ino)
 }

@@ -94,7 +94,7 @@ func TestSlowSyncHoldsUpItsGroupOnly(t *testing.T) {
 				write(t, v, ino, p, off<<20)
 			}
 		}
-		for v.dirtyBytes.Load() > 4<<20 && time.Since(began) < time.Hour {
+		for v.back.dirtyBytes.Load() > 4<<20 && time.Since(began) < time.Hour {
 			time.Sleep(10 * time.Millisecond)
 		}
 		if took := time.Since(began); first.IsZero() || took > 5*time.Second {
@@ -168,7 +168,7 @@ func TestFlushesSideBySideKeepOrder(t *testing.T) {
 								t.Error(err)
 							}
 						case 1:
-							if err := v.flushFiles(t.Context(), inos[:1+r.IntN(files)]); err != nil {
+							if err := v.back.flushFiles(t.Context(), inos[:1+r.IntN(files)]); err != nil {
 								t.Error(err)
 							}
 						case 2:
@@ -188,7 +188,7 @@ func TestFlushesSideBySideKeepOrder(t *testing.T) {
 			if err := v.SyncAll(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if d, f := v.dirtyBytes.Load(), v.flying.Load(); d != 0 || f != 0 {
+			if d, f := v.back.dirtyBytes.Load(), v.back.flying.Load(); d != 0 || f != 0 {
 				t.Errorf("%d bytes are dirty after a sync, %d on their way", d, f)
 			}
 			for i, ino := range inos {
@@ -227,7 +227,7 @@ func TestFailedFlushWaitsForTheClock(t *testing.T) {
 		w.mu.Lock()
 		if !full {
 			t.Errorf("a chunk was asked for %d times in no time", asked)
-		} else if !v.muchDirty() {
+		} else if !v.back.muchDirty() {
 			t.Error("not much is dirty: nothing is tested")
 		}
 		asked = 0
@@ -242,7 +242,7 @@ func TestFailedFlushWaitsForTheClock(t *testing.T) {
 		full = false
 		w.mu.Unlock()
 		time.Sleep(2 * every)
-		if n := v.dirtyBytes.Load(); n != 0 {
+		if n := v.back.dirtyBytes.Load(); n != 0 {
 			t.Errorf("%d bytes are dirty though there is room", n)
 		}
 	})

@@ -38,7 +38,7 @@ func (v *Volume) Forget(ino meta.Ino) {
 	if v.holds.remove(ino) {
 		in := v.node(ino)
 		defer in.put()
-		v.buryNow(in)
+		v.back.buryNow(in)
 	}
 }
 

@@ -36,13 +36,13 @@ func (g *gather) flush(ctx context.Context) error {
 	if len(g.list) == 0 {
 		return nil
 	}
-	c, off, err := g.v.appendPacked(ctx, g.buf)
+	c, off, err := g.v.chunks.appendPacked(ctx, g.buf)
 	for _, it := range g.list {
 		if err != nil {
 			it.w.err = errors.Join(it.w.err, pushAgain(ctx, err))
 			continue
 		}
-		g.v.placed(it.w.in, it.b, c, off+uint64(it.at))
+		g.v.back.placed(it.w.in, it.b, c, off+uint64(it.at))
 	}
 	g.list, g.buf = g.list[:0], g.buf[:0]
 	return err

@@ -366,7 +366,7 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 		if !written[id] {
 			until = brief
 		}
-		promises.Go(func() error { v.inherit(until); return nil })
+		promises.Go(func() error { v.meter.inherit(until); return nil })
 	}
 	_ = promises.Wait() // none fails
 	var seals errgroup.Group
@@ -409,7 +409,7 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 		return err
 	}
 	for _, v := range volumes {
-		v.inherited()
+		v.meter.inherited()
 	}
 	return nil
 }
@@ -422,10 +422,10 @@ func (c *Client) endLeft(ctx context.Context, v *Volume, id meta.ChunkID) {
 		c.kept.ended(id)
 	default:
 		v.meter.inheriting()
-		v.endLater(id, func(ctx context.Context) error {
+		v.chunks.endLater(id, func(ctx context.Context) error {
 			err := c.sealLeft(ctx, v, id)
 			if k := meta.KindOf(err); k == meta.KindOK || k == meta.NoSuchChunk {
-				v.inherited()
+				v.meter.inherited()
 			}
 			return err
 		})
@@ -539,8 +539,8 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone 
 		c.buf.give(n - grew)
 		f.size = max(f.size, off+uint64(n))
 		f.puts++
-		v.dirtyBytes.Add(grew)
-		v.listDirtyLocked(in)
+		v.back.dirtyBytes.Add(grew)
+		v.back.listDirtyLocked(in)
 	}
 	return nil
 }

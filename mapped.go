@@ -61,7 +61,7 @@ func (in *inode) flushPages(within time.Duration) {
 	}
 	ctx, cancel := context.WithTimeout(in.vol.c.ctx, within)
 	defer cancel()
-	_ = in.vol.flushRound(ctx, in, flushClose)
+	_ = in.vol.back.flushRound(ctx, in, flushClose)
 }
 
 // collect runs fn, during which the kernel writes pages back while the lease is being given

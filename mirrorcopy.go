@@ -846,7 +846,7 @@ func (m *mirrorCopy) setTimes(ctx context.Context) error {
 		for i, f := range batch {
 			inos[i] = f.dst
 		}
-		if err := m.dst.flushFiles(ctx, inos); err != nil {
+		if err := m.dst.back.flushFiles(ctx, inos); err != nil {
 			return err
 		}
 		if err := each(ctx, batch, func(ctx context.Context, _ int, f mirrorFile) error {

@@ -202,7 +202,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 		// At its last close the file had no name.
 		if seal = f.opens == 0 && v.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
 			f.sealWant, f.metaDirty = true, true
-			v.listDirtyLocked(in)
+			v.back.listDirtyLocked(in)
 		}
 	case undecided(err):
 		in.attrOK, f.orphaned = false, false
@@ -211,7 +211,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 	in.mu.Unlock()
 	switch {
 	case dead: // the file was closed meanwhile
-		v.bury(in)
+		v.back.bury(in)
 	case seal:
 		v.settle(in)
 	}
@@ -256,7 +256,7 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	in := v.c.table.peek(v.id, a.Ino)
 	if in == nil {
 		if a.Nlink == 0 && !v.hold(a.Ino) {
-			v.releaseOrphan(a.Ino)
+			v.back.releaseOrphan(a.Ino)
 		}
 		return
 	}
@@ -269,7 +269,7 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	}
 	in.mu.Unlock()
 	if dead {
-		v.bury(in)
+		v.back.bury(in)
 	}
 }
 
@@ -305,11 +305,11 @@ func (v *Volume) rename(ctx context.Context, call *Call, parent meta.Ino, name s
 		// The bytes first: they must not be lost when the old file is gone.
 		var err error
 		if src.ino != 0 {
-			err = v.flushIfDirty(ctx, src.ino)
+			err = v.back.flushIfDirty(ctx, src.ino)
 		} else { // the name is not cached, so nothing is known of the file's bytes
 			var e Entry
 			if e, err = v.Lookup(ctx, parent, name); err == nil && !e.Negative && e.Volume == v.id {
-				err = v.flushIfDirty(ctx, e.Attr.Ino)
+				err = v.back.flushIfDirty(ctx, e.Attr.Ino)
 			}
 		}
 		if err != nil {

@@ -17,24 +17,24 @@ func TestRemovedWhileFlushedEndsItsChunk(t *testing.T) {
 	in := v.node(ino)
 	defer in.put()
 	// As the flusher: captured, not pushed yet.
-	ws, _ := v.nextGroup(false)
+	ws, _ := v.back.nextGroup(false)
 	if len(ws) != 1 {
 		t.Fatal(len(ws))
 	}
 	ws[0].pushTurn = true
 	in.mu.Lock()
-	v.capture(ws[0])
+	v.back.capture(ws[0])
 	in.mu.Unlock()
 	g := gather{v: v}
 	v.Release(t.Context(), ino, rdwr)
 	if err := v.Unlink(t.Context(), &Call{}, meta.RootIno, "f", false); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.push(t.Context(), ws[0], &g); err != nil {
+	if err := v.back.push(t.Context(), ws[0], &g); err != nil {
 		t.Fatal(err)
 	}
-	v.commitGroup(t.Context(), ws)
-	v.settleGroup(t.Context(), ws)
+	v.back.commitGroup(t.Context(), ws)
+	v.back.settleGroup(t.Context(), ws)
 	wrote := 0
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()

@@ -24,6 +24,8 @@ import (
 //
 // mu is a leaf lock: it may be taken under an inode's mutex.
 type meter struct {
+	v *Volume
+
 	on atomic.Bool
 	// overwrites: bytes held only by snapshots count, too, so an overwrite also reserves the
 	// overwritten bytes, in case a snapshot has them.
@@ -91,26 +93,26 @@ func (q *meter) move(from, to *promise, n uint64) {
 
 // drop makes the promise of a file or a write idle, and starts the return of excess idle
 // bytes.
-func (v *Volume) drop(p *promise) {
-	q := &v.meter
+func (mr *meter) drop(p *promise) {
+	q := mr
 	q.mu.Lock()
 	q.current(p)
 	n := p.n
 	p.n = 0
-	v.idleLocked(n)
+	mr.idleLocked(n)
 	q.mu.Unlock()
 }
 
 // idleLocked adds n idle bytes and starts the return of excess idle bytes. The caller has held
 // the meter's mu since it found the bytes to be promised.
-func (v *Volume) idleLocked(n uint64) {
+func (mr *meter) idleLocked(n uint64) {
 	if n == 0 {
 		return
 	}
-	q := &v.meter
+	q := mr
 	q.idle += n
 	if q.idle > q.most {
-		v.c.spawn(func() { v.reserve(v.c.ctx, 0, 0, metaclient.Place{}) })
+		mr.v.c.spawn(func() { mr.reserve(mr.v.c.ctx, 0, 0, metaclient.Place{}) })
 	}
 }
 
@@ -125,8 +127,9 @@ func (q *meter) void(epoch uint64) {
 
 // inherit takes over the promise of a predecessor process. The caller calls inherited when the
 // predecessor's bytes are restored.
-func (v *Volume) inherit(ctx context.Context) {
-	q := &v.meter
+func (mr *meter) inherit(ctx context.Context) {
+	v := mr.v
+	q := mr
 	if !q.on.Load() {
 		return
 	}
@@ -164,15 +167,15 @@ func (q *meter) inheriting() {
 	q.mu.Unlock()
 }
 
-func (v *Volume) inherited() {
-	q := &v.meter
+func (mr *meter) inherited() {
+	q := mr
 	q.mu.Lock()
 	q.ends--
 	n := uint64(0)
 	if q.ends == 0 {
 		n, q.left = q.left, 0
 	}
-	v.idleLocked(n)
+	mr.idleLocked(n)
 	q.mu.Unlock()
 }
 
@@ -180,8 +183,9 @@ func (v *Volume) inherited() {
 // become idle. The client sends one request at a time. A request continues after the end of
 // ctx; its bytes then become idle. got is want or, if the volume lacks room and the write has
 // a place, the bytes needed at that place. Errors: Again (promises became void meanwhile).
-func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got promise, err error) {
-	q := &v.meter
+func (mr *meter) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got promise, err error) {
+	v := mr.v
+	q := mr
 	for {
 		q.mu.Lock()
 		if want > 0 && q.idle >= want { // the request of another write brought the bytes
@@ -270,12 +274,12 @@ var errVoid = meta.E("reserve", meta.Again, "", nil)
 // room reserves n bytes for a write, or the bytes needed at the write's place, and nothing if
 // the volume no longer has a quota. While the owner has not yet been notified of files unlinked
 // here a moment ago, room waits and asks again before it reports that the bytes don't fit.
-func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
+func (mr *meter) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
 	for try := 0; ; try++ {
-		got, err := v.reserve(ctx, n, 0, at)
+		got, err := mr.reserve(ctx, n, 0, at)
 		switch meta.KindOf(err) {
 		case meta.KindOK:
-			if !v.meter.on.Load() {
+			if !mr.on.Load() {
 				got.n = 0
 			}
 			return got, nil
@@ -290,14 +294,14 @@ func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promi
 			}
 			continue
 		case meta.QuotaExceeded:
-			if try < orphanTries && v.orphans.some() {
+			if try < orphanTries && mr.v.orphans.some() {
 				select {
 				case <-time.After(orphanWait):
 				case <-ctx.Done():
 				}
 				continue
 			}
-			return promise{}, meta.E("write", meta.QuotaExceeded, v.name, err)
+			return promise{}, meta.E("write", meta.QuotaExceeded, mr.v.name, err)
 		}
 		return promise{}, err
 	}
@@ -385,24 +389,24 @@ func (e *enough) spared(in *inode, f *file, need, at, n uint64) uint64 {
 
 // notSpent returns the promise of a failed commit to the file. If the outcome is unknown, the
 // owner may still do the commit, so the promise stays with the commit.
-func (v *Volume) notSpent(w *work, unknown bool) {
+func (mr *meter) notSpent(w *work, unknown bool) {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()
 	switch {
 	case unknown:
 	case w.in.file == w.f:
-		v.meter.move(&w.promised, &w.f.promised, w.promised.n)
+		mr.move(&w.promised, &w.f.promised, w.promised.n)
 	default:
-		v.drop(&w.promised)
+		mr.drop(&w.promised)
 	}
 	w.promised = promise{}
 }
 
 // unneededLocked gives up a file's promise when nothing of the file is buffered. The caller
 // holds mu.
-func (v *Volume) unneededLocked(f *file) {
+func (mr *meter) unneededLocked(f *file) {
 	if f.uncommitted == 0 && !f.ended && f.promised.n > 0 {
-		v.drop(&f.promised)
+		mr.drop(&f.promised)
 	}
 }
 
@@ -424,14 +428,15 @@ func (c *Client) Metered(id meta.VolumeID, on, overwrites bool, settle func()) {
 	}
 	if settle != nil {
 		c.spawn(func() {
-			v.settleUnmetered()
+			v.meter.settleUnmetered()
 			settle()
 		})
 	}
 }
 
 // settleUnmetered commits the bytes that were buffered before the volume had a quota.
-func (v *Volume) settleUnmetered() {
+func (mr *meter) settleUnmetered() {
+	v := mr.v
 	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
 		in.mu.Lock()
 		//lint:ignore SA2001 a write that saw no quota is in the list of dirty files once it let go
@@ -440,7 +445,7 @@ func (v *Volume) settleUnmetered() {
 	}
 	ctx, cancel := context.WithTimeout(v.c.ctx, flushFor) // all users of the volume wait for this
 	defer cancel()
-	err := v.flushAll(ctx, flushClose)
+	err := v.back.flushAll(ctx, flushClose)
 	if e := v.closeEnds(ctx); err == nil {
 		err = e
 	}
@@ -457,7 +462,7 @@ func (c *Client) Reclaim(id meta.VolumeID, round uint64) {
 			_, _ = c.sess.Reserve(c.ctx, id, metaclient.AnyEpoch, 0, 0, round, metaclient.Place{})
 			return
 		}
-		if _, err := v.reserve(c.ctx, 0, round, metaclient.Place{}); err != nil && c.ctx.Err() == nil {
+		if _, err := v.meter.reserve(c.ctx, 0, round, metaclient.Place{}); err != nil && c.ctx.Err() == nil {
 			c.log.Warn("the unused part of a quota could not be given back", "volume", v.name, "err", err)
 		}
 	})

@@ -204,7 +204,7 @@ func (v *Volume) reload(ctx context.Context, in *inode) error {
 	ended := f.ended
 	in.mu.Unlock()
 	if ended {
-		err = v.flushHeld(in, flushClose)
+		err = v.back.flushHeld(in, flushClose)
 	}
 	var sn snapshot
 	var attr meta.Attr

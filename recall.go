@@ -192,7 +192,7 @@ func (in *inode) growth(epoch uint64) meta.Growth {
 	dirty := in.file != nil && in.file.uncommitted > 0
 	in.mu.Unlock()
 	if dirty && !v.c.cfg.UnsafeNoGrowthSync {
-		if err := v.flushRound(v.c.ctx, in, flushKeep); err != nil {
+		if err := v.back.flushRound(v.c.ctx, in, flushKeep); err != nil {
 			return meta.Growth{} // the recall reports the failure
 		}
 	}
@@ -254,7 +254,7 @@ func (in *inode) serveRecalls() {
 			in.recall = nil
 			in.mu.Unlock()
 			if kept {
-				in.vol.kick() // the flusher skips files that are being recalled
+				in.vol.back.kick() // the flusher skips files that are being recalled
 			}
 			return
 		}
@@ -390,7 +390,7 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	if in == nil {
 		c.spawn(func() {
 			if !v.hold(ino) {
-				v.releaseOrphan(ino)
+				v.back.releaseOrphan(ino)
 			}
 		})
 		return
@@ -403,7 +403,7 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	}
 	in.mu.Unlock()
 	if !open {
-		c.spawn(func() { v.bury(v.node(ino)) })
+		c.spawn(func() { v.back.bury(v.node(ino)) })
 	}
 }
 
@@ -550,13 +550,13 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 	}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		// After the end of ctx, a flush that hangs goes on with its bytes.
-		err := v.flushRound(ctx, in, flushClose)
+		err := v.back.flushRound(ctx, in, flushClose)
 		switch {
 		case err == nil, v.epoch.Load() != ask.epoch: // or the buffered bytes belong to a lease of a later epoch
 			return true
 		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes the file's open end
 			until.IsZero() && (v.c.cfg.UnsafeNoSpaceWait || !mayPass(err)) && time.Now().After(deadline) && in.closeEnd(ctx):
-			v.loseDirty(in, err)
+			v.back.loseDirty(in, err)
 			return true
 		case ctx.Err() != nil:
 			return false
@@ -591,7 +591,7 @@ func (in *inode) closeEnd(ctx context.Context) bool {
 	}
 	own := f.own
 	in.mu.Unlock()
-	err := in.vol.seal(ctx, own)
+	err := in.vol.chunks.seal(ctx, own)
 	if err != nil && meta.KindOf(err) != meta.NoSuchChunk {
 		in.vol.c.log.Warn("the open end of a file can't be closed yet: this client keeps the lease", "inode", in.vol.subject(in.ino), "chunk", own.id, "err", err)
 		return false
@@ -660,14 +660,14 @@ func (v *Volume) expired(epoch uint64, err error) {
 		}
 		if f := in.file; f != nil {
 			if f.own != nil {
-				in.vol.retire(f.own)
+				in.vol.chunks.retire(f.own)
 			}
 			f.own, f.ended, f.appends, f.orphaned = nil, false, 0, false
 			if f.metaDirty || f.sealWant {
 				// The size is somebody else's to change now, and so are the times.
 				f.size, f.mtime, f.ctime, f.metaDirty = 0, 0, 0, f.sealWant
 				f.puts++
-				v.unlistLocked(in)
+				v.back.unlistLocked(in)
 			}
 			f.epoch = epoch
 		}

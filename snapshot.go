@@ -321,11 +321,10 @@ func (c *Client) openView(of *Volume, s meta.Snapshot) (*Volume, error) {
 	}
 	v := &Volume{
 		c: c, id: id, name: of.name + "@" + s.Name,
-		names:  of.names,
-		dirty:  make(map[*inode]struct{}),
-		kicked: make(chan struct{}, 1),
-		view:   &view{of: of, snap: s, turn: turn, born: time.Now()},
+		names: of.names,
+		view:  &view{of: of, snap: s, turn: turn, born: time.Now()},
 	}
+	v.lodge()
 	p := *of.policy.Load()
 	p.Immutable, p.NoAtime, p.SyncOnClose, p.SealOnClose = true, true, false, false
 	v.setPolicy(p)

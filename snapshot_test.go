@@ -21,7 +21,7 @@ import (
 // flushAll makes a volume ready for a snapshot, as an owner's barrier does.
 func flushAll(t testing.TB, v *Volume) {
 	t.Helper()
-	if err := v.flushAll(t.Context(), flushClose); err != nil {
+	if err := v.back.flushAll(t.Context(), flushClose); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.closeEnds(t.Context()); err != nil {
@@ -999,7 +999,7 @@ func TestTableIsWhole(t *testing.T) {
 				case op == 15 && len(o.ended) > 0:
 					o.ended[rng.Intn(len(o.ended))].node(ino).put()
 				case op == 16:
-					v.forgetDead([]meta.Ino{ino})
+					v.back.forgetDead([]meta.Ino{ino})
 				case depth < 3:
 					evictions++
 					was := n.f

@@ -83,14 +83,14 @@ func (v *Volume) stream(in *inode) {
 		}
 		in.mu.Unlock()
 		if own == nil {
-			if own, err = v.newOwn(ctx); err == nil {
+			if own, err = v.chunks.newOwn(ctx); err == nil {
 				in.mu.Lock()
 				if err = in.expiredSince(f, epoch); err == nil {
 					f.own, f.ownBase = own, 0
 				}
 				in.mu.Unlock()
 				if err != nil {
-					v.retire(own)
+					v.chunks.retire(own)
 					own = nil
 				}
 			}
@@ -99,11 +99,11 @@ func (v *Volume) stream(in *inode) {
 			var off uint64
 			if off, err = own.w.Append(ctx, blobs[i].data); err == nil {
 				v.c.stats.appended.Add(blockSize)
-				v.placed(in, blobs[i], own, off)
+				v.back.placed(in, blobs[i], own, off)
 			}
 		}
 		if err != nil && own != nil && ctx.Err() == nil && !errors.Is(err, meta.FileTooBig) {
-			v.breakChunk(own, err)
+			v.chunks.breakChunk(own, err)
 		}
 		in.mu.Lock()
 		for _, b := range blobs {

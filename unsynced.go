@@ -54,14 +54,14 @@ func (l *lastFailure) String() string {
 
 // Unsynced returns what is not durable in the volume.
 func (v *Volume) Unsynced() Unsynced {
-	u := Unsynced{Volume: v.id, Name: v.name, Why: v.failure.String()}
+	u := Unsynced{Volume: v.id, Name: v.name, Why: v.back.failure.String()}
 	if v.frozen() {
 		return u
 	}
-	u.Bytes = v.dirtyBytes.Load()
-	v.dirtyMu.Lock()
-	u.Files = len(v.dirty)
-	v.dirtyMu.Unlock()
+	u.Bytes = v.back.dirtyBytes.Load()
+	v.back.mu.Lock()
+	u.Files = len(v.back.dirty)
+	v.back.mu.Unlock()
 	if v.durable.Load() < v.mutations.Load() {
 		s, ok := v.c.sess.(interface{ Durable(meta.VolumeID) bool })
 		u.Changes = !ok || !s.Durable(v.id)
@@ -111,7 +111,7 @@ var errAbandoned = errors.New("an operator gave it up before it was durable")
 func (v *Volume) Abandon() Unsynced {
 	var lost Unsynced
 	for _, in := range v.dirtyInodes() {
-		if n, ok := v.loseDirty(in, meta.E("write back", meta.IO, v.subject(in.ino), errAbandoned)); ok {
+		if n, ok := v.back.loseDirty(in, meta.E("write back", meta.IO, v.subject(in.ino), errAbandoned)); ok {
 			lost.Files++
 			lost.Bytes += n
 		}
@@ -129,10 +129,10 @@ func (v *Volume) Abandon() Unsynced {
 
 // dirtyInodes returns the inodes that wait to be flushed, each pinned.
 func (v *Volume) dirtyInodes() []*inode {
-	v.dirtyMu.Lock()
-	defer v.dirtyMu.Unlock()
-	l := make([]*inode, 0, len(v.dirty))
-	for in := range v.dirty {
+	v.back.mu.Lock()
+	defer v.back.mu.Unlock()
+	l := make([]*inode, 0, len(v.back.dirty))
+	for in := range v.back.dirty {
 		in.pins.Add(1)
 		l = append(l, in)
 	}

@@ -489,9 +489,9 @@ func (v *Volume) fromIndex(ctx context.Context, op meta.Op) (res *meta.Result, o
 	// Repair may have moved chunks since the index was made: places heard of later are better.
 	if len(res.Places) > 0 {
 		h := v.home()
-		h.placeMu.Lock()
-		res.Places = slices.DeleteFunc(res.Places, func(pl meta.ChunkPlace) bool { return h.places[pl.ID] != nil })
-		h.placeMu.Unlock()
+		h.chunks.mu.Lock()
+		res.Places = slices.DeleteFunc(res.Places, func(pl meta.ChunkPlace) bool { return h.chunks.places[pl.ID] != nil })
+		h.chunks.mu.Unlock()
 	}
 	return res, true, nil
 }

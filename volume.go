@@ -39,29 +39,28 @@ type Volume struct {
 	// only is the epoch outside of which no operation is sent; 0: all epochs. The filler of a
 	// mirror's target sets it, so that every operation runs under the same right to fill.
 	only       atomic.Uint64
-	dirtyBytes atomic.Int64
-	failure    lastFailure  // of its write-back
-	flying     atomic.Int64 // of these, in groups that the flusher is flushing
 	policy     atomic.Pointer[meta.Policy]
 	policyAt   atomic.Int64  // nanoseconds of the clock
 	policyNews atomic.Uint64 // how often the owner said which policy was set
 	policyMu   sync.Mutex    // held while the policy is replaced
 
-	placeMu sync.Mutex
-	places  map[meta.ChunkID]*chunkRef
-
-	dirtyMu sync.Mutex
-	dirty   map[*inode]struct{} // pinned
+	chunks openChunks
+	back   writeBack
 
 	orphans   orphanList
 	lost      lostNames
 	closed    closedList
 	snapshots snapshotNames
-	kicked    chan struct{}
-	running   sync.Once
 	// distrust: the kernel may have cached stale data under a predecessor's leases, of unknown
 	// inodes.
 	distrust atomic.Bool
+}
+
+// lodge tells the volume's guests whose guests they are: types with the state and the methods of
+// one task each.
+func (v *Volume) lodge() {
+	v.meter.v, v.chunks.v = v, v
+	v.back = writeBack{v: v, dirty: make(map[*inode]struct{}), kicked: make(chan struct{}, 1)}
 }
 
 // ID is the volume's number, which never changes; of a view, see ViewID.
@@ -234,9 +233,9 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 		f.puts++ // a commit under way has the old size
 		if f.uncommitted == 0 {
 			f.mtime, f.ctime, f.metaDirty = 0, 0, false
-			v.unlistLocked(in)
+			v.back.unlistLocked(in)
 		}
-		v.unneededLocked(f)
+		v.meter.unneededLocked(f)
 		if !cached && f.uncommitted == 0 {
 			f.m, f.mapOK = extmap{}, false
 		}
@@ -271,7 +270,7 @@ func (v *Volume) aloneRound(ctx context.Context, in *inode, flush bool, fn func(
 	flush = flush || f.ended
 	in.mu.Unlock()
 	if flush {
-		err = v.flushHeld(in, flushClose)
+		err = v.back.flushHeld(in, flushClose)
 	}
 	if err == nil {
 		err = fn()
@@ -418,7 +417,7 @@ func (v *Volume) copyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 		src := v.node(req.Src)
 		defer src.put()
 		// flushClose also closes the open end: extents are shared with explicit lengths.
-		if err := v.flushOne(ctx, src, flushClose); err != nil {
+		if err := v.back.flushOne(ctx, src, flushClose); err != nil {
 			return 0, err
 		}
 	}
@@ -528,7 +527,7 @@ func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 	in := v.node(ino)
 	defer in.put()
 	h := handleOf(ctx)
-	if err := v.flushOne(ctx, in, flushFsync); err != nil {
+	if err := v.back.flushOne(ctx, in, flushFsync); err != nil {
 		if !passing(err) && meta.KindOf(err) != meta.Interrupted {
 			in.mu.Lock()
 			in.fileLocked().syncFailed(h, err)
@@ -559,7 +558,7 @@ func (v *Volume) journalSync(ctx context.Context) error {
 	}
 	v.c.stats.rpcs.Add(1)
 	if err := v.c.sess.Sync(ctx, v.id); err != nil {
-		v.failure.note(err)
+		v.back.failure.note(err)
 		return err
 	}
 	for {
@@ -594,7 +593,7 @@ func (v *Volume) syncAll(ctx context.Context) error {
 	if v.frozen() {
 		return nil
 	}
-	err := v.flushAll(ctx, flushKeep)
+	err := v.back.flushAll(ctx, flushKeep)
 	v.atimes.send(v)
 	if e := v.journalSync(ctx); err == nil {
 		err = e
@@ -611,7 +610,7 @@ func (v *Volume) StatFS(ctx context.Context) (meta.StatFS, error) {
 		return meta.StatFS{}, err
 	}
 	st := res.StatFS
-	if d := v.dirtyBytes.Load(); d > 0 {
+	if d := v.back.dirtyBytes.Load(); d > 0 {
 		st.UsedBytes += uint64(d)
 		st.DiskFree -= min(st.DiskFree, uint64(d))
 	}

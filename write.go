@@ -53,7 +53,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 	if err := v.space.take(ctx, v, all); err != nil {
 		return 0, err
 	}
-	if err := v.c.buf.take(ctx, all, v.kick); err != nil {
+	if err := v.c.buf.take(ctx, all, v.back.kick); err != nil {
 		return 0, err
 	}
 	grew := 0
@@ -63,7 +63,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 	var at uint64
 	var got promise // of the quota
 	var told enough
-	defer func() { v.drop(&got) }()
+	defer func() { v.meter.drop(&got) }()
 	for {
 		if w.page {
 			if f, err = in.toWritePage(ctx, w.epoch); err != nil {
@@ -109,7 +109,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 		if v.meter.overwrites.Load() {
 			to = told.at
 		}
-		more, err := v.room(ctx, lacks, to)
+		more, err := v.meter.room(ctx, lacks, to)
 		if err != nil {
 			return 0, err
 		}
@@ -129,7 +129,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 	if f.want > 0 {
 		f.changed()
 	}
-	v.listDirtyLocked(in)
+	v.back.listDirtyLocked(in)
 	stream := !f.pushing && f.unpushed >= 2*blockSize && f.streamsLocked()
 	if stream {
 		f.pushing = true
@@ -145,8 +145,8 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 			v.stream(in)
 		})
 	}
-	if v.dirtyBytes.Add(int64(grew)) >= v.c.flushBytes || many {
-		v.kick()
+	if v.back.dirtyBytes.Add(int64(grew)) >= v.c.flushBytes || many {
+		v.back.kick()
 	}
 	return len(p), nil
 }
@@ -292,13 +292,13 @@ func (v *Volume) settleBlob(b *blob) {
 	}
 	n := int64(len(b.data))
 	v.c.buf.give(n)
-	v.dirtyBytes.Add(-n)
+	v.back.dirtyBytes.Add(-n)
 	if b.pooled {
 		v.c.buf.recycle(b.data)
 	}
 	b.data = nil
 	if b.cw != nil {
-		v.dropBlob(b.cw)
+		v.chunks.dropBlob(b.cw)
 		b.cw = nil
 	}
 }
