@@ -148,7 +148,7 @@ func sxTime(t meta.Time) fuse.SxTime {
 // With FUSE_HANDLE_KILLPRIV_V2 SetAttr must drop set-id bits and capabilities: with every
 // change of owner, and with a truncation if the kernel asks for it.
 func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	if isText(in.NodeId) {
+	if isOwn(in.NodeId) {
 		return fuse.EPERM
 	}
 	ctx := request(cancel)

@@ -129,8 +129,8 @@ type slot struct {
 	ins     [1][]byte
 	outs    [1][]byte
 	unique  atomic.Uint64 // number of the request in progress, or zero
-	op      atomic.Uint32 // set before unique
 	pid     atomic.Uint32
+	waits   atomic.Bool // the request may wait for ever; set before unique
 
 	cancelMu sync.Mutex
 	cancel   chan struct{} // closed to end a request of direct
@@ -419,13 +419,16 @@ func (c *conn) handle(s *slot, n int) {
 	}
 	switch op {
 	case opRead:
+		if isStream(order.Uint64(s.in[16:])) {
+			break // not the time of a read of data
+		}
 		began := time.Now()
 		c.reads.begin(began)
 		defer func() { c.reads.end(began, time.Now()) }()
 	case opSyncfs, opDestroy:
 		// umount(8) of a block mount waits for the answer to DESTROY, however long drainFor
 		// takes.
-		s.op.Store(op)
+		s.waits.Store(false)
 		s.pid.Store(order.Uint32(s.in[32:]))
 		s.unique.Store(unique)
 		var status fuse.Status
@@ -448,11 +451,12 @@ func (c *conn) handle(s *slot, n int) {
 		c.interrupted(s)
 		return
 	}
-	if c.fs.count != nil && op != opSetlkw { // a wait for a lock may last days
+	endless := waits(op, order.Uint64(s.in[16:]))
+	if c.fs.count != nil && !endless { // a wait for a lock may last days
 		turn := c.fs.count.Begin()
 		defer c.fs.count.End(turn)
 	}
-	s.op.Store(op)
+	s.waits.Store(endless)
 	s.pid.Store(order.Uint32(s.in[32:]))
 	s.unique.Store(unique)
 	generation := c.generation.Load()
@@ -607,7 +611,7 @@ func dropTimeouts(op uint32, out []byte) {
 // interrupted handles INTERRUPT. The kernel sends INTERRUPT for every signal to a waiting
 // caller, and an EINTR would reach programs that never expect EINTR from a file (the runtime
 // of each Go program sends SIGURG to its own threads). So a signal ends only the wait for a
-// lock; any other request goes on unless the caller is being killed.
+// lock or for a record of a stream; any other request goes on unless the caller is being killed.
 func (c *conn) interrupted(s *slot) {
 	target := order.Uint64(s.in[inHeaderSize:])
 	c.mu.Lock()
@@ -622,7 +626,7 @@ func (c *conn) interrupted(s *slot) {
 	case found == nil:
 		// Read but not yet begun, or answered: the kernel knows, and asks again.
 		c.fail(s, order.Uint64(s.in[8:]), fuse.EAGAIN)
-	case found.op.Load() == opSetlkw:
+	case found.waits.Load():
 		go c.interrupt(found, target)
 	default:
 		go c.watch(found, target)

@@ -71,7 +71,7 @@ func (l *listings) release(handle uint64) {
 
 // OpenDir gives a handle for the end of the listing.
 func (f *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if f.noOpen && !isText(in.NodeId) && !isSnapshots(in.NodeId) {
+	if f.noOpen && !isOwn(in.NodeId) && !isSnapshots(in.NodeId) {
 		return fuse.ENOSYS // the kernel caches listings, too
 	}
 	out.Fh = f.listings.open()
@@ -83,7 +83,7 @@ func (f *fileSystem) ReleaseDir(in *fuse.ReleaseIn) { f.listings.release(in.Fh) 
 
 // FsyncDir makes the names durable that this mount has acknowledged.
 func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	if isText(in.NodeId) || isSnapshots(in.NodeId) {
+	if isOwn(in.NodeId) || isSnapshots(in.NodeId) {
 		return fuse.OK
 	}
 	ctx := request(cancel)

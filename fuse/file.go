@@ -26,6 +26,9 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	}
 	f.undoOpen(&in.InHeader)
 	ctx := request(cancel)
+	if isStream(in.NodeId) {
+		return f.streams.open(ctx, in, out)
+	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return f.status("open", in.NodeId, err)
@@ -64,7 +67,7 @@ const secondStep = 1 << 16
 
 // Create makes and opens a regular file.
 func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if isText(in.NodeId) {
+	if isOwn(in.NodeId) {
 		return fuse.EPERM
 	}
 	f.undoOpen(&in.InHeader)
@@ -86,7 +89,7 @@ func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name stri
 
 // Tmpfile makes and opens a regular file without a name.
 func (f *fileSystem) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
-	if isText(in.NodeId) {
+	if isOwn(in.NodeId) {
 		return fuse.EPERM
 	}
 	f.undoOpen(&in.InHeader)
@@ -155,7 +158,10 @@ func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.
 // Release ends one open. No caller waits for Release, since Flush and Fsync have already
 // returned the errors.
 func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
-	if isText(in.NodeId) {
+	if isStream(in.NodeId) {
+		f.streams.release(in.Fh)
+	}
+	if isOwn(in.NodeId) {
 		return
 	}
 	ctx := request(nil)
@@ -195,7 +201,7 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	if f.noOpen {
 		return fuse.ENOSYS
 	}
-	if isText(in.NodeId) {
+	if isOwn(in.NodeId) {
 		return fuse.OK
 	}
 	ctx := request(cancel)
@@ -245,6 +251,10 @@ func (f *fileSystem) read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		return f.readText(in.NodeId, buf, int64(in.Offset)), fuse.OK
 	}
 	ctx := request(cancel)
+	if isStream(in.NodeId) {
+		n, err := f.streams.read(ctx, in, buf)
+		return n, f.status("read", in.NodeId, err)
+	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return 0, f.status("read", in.NodeId, err)
@@ -284,7 +294,7 @@ func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]b
 
 // write answers write(2), and the writing back of shared mappings.
 func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (uint32, fuse.Status) {
-	if isText(in.NodeId) {
+	if isOwn(in.NodeId) {
 		return 0, fuse.EPERM
 	}
 	ctx := request(cancel)
@@ -409,6 +419,9 @@ func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRang
 	src, srcIno := f.split(in.NodeId)
 	dst, dstIno := f.split(in.NodeIdOut)
 	ctx := request(cancel)
+	if isStream(in.NodeId) || isStream(in.NodeIdOut) {
+		return 0, fuse.EXDEV
+	}
 	var at meta.Generation
 	if src != dst {
 		v, err := f.volume(ctx, src)

@@ -51,6 +51,7 @@ type fileSystem struct {
 	dropping atomic.Int32
 	kept     openRecords
 	texts    openTexts
+	streams  streamFiles
 	// count counts requests for the session; nil: nobody wants to know.
 	count interface {
 		Begin() uint32
@@ -80,12 +81,15 @@ func (f *fileSystem) split(node uint64) (meta.VolumeID, meta.Ino) {
 }
 
 // inode returns the volume and inode of a node. Errors: NoSuchVolume; ReadOnly for a directory
-// of snapshots.
+// of snapshots, NotPermitted for an unlisted file of a stream.
 func (f *fileSystem) inode(ctx context.Context, node uint64) (Volume, meta.Ino, error) {
 	id, ino := f.split(node)
 	if ino == 0 && !isText(node) {
 		// Requests that read a directory of snapshots call isSnapshots before.
 		return nil, 0, meta.E("snapshots", meta.ReadOnly, penstock.SnapshotDir, nil)
+	}
+	if isStream(node) {
+		return nil, 0, meta.E("stream", meta.NotPermitted, tailName, nil)
 	}
 	v, err := f.volume(ctx, id)
 	return v, ino, err
@@ -235,6 +239,9 @@ func (f *fileSystem) String() string { return "penstock" }
 func (f *fileSystem) Forget(node, _ uint64) {
 	if isText(node) {
 		f.texts.forget(node)
+		return
+	}
+	if isStream(node) {
 		return
 	}
 	id, ino := f.split(node)

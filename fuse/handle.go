@@ -17,7 +17,7 @@ const (
 	modeCached                             // reads through the page cache
 	modePassthrough                        // the kernel itself reads a backing file
 	modeNoFlush                            // the kernel sends no FLUSH for the handle
-	modeVirtual                            // a file of .penstock
+	modeVirtual                            // a file of .penstock, or of tail of a stream
 )
 
 const handleShift = 8

@@ -12,13 +12,13 @@ import (
 // inode, the kernel looks up "." in the node, and ".." in each directory above a directory.
 //
 // Two kinds of handles are stale as soon as the kernel forgets the inode: handles of nodes
-// made by package fuse (.penstock, .snapshot), and handles of directories in a volume below
+// made by package fuse (.penstock, .snapshot, tail of a stream), and handles of directories in a volume below
 // the mount's own volume, since the root of a volume does not know its path.
 
 // handleLookup answers a lookup of "." or ".." in a node. The kernel turns ENOENT into
 // ESTALE.
 func (f *fileSystem) handleLookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status {
-	if isText(node) || isSnapshots(node) {
+	if isOwn(node) || isSnapshots(node) {
 		return fuse.ENOENT
 	}
 	id, ino := f.split(node)

@@ -38,6 +38,9 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 		if id, _ := f.split(in.NodeId); name == penstock.SnapshotDir && showsSnapshots(id, ino) {
 			return snapshotDirectory{f}.enter(ctx, v, id, valid, out)
 		}
+		if st, ok := f.streams.nameIn(ctx, v, in.NodeId, name, out); ok {
+			return st
+		}
 		if valid <= 0 {
 			return fuse.ENOENT
 		}
@@ -102,7 +105,7 @@ func (f *fileSystem) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, 
 
 // create makes a node with a new name; an existing name is an error.
 func (f *fileSystem) create(cancel <-chan struct{}, op string, h *fuse.InHeader, req meta.Create, out *fuse.EntryOut) fuse.Status {
-	if isText(h.NodeId) {
+	if isOwn(h.NodeId) {
 		return fuse.EPERM
 	}
 	ctx := request(cancel)
@@ -130,7 +133,7 @@ func (f *fileSystem) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name strin
 }
 
 func (f *fileSystem) unlink(cancel <-chan struct{}, op string, in *fuse.InHeader, name string, dir bool) fuse.Status {
-	if isText(in.NodeId) {
+	if isOwn(in.NodeId) {
 		return fuse.EPERM
 	}
 	ctx := request(cancel)
@@ -139,6 +142,9 @@ func (f *fileSystem) unlink(cancel <-chan struct{}, op string, in *fuse.InHeader
 		err = v.Unlink(ctx, f.call(in), parent, name, dir)
 		if id, _ := f.split(in.NodeId); meta.KindOf(err) == meta.NotFound && name == penstock.SnapshotDir && showsSnapshots(id, parent) {
 			err = meta.E(op, meta.ReadOnly, name, nil)
+		}
+		if meta.KindOf(err) == meta.NotFound && f.streams.shows(ctx, v, in.NodeId, name) {
+			err = meta.E(op, meta.NotPermitted, name, nil)
 		}
 	}
 	return f.status(op, in.NodeId, err)

@@ -34,6 +34,8 @@ type Config struct {
 	// a colon.
 	Source  string
 	Options Options
+	// Streams reads the tree's streams; nil: the mount shows only the files of streams.
+	Streams Streams
 	// Succession leaves the mount to successors; nil: the mount ends with this process.
 	Succession *Succession
 }
@@ -205,6 +207,7 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 		volumes:  make(map[meta.VolumeID]Volume),
 		inumbers: inumbers{log: cfg.Logger},
 	}
+	f.streams.f, f.streams.streams = f, cfg.Streams
 	if k := cfg.Succession; k != nil {
 		f.kept.init(k.Memory)
 		f.count = k.Count

@@ -52,7 +52,7 @@ func (c *conn) quick(s *slot, n int) (ok bool) {
 		return false
 	}
 	h := (*fuse.InHeader)(unsafe.Pointer(&s.in[0]))
-	if h.TotalExtlen != 0 || uintptr(n) < directSize[op] || h.Unique&resent != 0 || isText(h.NodeId) || isSnapshots(h.NodeId) {
+	if h.TotalExtlen != 0 || uintptr(n) < directSize[op] || h.Unique&resent != 0 || isOwn(h.NodeId) || isSnapshots(h.NodeId) {
 		return false
 	}
 	generation := c.generation.Load()
@@ -116,6 +116,8 @@ func (f *fileSystem) quickLookup(v quickVolume, id meta.VolumeID, parent meta.In
 		return 0, false
 	case !e.Negative:
 		f.fillEntry(&e, out)
+	case isStreamName(name):
+		return 0, false
 	default:
 		valid := f.entryTimeout(e.Volume, e.Valid)
 		if valid <= 0 {

@@ -9,7 +9,7 @@ import (
 // Rename answers rename(2) and renameat2(2). A rename to another volume fails with EXDEV, and
 // whiteouts fail with EINVAL.
 func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
-	if isText(in.NodeId) || isText(in.Newdir) {
+	if isOwn(in.NodeId) || isOwn(in.Newdir) {
 		return fuse.EPERM
 	}
 	if in.Flags&^(meta.RenameNoReplace|meta.RenameExchange) != 0 {
@@ -25,6 +25,11 @@ func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, 
 	}
 	ctx := request(cancel)
 	v, err := f.volume(ctx, from)
+	if err == nil && isStreamName(newName) {
+		if e, lerr := v.Lookup(ctx, newParent, newName); lerr == nil && e.Negative && f.streams.shows(ctx, v, in.Newdir, newName) {
+			return fuse.EPERM
+		}
+	}
 	if err == nil {
 		err = v.Rename(ctx, f.call(&in.InHeader), parent, oldName, newParent, newName, in.Flags)
 	}
@@ -33,7 +38,7 @@ func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, 
 
 // Link answers link(2), and linkat(2) of a file made by O_TMPFILE.
 func (f *fileSystem) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
-	if isText(in.NodeId) || isText(in.Oldnodeid) {
+	if isOwn(in.NodeId) || isOwn(in.Oldnodeid) {
 		return fuse.EPERM
 	}
 	if isSnapshots(in.NodeId) {

@@ -23,6 +23,8 @@ type ServeConfig struct {
 	Source  string
 	Dir     string
 	Options Options
+	// Streams makes Config.Streams for the client; nil: the mount shows only the files of streams.
+	Streams func(*penstock.Client) Streams
 	// Grace is how long a mount in use may go on after ctx ended; 0: 10 s.
 	Grace time.Duration
 	// Force ends the waiting at once: a second signal.
@@ -123,8 +125,12 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		succession.Session, succession.Count, succession.Resumed = client.Session(), client, client.Resumed
 		succession.asked, succession.base = src.String(), root.ID()
 	}
+	var streams Streams
+	if cfg.Streams != nil {
+		streams = cfg.Streams(client)
+	}
 	m, err := New(taking, Config{
-		Tree: ClientTree(client), Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
+		Streams: streams, Tree: ClientTree(client), Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
 		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(src.dir, "/"), Options: cfg.Options, Succession: succession,
 	})
 	if err != nil {

@@ -331,6 +331,8 @@ func (f *fileSystem) restore(left []keep.Record) {
 			if l, ok := v.(maylock); ok && err == nil {
 				l.MayLock(ino, r.N[1])
 			}
+		case keep.Tail:
+			next = max(next, f.streams.restore(&r)>>handleShift)
 		case keep.Page:
 		}
 	}

@@ -7,9 +7,9 @@ import (
 )
 
 // virtualDirectory answers the kernel's requests for the nodes of one kind outside all
-// volumes: the texts of .penstock, or the snapshots of .snapshot. Each kind is a provider,
-// found by node number. A directory of a volume has a name for the provider (enter), which is
-// never listed.
+// volumes: the texts of .penstock, the snapshots of .snapshot, or the unlisted files of a stream.
+// Each kind is a provider, found by node number. A directory of a volume has a name for the
+// provider (enter), which is never listed.
 type virtualDirectory interface {
 	// lookup finds a name in a node of the provider's kind.
 	lookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status
@@ -28,6 +28,8 @@ func (f *fileSystem) virtualAt(node uint64) virtualDirectory {
 		return textDirectory{f}
 	case isSnapshots(node):
 		return snapshotDirectory{f}
+	case isStream(node):
+		return &f.streams
 	}
 	return nil
 }

@@ -127,6 +127,13 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 		return 0, fuse.ENODATA
 	}
 	ctx := request(cancel)
+	if isStream(in.NodeId) {
+		value, err := f.streams.getXattr(ctx, in.NodeId, name)
+		if err != nil {
+			return 0, f.status("getxattr", in.NodeId, err)
+		}
+		return fit(value, dest)
+	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return 0, f.status("getxattr", in.NodeId, err)
@@ -201,7 +208,7 @@ func fit(value, dest []byte) (uint32, fuse.Status) {
 
 // ListXAttr lists names, each ended by a NUL.
 func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
-	if isText(in.NodeId) || isSnapshots(in.NodeId) {
+	if isOwn(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.OK
 	}
 	ctx := request(cancel)
@@ -226,7 +233,7 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest [
 
 // SetXAttr sets an attribute or an ACL.
 func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, value []byte) fuse.Status {
-	if isText(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
+	if isOwn(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
 	if st := known(name); st != fuse.OK {
@@ -249,7 +256,7 @@ func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name 
 
 // RemoveXAttr removes an attribute or an ACL.
 func (f *fileSystem) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	if isText(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
+	if isOwn(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
 	if st := known(name); st != fuse.OK {

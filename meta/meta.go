@@ -32,6 +32,7 @@ const (
 	VolumeBits = 20
 	InoBits    = 44
 	MaxIno     = Ino(1)<<InoBits - 1
+	LastIno    = MaxIno >> 2 // highest number that a volume gives to an inode: a mount shows other files above
 	Views      = 1 << 18
 	MaxVolume  = VolumeID(1)<<VolumeBits - 1 - Views
 )

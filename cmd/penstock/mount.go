@@ -239,7 +239,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
 			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, UnsafeNoLaunder: unsafe.NoLaunder, Topology: m.topology, Congestion: m.congestion,
 		},
-		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
+		Source: source, Dir: dir, Options: opts, Streams: local.StreamFiles, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Settling: func(mount *fuse.Mount) { m.settling(ctx, log, mount) },
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			hangup(ctx, mount.Held(), leave, unmount)

@@ -75,7 +75,8 @@ const (
 	Data                     // volume, inode, offset, length, place, mtime of uncommitted bytes; aux: number of earlier ends of the session in the volume
 	Page                     // node, uid | gid<<32, offset, length, place, unique | kill<<63 of a page written back
 	Append                   // volume, inode, unique, offset of an appending WRITE request
-	lastKind = Append
+	Tail                     // node, handle, unique of the last READ, or of the OPEN, record offset before that READ and after it, bytes read of the records' lines: before<<32 | after
+	lastKind = Tail
 )
 
 // Nowhere is the place of bytes without room in the arena: only the fact of the write is known.

@@ -292,7 +292,7 @@ func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, n
 	} else if under = gen; used {
 		return nil, fail("create", meta.Again, fmt.Sprintf("inode number %d is in use", ino))
 	}
-	if ino > meta.MaxIno {
+	if ino > meta.LastIno {
 		return nil, fail("create", meta.NoSpace, "inode numbers are used up")
 	}
 	t.vol.nextIno = max(t.vol.nextIno, uint64(ino)+1)

@@ -253,7 +253,7 @@ func (l *Log) roll() (*segment, error) {
 			return nil, err
 		}
 	}
-	f, err := l.dir.Create(l.ctx, segmentName(first))
+	f, err := l.dir.Create(l.ctx, SegmentName(first))
 	if err != nil {
 		return nil, err
 	}

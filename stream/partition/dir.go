@@ -66,15 +66,15 @@ const (
 	epochsFile    = "epochs"
 )
 
-// segmentName names the segment that begins at an offset.
-func segmentName(first int64) string { return fmt.Sprintf("%020d%s", first, segmentSuffix) }
+// SegmentName names the segment that begins at an offset.
+func SegmentName(first int64) string { return fmt.Sprintf("%020d%s", first, segmentSuffix) }
 
-// firstOf parses the name of a segment; ok is false for other files.
-func firstOf(name string) (first int64, ok bool) {
+// FirstOf parses the name of a segment; ok is false for other files.
+func FirstOf(name string) (first int64, ok bool) {
 	digits, ok := strings.CutSuffix(name, segmentSuffix)
 	if !ok || len(digits) != 20 {
 		return 0, false
 	}
 	first, err := strconv.ParseInt(digits, 10, 64)
-	return first, err == nil && first >= 0 && segmentName(first) == name
+	return first, err == nil && first >= 0 && SegmentName(first) == name
 }

@@ -37,7 +37,7 @@ func (l *Log) read(ctx context.Context) error {
 		return err
 	}
 	s := l.segments[len(l.segments)-1]
-	if s.file, err = l.dir.Open(ctx, segmentName(s.First), false); err != nil {
+	if s.file, err = l.dir.Open(ctx, SegmentName(s.First), false); err != nil {
 		return err
 	}
 	found, _, err := l.scan(s.file, s.First, nil)
@@ -62,7 +62,7 @@ func Contents(ctx context.Context, dir Dir) (string, error) {
 	var b strings.Builder
 	slices.SortFunc(files, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
 	for _, f := range files {
-		if _, ok := firstOf(f.Name); ok {
+		if _, ok := FirstOf(f.Name); ok {
 			fmt.Fprintln(&b, f.Name, f.Size)
 		}
 	}

@@ -32,7 +32,7 @@ func TestReadOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		last := l.segments[len(l.segments)-1]
-		torn := dir.files[segmentName(last.First)]
+		torn := dir.files[SegmentName(last.First)]
 		torn.data = append(torn.data, "of a crash"...)
 		r, err := OpenRead(t.Context(), dir, cfg)
 		if err != nil {

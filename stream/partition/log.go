@@ -219,7 +219,7 @@ func reader(f File) io.Reader { return io.NewSectionReader(f, 0, 1<<62) }
 func (l *Log) scan(f File, first int64, seen func(*log.Batch)) (s log.Segment, torn, err error) {
 	s, torn, err = log.Scan(reader(f), first, l.cfg.MaxBatch, seen)
 	if err != nil {
-		return s, nil, l.fail("scan segment", meta.KindOf(err), fmt.Errorf("%s: %w", segmentName(first), err))
+		return s, nil, l.fail("scan segment", meta.KindOf(err), fmt.Errorf("%s: %w", SegmentName(first), err))
 	}
 	return s, torn, nil
 }

@@ -329,7 +329,7 @@ func TestEmptySegments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, first := range []int64{2, 3} { // of leaders that were late, and in time
-		if _, err := dir.Create(t.Context(), segmentName(first)); err != nil {
+		if _, err := dir.Create(t.Context(), SegmentName(first)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -357,7 +357,7 @@ func TestEmptySegmentBetween(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := dir.Create(t.Context(), segmentName(1)); err != nil {
+	if _, err := dir.Create(t.Context(), SegmentName(1)); err != nil {
 		t.Fatal(err)
 	}
 	// Without the producers' state, each segment is scanned.
@@ -437,7 +437,7 @@ func TestDamage(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	first := dir.files[segmentName(0)]
+	first := dir.files[SegmentName(0)]
 	first.data[70] ^= 1
 	l = open(t, dir, Config{SegmentBytes: 200}) // does not read it
 	if _, err := l.Read(0, 100); !errors.Is(err, meta.Corrupt) {

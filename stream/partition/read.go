@@ -118,15 +118,15 @@ func (l *Log) load(s *segment) error {
 	case done:
 		return nil
 	case gone:
-		return l.fail("read", meta.Range, fmt.Errorf("segment %s was removed by retention", segmentName(s.First)))
+		return l.fail("read", meta.Range, fmt.Errorf("segment %s was removed by retention", SegmentName(s.First)))
 	}
-	f, err := l.dir.Open(l.ctx, segmentName(s.First), false)
+	f, err := l.dir.Open(l.ctx, SegmentName(s.First), false)
 	if err != nil {
 		return err
 	}
 	found, torn, err := l.scan(f, s.First, nil)
 	if err == nil && (torn != nil || found.Next != s.Next) {
-		err = l.fail("read", meta.Corrupt, fmt.Errorf("segment %s ends at offset %d instead of %d (%v)", segmentName(s.First), found.Next, s.Next, torn))
+		err = l.fail("read", meta.Corrupt, fmt.Errorf("segment %s ends at offset %d instead of %d (%v)", SegmentName(s.First), found.Next, s.Next, torn))
 	}
 	if err != nil {
 		return errors.Join(err, f.Close())

@@ -82,7 +82,7 @@ func (l *Log) findSegments(ctx context.Context) error {
 		return err
 	}
 	for _, f := range files {
-		if first, ok := firstOf(f.Name); ok {
+		if first, ok := FirstOf(f.Name); ok {
 			l.segments = append(l.segments, &segment{Segment: log.NewSegment(first), size: f.Size, created: f.Created})
 		}
 	}
@@ -95,7 +95,7 @@ func (l *Log) findSegments(ctx context.Context) error {
 			l.segments = slices.Delete(l.segments, i, i+1)
 			continue
 		}
-		if empty, err := l.removeEmpty(segmentName(l.segments[i].First)); err != nil {
+		if empty, err := l.removeEmpty(SegmentName(l.segments[i].First)); err != nil {
 			return err
 		} else if empty {
 			l.segments = slices.Delete(l.segments, i, i+1)
@@ -153,7 +153,7 @@ func (l *Log) readProducers(ctx context.Context) (from int64, err error) {
 func (l *Log) openTail() error {
 	for n := len(l.segments) - 1; n >= 0; n-- {
 		s := l.segments[n]
-		f, err := l.dir.Open(l.ctx, segmentName(s.First), true)
+		f, err := l.dir.Open(l.ctx, SegmentName(s.First), true)
 		if err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (l *Log) openTail() error {
 		}
 		s.file = nil
 		l.segments = l.segments[:n]
-		if err := errors.Join(f.Close(), l.dir.Remove(l.ctx, segmentName(s.First))); err != nil {
+		if err := errors.Join(f.Close(), l.dir.Remove(l.ctx, SegmentName(s.First))); err != nil {
 			return err
 		}
 	}
@@ -185,7 +185,7 @@ func (l *Log) scanTail(from int64) error {
 			continue
 		}
 		if !last {
-			f, err := l.dir.Open(l.ctx, segmentName(s.First), false)
+			f, err := l.dir.Open(l.ctx, SegmentName(s.First), false)
 			if err != nil {
 				return err
 			}
@@ -202,7 +202,7 @@ func (l *Log) scanTail(from int64) error {
 		}
 		switch {
 		case !last && (torn != nil || found.Next != s.Next):
-			return l.fail("open", meta.Corrupt, fmt.Errorf("segment %s ends at offset %d instead of %d (%v); restore it from a snapshot", segmentName(s.First), found.Next, s.Next, torn))
+			return l.fail("open", meta.Corrupt, fmt.Errorf("segment %s ends at offset %d instead of %d (%v); restore it from a snapshot", SegmentName(s.First), found.Next, s.Next, torn))
 		case last && found.Next < from:
 			return l.fail("open", meta.Corrupt, fmt.Errorf("the log ends at offset %d (%v), and the producers' state is of offset %d", found.Next, torn, from))
 		case torn != nil:

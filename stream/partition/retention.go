@@ -56,7 +56,7 @@ func MayBeOld(ctx context.Context, dir Dir, before time.Time) (bool, error) {
 	}
 	size, first := int64(0), time.Time{}
 	for _, f := range files {
-		if _, ok := firstOf(f.Name); !ok {
+		if _, ok := FirstOf(f.Name); !ok {
 			continue
 		}
 		size += f.Size
@@ -133,5 +133,5 @@ func (l *Log) removeFirst(ctx context.Context, s *segment) error {
 			return err
 		}
 	}
-	return l.dir.Remove(ctx, segmentName(s.First))
+	return l.dir.Remove(ctx, SegmentName(s.First))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/parquet-go/parquet-go/compress/zstd"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/decompress"
 	"penstock.io/penstock/stream/log"
 	"penstock.io/penstock/table/delta"
 )
@@ -128,7 +129,7 @@ func (b *builder) batch(batch *log.Batch, p []byte) error {
 	if err := batch.Verify(p); err != nil {
 		return err
 	}
-	plain, err := decompress(batch.Compression(), p[log.HeaderSize:])
+	plain, err := decompress.Records(batch.Compression(), p[log.HeaderSize:])
 	var rows []parquet.Row
 	var rejects []reject
 	if err == nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 	"github.com/pierrec/lz4/v4"
 
+	"penstock.io/penstock/stream/decompress"
 	"penstock.io/penstock/stream/log"
 	"penstock.io/penstock/table/delta"
 )
@@ -345,7 +346,7 @@ func compressors() map[int16]func([]byte) []byte {
 
 // javaSnappy is the form of snappy of Java's clients.
 func javaSnappy(p []byte) []byte {
-	out := append(slices.Clone(snappyFrame), 0, 0, 0, 1, 0, 0, 0, 1)
+	out := []byte("\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
 	for part := range slices.Chunk(p, 7) {
 		block := s2.EncodeSnappy(nil, part)
 		out = append(binary.BigEndian.AppendUint32(out, uint32(len(block))), block...)
@@ -392,7 +393,7 @@ func TestCompression(t *testing.T) {
 	if err := verify(d, map[int]int{0: n}); err != nil {
 		t.Error("DATA:", err)
 	}
-	zeros := make([]byte, maxPlain+1)
+	zeros := make([]byte, decompress.Max+1)
 	for compression, compress := range compressors() {
 		l.add(compression, func([]byte) []byte { return []byte("no such thing") }, log.Record{Value: []byte("lost")})
 		l.add(compression, func([]byte) []byte { return compress(zeros) }, log.Record{Value: []byte("a bomb")})
@@ -510,7 +511,7 @@ func FuzzDecompress(f *testing.F) {
 	}
 	f.Add(log.Snappy, javaSnappy([]byte("some records")))
 	f.Fuzz(func(t *testing.T, compression int, p []byte) {
-		if plain, err := decompress(compression, p); err == nil && len(plain) > max(maxPlain, len(p)) {
+		if plain, err := decompress.Records(compression, p); err == nil && len(plain) > max(decompress.Max, len(p)) {
 			t.Errorf("%d bytes", len(plain))
 		}
 	})

@@ -318,7 +318,7 @@ func StartMount(ctx context.Context, cfg MountConfig) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	fc := fuse.Config{Tree: fuse.ClientTree(c), Notifier: n, Logger: cfg.Logger, Dir: cfg.Dir, Source: cfg.Source, Options: cfg.Options}
+	fc := fuse.Config{Tree: fuse.ClientTree(c), Notifier: n, Logger: cfg.Logger, Dir: cfg.Dir, Source: cfg.Source, Options: cfg.Options, Streams: StreamFiles(c)}
 	if err := findRoot(ctx, c, cfg, &fc); err != nil {
 		return nil, errors.Join(err, c.Close(ctx))
 	}

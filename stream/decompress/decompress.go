@@ -1,4 +1,6 @@
-package publish
+// Package decompress decompresses the records of batches, whatever a client has compressed: the
+// package owns the bounds on what comes out.
+package decompress
 
 import (
 	"bytes"
@@ -15,14 +17,14 @@ import (
 	"penstock.io/penstock/stream/log"
 )
 
-// maxPlain bounds the records of a batch after decompression, in bytes.
-const maxPlain = 64 << 20
+// Max bounds the records of a batch after decompression, in bytes.
+const Max = 64 << 20
 
-var errBomb = fmt.Errorf("the records are larger than %d bytes after decompression", maxPlain)
+var errBomb = fmt.Errorf("the records are larger than %d bytes after decompression", Max)
 
-// decompress returns the records of a batch, decompressed. An error says why that is not
-// possible: the producer has compressed the records, and nobody has examined them before.
-func decompress(compression int, p []byte) ([]byte, error) {
+// Records returns the records of a batch, decompressed. An error says why that is not
+// possible: the producer has compressed the records, and no program has examined them before.
+func Records(compression int, p []byte) ([]byte, error) {
 	switch compression {
 	case log.Plain:
 		return p, nil
@@ -37,7 +39,7 @@ func decompress(compression int, p []byte) ([]byte, error) {
 	case log.Snappy:
 		return unsnappy(p)
 	case log.Zstd:
-		r, err := zstd.NewReader(bytes.NewReader(p), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxPlain))
+		r, err := zstd.NewReader(bytes.NewReader(p), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(Max))
 		if err != nil {
 			return nil, err
 		}
@@ -49,8 +51,8 @@ func decompress(compression int, p []byte) ([]byte, error) {
 }
 
 func readBounded(r io.Reader) ([]byte, error) {
-	p, err := io.ReadAll(io.LimitReader(r, maxPlain+1))
-	if err == nil && len(p) > maxPlain {
+	p, err := io.ReadAll(io.LimitReader(r, Max+1))
+	if err == nil && len(p) > Max {
 		err = errBomb
 	}
 	return p, err
@@ -85,7 +87,7 @@ func unsnappyBlock(to, p []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n > maxPlain-len(to) {
+	if n > Max-len(to) {
 		return nil, errBomb
 	}
 	block, err := s2.Decode(nil, p)
