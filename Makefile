@@ -65,7 +65,7 @@ bench-fio: deps build ## four rows of the benchmark beside fio on the same direc
 	$(BIN) bench-fio $${DIR:-/var/tmp}
 
 .PHONY: soak
-soak: soak-snapshots soak-mirrors soak-cluster soak-crash ## all parts of the soak: 200 snapshots, 30 kills of mirrors, MINUTES (10) of a cluster under faults, SOAK_ROUNDS (100) rounds on one machine
+soak: soak-snapshots soak-mirrors soak-cluster soak-streams soak-crash ## all parts of the soak: 200 snapshots, 30 kills of mirrors, MINUTES (10) of a cluster under faults, MINUTES of streams, SOAK_ROUNDS (100) rounds on one machine
 
 .PHONY: soak-snapshots
 soak-snapshots: deps ## 200 snapshots of a volume that changes, deleted in any order, checked against a model, and 200 while two mounts write
@@ -81,6 +81,10 @@ soak-mirrors: deps ## mirrors of random trees: a side killed 30 times while they
 soak-cluster: deps ## a cluster in network namespaces under a mixed load and one fault each 5 s, for MINUTES (10)
 	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m -copies -seed 0
 
+.PHONY: soak-streams
+soak-streams: deps ## producers and consumers of streams on a cluster with gateways under one fault each 5 s, for MINUTES (10)
+	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestStreamSoak$$' -streams $(MINUTES)m -seed 0
+
 .PHONY: soak-crash
 soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds
 	$(GO) test -timeout 12h -count 1 -v ./test/crash -rounds $(SOAK_ROUNDS)
@@ -89,6 +93,7 @@ soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROU
 controls: deps build ## switch each safety mechanism off; the test that guards it must fail
 	$(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
 	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestSoakControls$$' -soak 5m -seed 0 -controls
+	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestStreamSoakControls$$' -every 3s -seed 0 -controls
 
 .PHONY: burst
 burst: deps ## NODES (40) nodes with node agents join within a minute, pods there use a claim of 100,000 files, and they go, ten by a loss of power

@@ -20,6 +20,7 @@ type Host struct {
 	// and Idle before the first use of the host.
 	Address string
 	Idle    time.Duration
+	Unsafe  Unsafe // set like Address
 
 	client *penstock.Client
 	tree   *penstock.Tree
@@ -96,7 +97,7 @@ func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) 
 	if h.closed {
 		return nil, errStreamClosed(p)
 	}
-	s := &Stream{Spec: spec, dir: volumeDir{v, id.dir}, name: p, address: h.Address, log: h.log, slots: make([]slot, spec.Partitions), groups: map[string]*committed{}}
+	s := &Stream{Spec: spec, dir: volumeDir{v, id.dir}, name: p, address: h.Address, unsafe: h.Unsafe, log: h.log, slots: make([]slot, spec.Partitions), groups: map[string]*committed{}}
 	h.open[id] = s
 	return s, nil
 }

@@ -23,6 +23,7 @@ type Stream struct {
 	name    string // the path at the time of opening, for people
 	address string // of the leader of the partitions
 	log     *slog.Logger
+	unsafe  Unsafe
 
 	slots     []slot
 	publisher publisher
@@ -114,8 +115,8 @@ func (s *Stream) lead(ctx context.Context, slot *slot, n int32) (*partition.Log,
 	if err != nil {
 		return nil, err
 	}
-	led := &ledDir{volumeDir: dir, address: s.address, right: right}
-	l, err := partition.Open(ctx, led, s.config(dir, n), right)
+	led := &ledDir{volumeDir: dir, address: s.address, right: right, unsafe: s.unsafe}
+	l, err := partition.Open(ctx, led, s.config(dir, n), s.unsafe.leadership(right))
 	if err != nil {
 		return nil, errors.Join(err, led.leave(ctx))
 	}
@@ -164,7 +165,7 @@ func (s *Stream) replace(slot *slot, n int32, l *partition.Log) {
 func (s *Stream) config(dir volumeDir, n int32) partition.Config {
 	return partition.Config{
 		Name: fmt.Sprintf("%s, partition %d", s.name, n), Volume: uint64(dir.v.ID()), Logger: s.log, Retention: s.Spec.Retention, RetentionBytes: s.Spec.RetentionBytes,
-		SegmentBytes: s.Spec.SegmentBytes, SegmentAge: s.Spec.SegmentAge,
+		SegmentBytes: s.Spec.SegmentBytes, SegmentAge: s.Spec.SegmentAge, UnsafeNoSync: s.unsafe.NoSync,
 	}
 }
 
@@ -376,7 +377,7 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 			return nil, err
 		}
 	}
-	c := &committed{dir: &ledDir{volumeDir: dir, address: s.address}, used: time.Now()}
+	c := &committed{dir: &ledDir{volumeDir: dir, address: s.address, unsafe: s.unsafe}, used: time.Now()}
 	if c.Offsets, err = offsets.Open(ctx, c.dir, name); err != nil {
 		err = errors.Join(err, c.dir.leave(ctx))
 		if !make && errors.Is(err, meta.ReadOnly) {
@@ -384,6 +385,7 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 		}
 		return nil, err
 	}
+	c.UnsafeNoWrite = s.unsafe.NoOffsets
 	s.groups[name] = c
 	return c.Offsets, nil
 }

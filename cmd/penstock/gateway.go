@@ -35,6 +35,11 @@ The server asks for no credentials, so that it listens on loopback addresses onl
 			if err != nil {
 				return err
 			}
+			unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
+			if err != nil {
+				return err
+			}
+			cfg.Unsafe = unsafe.Streams
 			if cfg.Node < 1 {
 				return usagef("--node is a number from 1 on, and not the number of another gateway")
 			}
@@ -67,6 +72,7 @@ The server asks for no credentials, so that it listens on loopback addresses onl
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients, on loopback")
+	f.StringVar(&cfg.Ingest, "ingest", "", "address at which the gateway takes appends over HTTP and gRPC, on loopback")
 	f.Int32Var(&cfg.Node, "node", 1, "the number of this gateway for Kafka clients; no other gateway of the cluster has it")
 	f.DurationVar(&cfg.Idle, "stream-idle", stream.DefaultIdle, "how long after its last use the gateway holds a partition; when it holds none, it has no session, and volumes can be rolled back")
 	port.flag(cmd, "a socket in the directory for run-time files")

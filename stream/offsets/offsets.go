@@ -94,6 +94,10 @@ func decode(b []byte, fn func(Commit)) (n int, err error) {
 
 // Offsets are the committed offsets of a group in a stream.
 type Offsets struct {
+	// UnsafeNoWrite, a positive control, keeps commits in memory only. The caller sets the field
+	// before the first commit.
+	UnsafeNoWrite bool
+
 	dir  partition.Dir
 	name string
 	ctx  context.Context
@@ -177,6 +181,12 @@ func (o *Offsets) Commit(commits []Commit) error {
 	}
 	if o.file == nil {
 		return meta.E("commit offsets", meta.Unavailable, o.name, errors.New("the stream was closed"))
+	}
+	if o.UnsafeNoWrite {
+		for _, c := range commits {
+			o.apply(c)
+		}
+		return nil
 	}
 	_, err := o.file.WriteAt(p, o.size)
 	if err == nil {

@@ -237,6 +237,9 @@ func (l *Log) commit(p []byte) error {
 	if _, err := active.file.WriteAt(p, active.Size); err != nil {
 		return err
 	}
+	if l.cfg.UnsafeNoSync {
+		return nil
+	}
 	return active.file.Sync()
 }
 

@@ -26,6 +26,7 @@ type Config struct {
 	// ProducerExpiry is how long the state of a silent producer is kept; default 7 days.
 	ProducerExpiry time.Duration
 	Now            func() time.Time // default time.Now
+	UnsafeNoSync   bool             // a positive control: batches count as durable without a sync
 	Logger         *slog.Logger     // default slog.Default()
 }
 

@@ -31,6 +31,7 @@ type Config struct {
 	Metas        int
 	ChunkServers int
 	Mounts       int
+	Gateways     int   // only without certificates
 	EtcdMembers  int   // 0 means 3
 	DiskBytes    int64 // of each chunk server's disk; 0 means 512 MiB
 	Env          []string
@@ -51,9 +52,12 @@ type Cluster struct {
 	Metas  []*Member
 	Chunks []*Member
 	Mounts []*Mount
-	others []*Member
-	admin  *netns.Node
-	creds  credentials
+	// Gateways serve streams to clients on the node users.
+	Gateways []*Member
+	users    *netns.Node
+	others   []*Member
+	admin    *netns.Node
+	creds    credentials
 }
 
 // ports of the parts, each on its own node.
@@ -79,7 +83,7 @@ func New(ctx context.Context, cfg Config) (*Cluster, error) {
 		do   func(context.Context) error
 	}{
 		{"network", c.wire}, {"etcd", c.startEtcd}, {"certificates", c.found}, {"metadata servers", c.startMetas},
-		{"chunk servers", c.startChunks}, {"mounts", c.startMounts},
+		{"chunk servers", c.startChunks}, {"mounts", c.startMounts}, {"gateways", c.startGateways},
 	}
 	for _, s := range steps {
 		if err := s.do(ctx); err != nil {
@@ -113,6 +117,11 @@ func (c *Cluster) wire(context.Context) (err error) {
 	}
 	if c.admin, err = c.Racks[0].AddNode("admin"); err != nil {
 		return err
+	}
+	if c.cfg.Gateways > 0 {
+		if c.users, err = c.Racks[0].AddNode("users"); err != nil {
+			return err
+		}
 	}
 	if err := add(&c.Etcd, "etcd", c.cfg.EtcdMembers, 512<<20); err != nil {
 		return err
@@ -313,7 +322,7 @@ func (c *Cluster) Close() error {
 	for _, m := range c.Mounts {
 		errs = append(errs, m.end())
 	}
-	for _, members := range [][]*Member{c.others, c.Chunks, c.Metas, c.Etcd} {
+	for _, members := range [][]*Member{c.others, c.Gateways, c.Chunks, c.Metas, c.Etcd} {
 		for _, m := range members {
 			errs = append(errs, m.end())
 		}
@@ -330,7 +339,7 @@ func (c *Cluster) Stop() error {
 	for _, m := range c.Mounts {
 		errs = append(errs, m.Stop())
 	}
-	for _, members := range [][]*Member{c.others, c.Chunks, c.Metas, c.Etcd} {
+	for _, members := range [][]*Member{c.others, c.Gateways, c.Chunks, c.Metas, c.Etcd} {
 		for _, m := range members {
 			errs = append(errs, m.Stop())
 		}

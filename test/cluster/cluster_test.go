@@ -160,18 +160,3 @@ func TestReadOnAfterServerDies(t *testing.T) {
 	check(c.Fsck(t.Context(), time.Minute))
 	check(c.Stop())
 }
-
-// TestInsecure: without certificates the parts speak on loopback addresses.
-func TestInsecure(t *testing.T) {
-	c := start(t, Config{Racks: 1, EtcdMembers: 1, Metas: 1, ChunkServers: 1, Mounts: 1, Insecure: true})
-	file := filepath.Join(c.Mounts[0].Path, "file")
-	if err := os.WriteFile(file, []byte("hello"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := os.ReadFile(file); string(b) != "hello" {
-		t.Fatalf("read %q, %v", b, err)
-	}
-	if err := c.Stop(); err != nil {
-		t.Error(err)
-	}
-}

@@ -24,7 +24,8 @@ type Member struct {
 	Name string
 	Node *netns.Node
 
-	disk  *disk.Disk // nil for mounts
+	disk  *disk.Disk // nil for mounts and gateways
+	alone bool       // like a member with a disk: see Start
 	log   *os.File
 	path  string
 	args  []string
@@ -91,7 +92,7 @@ func (m *Member) Start() error {
 		Name: m.Name, Path: m.path, Args: m.args, Env: m.env, Log: m.log,
 		// Servers are alone as on a machine of their own: nobody may conclude from
 		// the process table that one is dead. A mount serves callers of this machine.
-		Alone: m.disk != nil,
+		Alone: m.disk != nil || m.alone,
 	})
 	if err != nil {
 		return err

@@ -179,7 +179,7 @@ func (n *nemesis) healAll(ctx context.Context) error {
 
 // all are the faults that the nemesis knows.
 func (n *nemesis) all() []fault {
-	return slices.Concat(n.ofProcesses(), n.ofLinks(), n.ofDisks(), n.ofPower(), n.ofOrders(), n.ofTrust())
+	return slices.Concat(n.ofProcesses(), n.ofLinks(), n.ofDisks(), n.ofPower(), n.ofOrders(), n.ofTrust(), n.ofGateways())
 }
 
 type doing = func(context.Context, *rand.Rand) (string, func(context.Context) error, error)

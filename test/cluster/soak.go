@@ -316,7 +316,7 @@ func (s *Soak) administer(ctx context.Context) {
 
 func (s *Soak) members() []*Member {
 	c := s.Cluster
-	all := slices.Concat(c.Etcd, c.Metas, c.Chunks, c.others)
+	all := slices.Concat(c.Etcd, c.Metas, c.Chunks, c.Gateways, c.others)
 	for _, m := range c.Mounts {
 		all = append(all, m.Member)
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 var (
-	soakFor  = flag.Duration("soak", 170*time.Second, "how long TestSoak breaks things; make soak: MINUTES")
+	soakFor  = flag.Duration("soak", 150*time.Second, "how long TestSoak breaks things; make soak: MINUTES")
 	every    = flag.Duration("every", 5*time.Second, "mean time between the faults of TestSoak")
 	patience = flag.Duration("patience", 0, "how long repair may take at the end of TestSoak")
 	only     = flag.String("faults", "", "kinds of faults of TestSoak, with commas between; empty for all")

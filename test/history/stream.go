@@ -49,8 +49,9 @@ func (p Partition) String() string { return fmt.Sprintf("%s/%d", p.Topic, p.Numb
 //   - an offset has one record, for ever, for producers, consumers and snapshots;
 //   - a record was sent, to that partition;
 //   - an acknowledged record is at its offset, and in the log at the end;
-//   - a record of a producer that sends once (idempotent, or with sequence numbers) has one offset;
-//   - the first occurrences of a producer's records in a partition are in the order of the numbers;
+//   - a record of a producer with the promise Once (idempotent, or with sequence numbers) has one offset;
+//   - the first occurrences of a producer's records in a partition are in the order of the numbers,
+//     unless the producer has the promise Any;
 //   - the polls of a consumer go on at the next offset: they neither skip nor go back;
 //   - the members of a group together skip nothing, and begin at the group's committed offset;
 //   - ends of logs and committed offsets never go back, and a committed offset was once sent;
@@ -74,7 +75,7 @@ type streamLog struct {
 
 type sentRecord struct {
 	to      Partition
-	once    bool
+	promise Promise
 	acked   bool
 	offsets []int64 // at which the record was seen
 }
@@ -148,14 +149,28 @@ func (s *Stream) group(name string, p Partition) *progress {
 	return g
 }
 
-// Send says that a record is about to be sent; once: the record must not be in the log twice.
-func (s *Stream) Send(r Record, to Partition, once bool) {
+// Promise is what a log promises a producer.
+type Promise int
+
+// What producers are promised.
+const (
+	// Any: a record may be in the log repeatedly, and behind later records: the producer sends the record
+	// again, perhaps to another leader, and does not wait for the end of the first request.
+	Any Promise = iota
+	// Ordered: a record may be repeated. The first occurrences are in the order of the numbers.
+	Ordered
+	// Once: a record is in the log once, in the order of the numbers.
+	Once
+)
+
+// Send says that a record is about to be sent.
+func (s *Stream) Send(r Record, to Partition, promise Promise) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sent[r] != nil {
 		panic(fmt.Sprintf("record %v is sent twice", r))
 	}
-	s.sent[r] = &sentRecord{to: to, once: once}
+	s.sent[r] = &sentRecord{to: to, promise: promise}
 }
 
 // Acknowledged says that a record is durable at an offset; -1: the producer did not hear at which.
@@ -188,7 +203,7 @@ func (s *Stream) see(who string, p Partition, offset int64, r Record) {
 	l.end = max(l.end, offset+1)
 	if !slices.Contains(x.offsets, offset) {
 		x.offsets = append(x.offsets, offset)
-		if x.once && len(x.offsets) > 1 {
+		if x.promise == Once && len(x.offsets) > 1 {
 			s.violated("%s: record %v is at the offsets %v of %v, and was to be there once", who, r, x.offsets, p)
 		}
 	}
@@ -384,8 +399,8 @@ func (s *Stream) order(p Partition, l *streamLog) {
 	last := map[string]int64{}
 	for i, r := range l.at {
 		x := s.sent[r]
-		if x == nil || slices.Min(x.offsets) < int64(i) {
-			continue // unknown, or a repetition
+		if x == nil || x.promise == Any || slices.Min(x.offsets) < int64(i) {
+			continue // unknown, in no order, or a repetition
 		}
 		if before, ok := last[r.Producer]; ok && r.Number < before {
 			s.violated("offset %d of %v has record %v, behind record %d of the producer", i, p, r, before)

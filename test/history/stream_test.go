@@ -15,8 +15,8 @@ func TestStreamRules(t *testing.T) {
 	log := []Record{a(0), b(0), a(1), b(1), b(1)}
 	story := func(s *Stream) {
 		for n := range int64(2) {
-			s.Send(a(n), p, true)
-			s.Send(b(n), p, false)
+			s.Send(a(n), p, Once)
+			s.Send(b(n), p, Ordered)
 		}
 		s.Acknowledged(a(0), 0)
 		s.Acknowledged(b(0), 1)
@@ -62,7 +62,7 @@ func TestStreamRules(t *testing.T) {
 		{"which nobody sent there", func(s *Stream) { s.Assign("d", p, 5); s.Read("d", p, 5, a(9)) }},
 		{"which nobody sent there", func(s *Stream) { s.Assign("d", Partition{"t", 1}, 0); s.Read("d", Partition{"t", 1}, 0, a(0)) }},
 		{"and was to be there once", func(s *Stream) { s.Read("c", p, 5, a(1)) }},
-		{"does not have the record", func(s *Stream) { s.Send(a(2), p, true); s.Acknowledged(a(2), -1) }},
+		{"does not have the record", func(s *Stream) { s.Send(a(2), p, Once); s.Acknowledged(a(2), -1) }},
 		{"no consumer read offset 5", func(s *Stream) { s.SawEnd(p, s.AskEnd(p), 0, 6) }},
 		{"skipped the offsets 1 to 1", func(s *Stream) { s.Assign("d", p, 0); s.Read("d", p, 0, a(0)); s.Read("d", p, 2, a(1)) }},
 		{"skipped the offsets 0 to 0", func(s *Stream) { s.Assign("d", p, 0); s.Read("d", p, 1, b(0)) }},
@@ -84,7 +84,7 @@ func TestStreamRules(t *testing.T) {
 		{"snapshot x: offset 1 of t/0 has record {a 1}, and had record {b 0}", func(s *Stream) { s.Snapshot("x", p, 2, []Record{a(0), a(1)}) }},
 		{"snapshot x: offset 0 of t/0 has record {a 7}, which nobody sent there", func(s *Stream) { s.Snapshot("x", p, 0, []Record{a(7)}) }},
 		{"consumer d stands at offset 0", func(s *Stream) { s.Assign("d", p, 0) }},
-		{"ends at offset 5, and had offset 5", func(s *Stream) { s.Send(a(2), p, true); s.Acknowledged(a(2), 5) }},
+		{"ends at offset 5, and had offset 5", func(s *Stream) { s.Send(a(2), p, Once); s.Acknowledged(a(2), 5) }},
 		{"group h was given the offsets before 1", func(s *Stream) { s.Join("h", "o", p); s.Read("o", p, 0, a(0)) }},
 	} {
 		s := NewStream()
@@ -105,12 +105,13 @@ func TestStreamRules(t *testing.T) {
 func TestStreamOrder(t *testing.T) {
 	p := Partition{"t", 0}
 	for _, x := range []struct {
-		right bool
-		order []int64
-	}{{true, []int64{0, 1, 2}}, {true, []int64{0, 1, 0, 1, 2}}, {false, []int64{0, 2, 1}}, {false, []int64{1, 0}}} {
+		promise Promise
+		right   bool
+		order   []int64
+	}{{Once, true, []int64{0, 1, 2}}, {Ordered, true, []int64{0, 1, 0, 1, 2}}, {Ordered, false, []int64{0, 2, 1}}, {Once, false, []int64{1, 0}}, {Any, true, []int64{1, 0, 2, 1}}} {
 		s := NewStream()
 		for n := range int64(3) {
-			s.Send(Record{"a", n}, p, false)
+			s.Send(Record{"a", n}, p, x.promise)
 		}
 		s.Assign("c", p, 0)
 		for i, n := range x.order {

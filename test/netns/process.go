@@ -64,16 +64,23 @@ func (l *limited) Write(p []byte) (int, error) {
 
 // Output is Run with standard output alone.
 func (n *Node) Output(ctx context.Context, path string, args ...string) ([]byte, error) {
+	var out limited
+	err := n.Pipe(ctx, nil, &out, path, args...)
+	return out.b, err
+}
+
+// Pipe runs a command on the node to its end, between an input, which may be nil, and an output.
+func (n *Node) Pipe(ctx context.Context, in io.Reader, out io.Writer, path string, args ...string) error {
 	cmd := exec.CommandContext(ctx, path, args...)
-	var out, errs limited
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	var errs limited
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, &errs
 	if err := n.start(cmd); err != nil {
-		return nil, err
+		return err
 	}
 	if err := cmd.Wait(); err != nil {
-		return out.b, fmt.Errorf("%w\n%s", err, errs.b)
+		return fmt.Errorf("%w\n%s", err, errs.b)
 	}
-	return out.b, nil
+	return nil
 }
 
 // start starts a command on the node; it is killed when the test dies.

@@ -74,6 +74,14 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoLeadership = true
 		case "meta-norules":
 			u.Meta.NoRules = true
+		case "stream-nosync":
+			u.Streams.NoSync = true
+		case "stream-noepoch":
+			u.Streams.NoEpoch = true
+		case "stream-noseal":
+			u.Streams.NoSeal = true
+		case "stream-nooffsets":
+			u.Streams.NoOffsets = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:

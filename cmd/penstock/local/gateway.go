@@ -46,6 +46,7 @@ type GatewayConfig struct {
 	// after the last use; 0: stream.DefaultIdle.
 	Idle   time.Duration
 	Logger *slog.Logger
+	Unsafe stream.Unsafe
 }
 
 // Gateway is a running gateway. It connects to the cluster when a request needs a stream, and
@@ -172,6 +173,7 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 	}
 	host := stream.NewHost(c, root, g.cfg.Logger)
 	host.Address, host.Idle = kafka.Address(cmp.Or(g.cfg.Node, 1), g.Kafka), cmp.Or(g.cfg.Idle, host.Idle)
+	host.Unsafe = g.cfg.Unsafe
 	g.client, g.host, g.ran = c, host, make(chan struct{})
 	var run context.Context
 	run, g.end = context.WithCancel(g.ctx)
@@ -239,8 +241,18 @@ func (g *Gateway) disconnect(ctx context.Context) error {
 	<-g.ran
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	err := errors.Join(g.host.Close(), g.client.Close(ctx))
+	err := errors.Join(g.reported(g.host.Close()), g.reported(g.client.Close(ctx)))
 	g.client, g.host = nil, nil
+	return err
+}
+
+// reported returns nil for an error that says that unsynced bytes were lost with a session, and
+// logs the error: the producers of these bytes were not told that the bytes are durable.
+func (g *Gateway) reported(err error) error {
+	if errors.Is(err, meta.SessionExpired) {
+		g.cfg.Logger.Warn("records that were not acknowledged were lost with an earlier session", "error", err)
+		return nil
+	}
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/server"
+	"penstock.io/penstock/stream"
 )
 
 // Config configures a whole machine in a single process.
@@ -48,6 +49,7 @@ type Config struct {
 type Unsafe struct {
 	Meta      server.Unsafe
 	Mirrors   penstock.MirrorUnsafe
+	Streams   stream.Unsafe
 	NoJournal bool // etcd does not sync
 	Store     store.Options
 	NoCap     bool // chunk servers check no capability
@@ -197,7 +199,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	s.Gateway, err = StartGateway(ctx, GatewayConfig{
 		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Logger: cfg.Logger,
-		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Users: cfg.StreamUsers, Idle: cfg.StreamIdle,
+		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Users: cfg.StreamUsers, Idle: cfg.StreamIdle, Unsafe: cfg.Unsafe.Streams,
 	})
 	if err != nil {
 		return s, err
