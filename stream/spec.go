@@ -25,6 +25,10 @@ type Spec struct {
 	// RetentionBytes is the size of a partition from which the oldest records are removed; 0:
 	// no bound.
 	RetentionBytes int64
+	// Compact keeps only the last record of each key, and TombstoneAge says how long a last record
+	// without a value is kept; 0: the default of stream/partition.
+	Compact      bool
+	TombstoneAge time.Duration
 	// SegmentBytes and SegmentAge say when a partition begins the next file; 0: the defaults of
 	// stream/partition.
 	SegmentBytes int64
@@ -46,6 +50,9 @@ func (s *Spec) fields() ([]publish.Field, error) {
 
 const specVersion = 1
 
+// cleanupCompact is the word of specRecord.Cleanup for Spec.Compact.
+const cleanupCompact = "compact"
+
 // specRecord is the JSON of stream.json.
 type specRecord struct {
 	Version        int    `json:"version"`
@@ -53,6 +60,8 @@ type specRecord struct {
 	Format         string `json:"format"`
 	Retention      string `json:"retention,omitempty"`
 	RetentionBytes int64  `json:"retention_bytes,omitempty"`
+	Cleanup        string `json:"cleanup,omitempty"`
+	TombstoneAge   string `json:"tombstone_age,omitempty"`
 	SegmentBytes   int64  `json:"segment_bytes,omitempty"`
 	SegmentAge     string `json:"segment_age,omitempty"`
 	Lag            string `json:"lag,omitempty"`
@@ -69,7 +78,7 @@ func (s *Spec) Check() error {
 		return bad("a stream has 1 to %d partitions, not %d", MaxPartitions, s.Partitions)
 	case s.Format != "" && !slices.Contains(Formats, s.Format):
 		return bad("format %q is not known; give %s", s.Format, strings.Join(Formats, ", "))
-	case s.Retention < 0 || s.RetentionBytes < 0 || s.SegmentAge < 0:
+	case s.Retention < 0 || s.RetentionBytes < 0 || s.SegmentAge < 0 || s.TombstoneAge < 0:
 		return bad("a retention or an age is negative")
 	case s.SegmentBytes < 0 || s.SegmentBytes > 0 && s.SegmentBytes < 4096:
 		return bad("a segment has 4096 bytes or more, not %d", s.SegmentBytes)
@@ -92,6 +101,12 @@ func (s *Spec) Encode() []byte {
 	}
 	if s.Retention > 0 {
 		r.Retention = s.Retention.String()
+	}
+	if s.Compact {
+		r.Cleanup = cleanupCompact
+	}
+	if s.TombstoneAge > 0 {
+		r.TombstoneAge = s.TombstoneAge.String()
 	}
 	if s.SegmentAge > 0 {
 		r.SegmentAge = s.SegmentAge.String()
@@ -117,10 +132,17 @@ func DecodeSpec(b []byte) (Spec, error) {
 		return Spec{}, meta.E(op, meta.Version, SpecFile, fmt.Errorf("version %d is newer than %d: use a newer program", r.Version, specVersion))
 	}
 	s := Spec{Partitions: r.Partitions, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes, Schema: r.Schema}
+	switch r.Cleanup {
+	case "":
+	case cleanupCompact:
+		s.Compact = true
+	default:
+		return Spec{}, meta.E(op, meta.Corrupt, SpecFile, fmt.Errorf("cleanup %q is not known", r.Cleanup))
+	}
 	for _, d := range []struct {
 		text string
 		to   *time.Duration
-	}{{r.Retention, &s.Retention}, {r.SegmentAge, &s.SegmentAge}, {r.Lag, &s.Lag}} {
+	}{{r.Retention, &s.Retention}, {r.SegmentAge, &s.SegmentAge}, {r.TombstoneAge, &s.TombstoneAge}, {r.Lag, &s.Lag}} {
 		if d.text == "" {
 			continue
 		}

@@ -166,6 +166,7 @@ func (s *Stream) config(dir volumeDir, n int32) partition.Config {
 	return partition.Config{
 		Name: fmt.Sprintf("%s, partition %d", s.name, n), Volume: uint64(dir.v.ID()), Logger: s.log, Retention: s.Spec.Retention, RetentionBytes: s.Spec.RetentionBytes,
 		SegmentBytes: s.Spec.SegmentBytes, SegmentAge: s.Spec.SegmentAge, UnsafeNoSync: s.unsafe.NoSync,
+		Compact: s.Spec.Compact, TombstoneAge: s.Spec.TombstoneAge,
 	}
 }
 
@@ -202,7 +203,7 @@ func (s *slot) close(ctx context.Context) error {
 	return errors.Join(err, s.dir.leave(ctx))
 }
 
-// retain removes old records of the open partitions.
+// retain removes old records of the open partitions, and compacts the partitions.
 func (s *Stream) retain(ctx context.Context) {
 	for i := range s.slots {
 		slot := &s.slots[i]
@@ -214,6 +215,13 @@ func (s *Stream) retain(ctx context.Context) {
 		}
 		if _, err := l.Retain(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("old records could not be removed; the gateway tries again", "stream", s.name, "partition", i, "error", err)
+		}
+		n, err := l.Compact(ctx)
+		if err != nil && ctx.Err() == nil && l.Err() == nil {
+			s.log.Warn("a partition could not be compacted; the gateway tries again", "stream", s.name, "partition", i, "error", err)
+		}
+		if n > 0 {
+			s.log.Info("a partition was compacted", "stream", s.name, "partition", i, "removed", n)
 		}
 	}
 }

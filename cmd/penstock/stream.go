@@ -62,6 +62,12 @@ func streamPath(arg string) (string, error) {
 	return p, nil
 }
 
+// Words of --cleanup.
+const (
+	cleanupDelete  = "delete"
+	cleanupCompact = "compact"
+)
+
 // streamView is what the commands print of a stream.
 type streamView struct {
 	Path           string `json:"path" yaml:"path"`
@@ -70,6 +76,7 @@ type streamView struct {
 	Format         string `json:"format" yaml:"format"`
 	Retention      string `json:"retention,omitempty" yaml:"retention,omitempty"`
 	RetentionBytes int64  `json:"retention_bytes,omitempty" yaml:"retention_bytes,omitempty"`
+	Cleanup        string `json:"cleanup,omitempty" yaml:"cleanup,omitempty"`
 	Lag            string `json:"lag,omitempty" yaml:"lag,omitempty"`
 	Schema         string `json:"schema,omitempty" yaml:"schema,omitempty"`
 	Bytes          uint64 `json:"bytes" yaml:"bytes"`
@@ -83,6 +90,9 @@ func viewStream(ctx context.Context, t *penstock.Tree, p string) (v streamView, 
 		return v, err
 	}
 	v = streamView{Path: p, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, Schema: s.Schema}
+	if s.Compact {
+		v.Cleanup = cleanupCompact
+	}
 	if s.Lag > 0 {
 		v.Lag = s.Lag.String()
 	}
@@ -109,6 +119,9 @@ func showStream(t *table, v *streamView) {
 	if v.RetentionBytes > 0 {
 		t.row("retention bytes", bytesText(uint64(v.RetentionBytes)))
 	}
+	if v.Cleanup != "" {
+		t.row("cleanup", "the last record of each key is kept")
+	}
 	if v.Lag != "" {
 		t.row("table", "published within "+v.Lag)
 	}
@@ -124,6 +137,7 @@ func newStreamCreate() *cobra.Command {
 	var retention, lag span
 	var most, segment sizeFlag
 	var tableless bool
+	var cleanup string
 	spec := stream.Spec{Partitions: 1}
 	cmd := &cobra.Command{
 		Use:   "create PATH",
@@ -149,6 +163,13 @@ array<...> of these. Values that do not fit go to PATH/rejected.`,
 			} else if lag == 0 {
 				spec.Lag = stream.DefaultLag
 			}
+			switch cleanup {
+			case cleanupDelete:
+			case cleanupCompact:
+				spec.Compact = true
+			default:
+				return usagef("--cleanup is %s or %s, not %q", cleanupDelete, cleanupCompact, cleanup)
+			}
 			if err := spec.Check(); err != nil {
 				return &usageError{err}
 			}
@@ -170,6 +191,7 @@ array<...> of these. Values that do not fit go to PATH/rejected.`,
 	f.IntVar(&spec.Partitions, "partitions", 1, fmt.Sprintf("number of partitions, up to %d", stream.MaxPartitions))
 	f.Var(&retention, "retention", "how long records are kept, such as 7d; old records are removed file by file (default: for ever)")
 	f.Var(&most, "retention-bytes", "largest size of a partition: the oldest records beyond it are removed")
+	f.StringVar(&cleanup, "cleanup", cleanupDelete, "delete: only --retention removes records; compact: of each key, records before the last one are removed, too")
 	f.Var(&segment, "segment-bytes", "largest size of a partition's file, after which the next file begins (default 64 MiB)")
 	f.StringVar(&spec.Format, "format", stream.Formats[0], "what the values of the records are: "+strings.Join(stream.Formats, ", "))
 	f.StringVar(&spec.Schema, "schema", "", "fields of JSON values that become columns of the table: name:type,name:type")

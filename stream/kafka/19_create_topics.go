@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -103,9 +104,16 @@ func setConfig(spec *stream.Spec, name, value string) error {
 		return number(func(n int64) { spec.SegmentBytes = n })
 	case "segment.ms":
 		return duration(&spec.SegmentAge)
+	case "delete.retention.ms":
+		return duration(&spec.TombstoneAge)
 	case "cleanup.policy":
-		if value != "delete" {
-			return fmt.Errorf("cleanup.policy %q is not supported, only delete", value)
+		switch strings.ReplaceAll(value, " ", "") {
+		case "delete":
+			spec.Compact = false
+		case "compact", "compact,delete", "delete,compact":
+			spec.Compact = true
+		default:
+			return fmt.Errorf("cleanup.policy %q is not supported: give delete, compact, or both", value)
 		}
 		return nil
 	}

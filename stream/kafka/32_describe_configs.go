@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"time"
@@ -56,8 +57,16 @@ func topicConfigs(spec *stream.Spec) []kmsg.DescribeConfigsResponseResourceConfi
 		}
 		return strconv.FormatInt(n, 10)
 	}
-	add("cleanup.policy", "delete", kmsg.ConfigTypeList, true)
+	policy := "delete"
+	if spec.Compact {
+		policy = "compact"
+		if spec.Retention > 0 || spec.RetentionBytes > 0 {
+			policy = "compact,delete"
+		}
+	}
+	add("cleanup.policy", policy, kmsg.ConfigTypeList, !spec.Compact)
 	add("compression.type", "producer", kmsg.ConfigTypeString, true)
+	add("delete.retention.ms", number(int64(cmp.Or(spec.TombstoneAge, partition.DefaultTombstoneAge)/time.Millisecond)), kmsg.ConfigTypeLong, spec.TombstoneAge == 0)
 	add("max.message.bytes", strconv.Itoa(partition.DefaultMaxBatch), kmsg.ConfigTypeInt, true)
 	add("message.timestamp.type", "CreateTime", kmsg.ConfigTypeString, true)
 	add("retention.bytes", number(spec.RetentionBytes), kmsg.ConfigTypeLong, spec.RetentionBytes == 0)

@@ -22,6 +22,10 @@
 //	57  4  number of records
 //	61     records, compressed as a whole
 //
+// A batch that a producer has sent has a record for each offset. A compaction by key removes
+// records (package stream/compact): the other records keep their offsets, and a batch without
+// records stands for offsets without records.
+//
 // The checksum does not cover the offset and the leader's epoch, so the leader sets them
 // without touching the rest of the batch.
 package log
@@ -90,6 +94,11 @@ func (b *Batch) Next() int64 { return b.Base + int64(b.LastDelta) + 1 }
 // Compression returns the compression of the records: Plain to Zstd, or a greater number that
 // this program does not know.
 func (b *Batch) Compression() int { return int(b.Attributes & compressionBits) }
+
+// SetCompression sets the compression of the records.
+func (b *Batch) SetCompression(c int) {
+	b.Attributes = b.Attributes&^compressionBits | int16(c)&compressionBits
+}
 
 // Idempotent reports whether the batch has a producer id and a sequence number.
 func (b *Batch) Idempotent() bool { return b.Producer != NoProducer }

@@ -102,10 +102,24 @@ func (ps *Producers) Add(b *Batch, now int64) {
 		ps.of[b.Producer] = p
 	}
 	p.last = max(p.last, now)
+	if n := len(p.batches); n > 0 && !follows(b.Producer, p.batches[n-1].last, b.Sequence) {
+		p.batches = p.batches[:0] // a compaction has removed the batches between
+	}
 	if len(p.batches) == remembered {
 		p.batches = append(p.batches[:0], p.batches[1:]...)
 	}
 	p.batches = append(p.batches, sequenced{first: b.Sequence, last: b.LastSequence(), base: b.Base})
+}
+
+// Bases returns the offsets of the batches by which repeated batches are recognised.
+func (ps *Producers) Bases() map[int64]struct{} {
+	all := map[int64]struct{}{}
+	for _, p := range ps.of { // in any order
+		for _, s := range p.batches {
+			all[s.base] = struct{}{}
+		}
+	}
+	return all
 }
 
 // Len returns the number of producers.

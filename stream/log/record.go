@@ -33,6 +33,7 @@ type Header struct {
 //	         z is a zigzag varint; the length -1 stands for null
 func (b *Batch) Each(plain []byte, fn func(Record) error) error {
 	var headers []Header
+	last := int64(-1) // offset of the record before, minus Base
 	for i := int32(0); i < b.Records; i++ {
 		length, n := binary.Varint(plain)
 		if n <= 0 || length < 0 || length > int64(len(plain)-n) {
@@ -54,9 +55,10 @@ func (b *Batch) Each(plain []byte, fn func(Record) error) error {
 		if r.Headers = headers; len(headers) == 0 {
 			r.Headers = nil
 		}
-		if d.bad || len(d.p) > 0 || delta != int64(i) {
+		if d.bad || len(d.p) > 0 || delta <= last || delta > int64(b.LastDelta) {
 			return fail(meta.Corrupt, "record %d of %d at offset %d is damaged", i, b.Records, b.Base)
 		}
+		last = delta
 		if err := fn(r); err != nil {
 			return err
 		}

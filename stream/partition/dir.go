@@ -7,6 +7,7 @@
 //	00000000000000000000.seg   record batches; named after the offset of the first record
 //	00000000000000004711.seg   only the last segment grows
 //	producers                  state of the producers where the last segment begins
+//	compacted                  how far a compaction by key has come
 //	epochs                     the leaders so far, and the offset where each leader began
 //	leader                     an empty file, which the leader of the partition leads
 //
@@ -64,6 +65,7 @@ const (
 	segmentSuffix = ".seg"
 	producersFile = "producers"
 	epochsFile    = "epochs"
+	compactedFile = "compacted"
 )
 
 // SegmentName names the segment that begins at an offset.

@@ -23,12 +23,21 @@ type Config struct {
 	Retention    time.Duration // older records are removed, segment by segment; 0: none
 	// RetentionBytes is the size from which the oldest segments are removed; 0: no bound.
 	RetentionBytes int64
+	// Compact removes the records of a key before the key's last record. A last record without a
+	// value is removed when its segment is as old as TombstoneAge, default 24 h. CompactKeys is
+	// the number of keys that a pass of the compaction remembers, default 500,000: about 50 MB.
+	Compact      bool
+	TombstoneAge time.Duration
+	CompactKeys  int
 	// ProducerExpiry is how long the state of a silent producer is kept; default 7 days.
 	ProducerExpiry time.Duration
 	Now            func() time.Time // default time.Now
 	UnsafeNoSync   bool             // a positive control: batches count as durable without a sync
 	Logger         *slog.Logger     // default slog.Default()
 }
+
+// DefaultTombstoneAge is the default of Config.TombstoneAge.
+const DefaultTombstoneAge = 24 * time.Hour
 
 // DefaultMaxBatch is the default bound on the size of a batch, in bytes.
 const DefaultMaxBatch = 8 << 20
@@ -42,6 +51,12 @@ func (c *Config) defaults() {
 	}
 	if c.MaxBatch <= 0 {
 		c.MaxBatch = DefaultMaxBatch
+	}
+	if c.TombstoneAge <= 0 {
+		c.TombstoneAge = DefaultTombstoneAge
+	}
+	if c.CompactKeys <= 0 {
+		c.CompactKeys = 500_000
 	}
 	if c.ProducerExpiry <= 0 {
 		c.ProducerExpiry = 7 * 24 * time.Hour
@@ -79,8 +94,10 @@ type Log struct {
 	once    sync.Once      // closes closing
 	wg      sync.WaitGroup // of the goroutines that flush, and that wait for the leadership's end
 
-	// loading is held while older segments are scanned or removed. Order: loading, mu.
-	loading sync.Mutex
+	// compacting is held during a compaction; loading is held while older segments are scanned,
+	// replaced or removed. Order: compacting, loading, mu.
+	compacting sync.Mutex
+	loading    sync.Mutex
 
 	mu       sync.Mutex
 	segments []*segment

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -107,6 +108,7 @@ func TestVolumes(t *testing.T) {
 	t.Run("mirror", m.testMirror)
 	t.Run("quota", m.testQuota)
 	t.Run("retention", m.testRetention)
+	t.Run("compaction", m.testCompaction)
 	t.Run("checks", m.testChecks)
 }
 
@@ -299,8 +301,7 @@ func (m *machine) produceOnce(c *kgo.Client, topic string, value []byte) (code i
 	qt := kmsg.NewProduceRequestTopic()
 	qt.Topic = topic
 	qp := kmsg.NewProduceRequestTopicPartition()
-	b := log.Batch{BaseTime: 1000, MaxTime: 1000, Producer: log.NoProducer, Epoch: -1, Sequence: -1, Records: 1, LeaderEpoch: -1}
-	qp.Records = b.Encode(log.AppendRecord(nil, 0, 0, nil, value, nil))
+	qp.Records = oldBatch(nil, value)
 	qt.Partitions = append(qt.Partitions, qp)
 	q.Topics = append(q.Topics, qt)
 	p, err := q.RequestWith(m.T.Context(), c.SeedBrokers()[0])
@@ -311,42 +312,70 @@ func (m *machine) produceOnce(c *kgo.Client, topic string, value []byte) (code i
 	return tp.ErrorCode, tp.BaseOffset
 }
 
-// testRetention: a gateway removes old records of a partition that nobody leads or uses, and leads
-// the partition no longer than that.
-func (m *machine) testRetention(t *testing.T) {
-	m.Must("stream", "create", "/v/old", "--retention", "1s", "--no-table")
+// library is a client of a machine that serves streams itself.
+type library struct {
+	t    *testing.T
+	root *penstock.Volume
+	c    *penstock.Client
+}
+
+func (m *machine) library(t *testing.T) *library {
+	t.Helper()
 	c, err := penstock.Dial(t.Context(), penstock.Config{Meta: []string{m.Addr}, Name: "test", Streams: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close(context.Background())
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 	root, err := c.VolumeByID(t.Context(), meta.RootVolume)
 	if err != nil {
 		t.Fatal(err)
 	}
-	host := func(work func(h *stream.Host)) {
-		t.Helper()
-		h := stream.NewHost(c, root, slog.New(slog.DiscardHandler))
-		work(h)
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
+	return &library{t, root, c}
+}
+
+// host works with a host, and closes the host.
+func (l *library) host(work func(h *stream.Host)) {
+	l.t.Helper()
+	h := stream.NewHost(l.c, l.root, slog.New(slog.DiscardHandler))
+	work(h)
+	if err := h.Close(); err != nil {
+		l.t.Error(err)
 	}
-	open := func(h *stream.Host) *partition.Log {
-		t.Helper()
-		s, err := h.Stream(t.Context(), "/v/old")
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := s.Partition(t.Context(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return l
+}
+
+// lead leads the first partition of a stream.
+func (l *library) lead(h *stream.Host, path string) *partition.Log {
+	l.t.Helper()
+	s, err := h.Stream(l.t.Context(), path)
+	if err != nil {
+		l.t.Fatal(err)
 	}
-	host(func(h *stream.Host) {
-		b := log.Batch{BaseTime: 1000, MaxTime: 1000, Producer: log.NoProducer, Epoch: -1, Sequence: -1, Records: 1, LeaderEpoch: -1}
-		a, err := open(h).Append(b.Encode(log.AppendRecord(nil, 0, 0, nil, []byte("old"), nil)))
+	log, err := s.Partition(l.t.Context(), 0)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return log
+}
+
+// oldBatch makes a batch with a record from 1970.
+func oldBatch(key, value []byte) []byte {
+	b := log.Batch{BaseTime: 1000, MaxTime: 1000, Producer: log.NoProducer, Epoch: -1, Sequence: -1, Records: 1, LeaderEpoch: -1}
+	return b.Encode(log.AppendRecord(nil, 0, 0, key, value, nil))
+}
+
+// testRetention: a gateway removes old records of a partition that nobody leads or uses, and leads
+// the partition no longer than that.
+func (m *machine) testRetention(t *testing.T) {
+	m.Must("stream", "create", "/v/old", "--retention", "1s", "--no-table")
+	l := m.library(t)
+	l.host(func(h *stream.Host) {
+		a, err := l.lead(h, "/v/old").Append(oldBatch(nil, []byte("old")))
 		if err == nil {
 			err = a.Wait(t.Context())
 		}
@@ -355,27 +384,76 @@ func (m *machine) testRetention(t *testing.T) {
 		}
 	})
 	m.Until("the records are old and removed", func() error {
-		host(func(h *stream.Host) {
+		l.host(func(h *stream.Host) {
 			if err := h.RetainIdle(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if !h.CloseIdle() {
-				h.Idle = 0
-				if !h.CloseIdle() {
-					t.Error("the host leads a partition that nobody uses")
-				}
+			if h.Idle = 0; !h.CloseIdle() {
+				t.Error("the host leads a partition that nobody uses")
 			}
 		})
-		if _, size, err := stream.Usage(t.Context(), root.Tree(), "/v/old"); err != nil || size > 0 {
+		if _, size, err := stream.Usage(t.Context(), l.root.Tree(), "/v/old"); err != nil || size > 0 {
 			return fmt.Errorf("%d bytes, %v", size, err)
 		}
 		return nil
 	})
-	host(func(h *stream.Host) {
-		if start, high := open(h).Bounds(); start != 1 || high != 1 {
+	l.host(func(h *stream.Host) {
+		if start, high := l.lead(h, "/v/old").Bounds(); start != 1 || high != 1 {
 			t.Errorf("DATA: the log is from %d to %d", start, high)
 		}
 	})
+}
+
+// testCompaction: clients read a log of which a compaction has left the last record of each key,
+// and a snapshot from before has all records.
+func (m *machine) testCompaction(t *testing.T) {
+	const keys, records = 10, 200
+	m.Must("stream", "create", "/v/keys", "--cleanup", "compact", "--segment-bytes", "4096", "--no-table")
+	l := m.library(t)
+	l.host(func(h *stream.Host) {
+		led := l.lead(h, "/v/keys")
+		var a *partition.Append
+		for i := range records {
+			var err error
+			if a, err = led.Append(oldBatch(fmt.Append(nil, "key ", i%keys), fmt.Appendf(nil, "%050d", i))); err != nil {
+				t.Fatal(err)
+			}
+			if i%20 == 0 || i == records-1 {
+				if err := a.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		m.Must("snapshot", "create", "v", "full")
+		if n, err := led.Compact(t.Context()); err != nil || n < records/2 {
+			t.Errorf("%d records were removed, %v", n, err)
+		}
+	})
+	for _, x := range []struct {
+		topic string
+		whole bool
+	}{{"v.keys", false}, {"whole.keys", true}} {
+		if x.whole {
+			m.Must("clone", "create", "v@full", "whole", "--attach", "/whole")
+		}
+		text := m.kcat("", "-C", "-t", x.topic, "-o", "beginning", "-e", "-f", "%o %k %s\n")
+		last := map[string]int{}
+		n := 0
+		for line := range strings.Lines(text) {
+			var offset, key, value int
+			if _, err := fmt.Sscanf(line, "%d key %d %d", &offset, &key, &value); err != nil || value != offset || key != offset%keys {
+				t.Fatalf("DATA: %s has %q, %v", x.topic, line, err)
+			}
+			last[fmt.Sprint(key)] = offset
+			n++
+		}
+		if len(last) != keys || last["9"] != records-1 || last["0"] != records-keys || x.whole != (n == records) {
+			t.Errorf("DATA: kcat read %d records of %s, the last of the keys at %v", n, x.topic, last)
+		}
+		if got := m.consume(x.topic, 0, n); len(got) != n || got[n-1].Offset != records-1 {
+			t.Errorf("DATA: kgo read %d records of %s, kcat %d", len(got), x.topic, n)
+		}
+	}
 }
 
 // testChecks: fsck finds volumes with streams clean, and a snapshot has its digest.
