@@ -64,6 +64,11 @@ bench: build ## run the benchmark on a fresh `penstock up` beside the native fil
 bench-fio: deps build ## four rows of the benchmark beside fio on the same directory
 	$(BIN) bench-fio $${DIR:-/var/tmp}
 
+.PHONY: bench-streams
+bench-streams: build ## streams of `penstock up` beside kfake (franz-go) and nats-server's JetStream: speed, processor time, latency (BENCHFLAGS); then the memory of 10,000 idle streams
+	cd test/clients/bench && $(GO) run . -penstock $(abspath $(BIN)) $(BENCHFLAGS)
+	cd test/clients/bench && $(GO) run . -penstock $(abspath $(BIN)) -idle 10000
+
 .PHONY: soak
 soak: soak-snapshots soak-mirrors soak-cluster soak-streams soak-crash ## all parts of the soak: 200 snapshots, 30 kills of mirrors, MINUTES (10) of a cluster under faults, MINUTES of streams, SOAK_ROUNDS (100) rounds on one machine
 
