@@ -45,7 +45,8 @@ const reachWithin = 30 * time.Second
 const streamPatience = 2 * time.Minute
 
 // Run runs the soak.
-func (s *StreamSoak) Run(ctx context.Context) error {
+func (s *StreamSoak) Run(ctx context.Context) (err error) {
+	defer s.silence()()
 	if s.Every == 0 {
 		s.Every = 5 * time.Second
 	}
@@ -61,9 +62,15 @@ func (s *StreamSoak) Run(ctx context.Context) error {
 	all, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.cancel = cancel
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
+	var wg, copies sync.WaitGroup
+	defer func() {
+		cancel()
+		for _, of := range []*sync.WaitGroup{&wg, &copies, &s.producers} {
+			if !waitFor(of, hangs) {
+				err = errors.Join(err, fmt.Errorf("the load hangs %v after its end", hangs))
+			}
+		}
+	}()
 	wg.Go(func() { s.watch(all) })
 	wg.Go(func() { s.judgeHistory(all) })
 	producing, stop := context.WithCancel(all)
@@ -72,11 +79,10 @@ func (s *StreamSoak) Run(ctx context.Context) error {
 	consumers := s.consume(all, &wg)
 	wg.Go(func() { s.ask(all) })
 	wg.Go(func() { s.list(producing) })
-	var copies sync.WaitGroup
 	copies.Go(func() { s.copy(producing, rand.New(rand.NewPCG(s.Seed, 5000))) })
 	faults, end := context.WithTimeout(all, s.For)
 	defer end()
-	err := s.nemesis.run(faults)
+	err = s.nemesis.run(faults)
 	if s.verdict() == nil { // else the state is to be looked at as it is
 		err = errors.Join(err, s.nemesis.healAll(ctx))
 	}
@@ -94,6 +100,28 @@ func (s *StreamSoak) Run(ctx context.Context) error {
 		return err
 	}
 	return s.end(all, consumers)
+}
+
+// hangs is how long a part of the load may take to end.
+const hangs = time.Minute
+
+// silence lets Logf do nothing after the returned function was called: what still hangs then in a
+// broken cluster must not write into the log of a test that has ended.
+func (s *StreamSoak) silence() (end func()) {
+	var mu sync.Mutex
+	over, logf := false, s.Logf
+	s.Logf = func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !over {
+			logf(format, args...)
+		}
+	}
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+	}
 }
 
 // waitFor waits for a group, or until the time is over.
