@@ -20,6 +20,29 @@ import (
 type Tree struct {
 	c    *Client
 	root *Volume
+	as   *treeUser // nil: the program itself
+}
+
+// treeUser is the user of Tree.As.
+type treeUser struct {
+	uid, gid uint32
+	search   func(ctx context.Context, v *Volume, dir *meta.Attr) error
+}
+
+// As returns the tree for a program that serves a user. New files and directories belong to
+// uid and gid. Before a path looks a name up in a directory, search is called with the directory
+// and its volume; an error of search ends the resolution of the path, and is returned. The tree
+// makes no other checks.
+func (t *Tree) As(uid, gid uint32, search func(ctx context.Context, v *Volume, dir *meta.Attr) error) *Tree {
+	return &Tree{c: t.c, root: t.root, as: &treeUser{uid, gid, search}}
+}
+
+// owner returns the owner and group of new files.
+func (t *Tree) owner() (uid, gid uint32) {
+	if t.as == nil {
+		return 0, 0
+	}
+	return t.as.uid, t.as.gid
 }
 
 // maxLinks bounds the symbolic links in the resolution of a path (ELOOP).
@@ -58,10 +81,15 @@ func (t *Tree) walk(ctx context.Context, op, path string, follow bool) (place, e
 	for len(rest) > 0 {
 		name := rest[0]
 		rest = rest[1:]
-		switch name {
-		case "", ".":
+		if name == "" || name == "." {
 			continue
-		case "..":
+		}
+		if t.as != nil && p.e.Attr.IsDir() {
+			if err := t.as.search(ctx, at.v, &p.e.Attr); err != nil {
+				return place{}, meta.E(op, meta.KindOf(err), path, err)
+			}
+		}
+		if name == ".." {
 			if k := len(above); k > 0 {
 				at, above = above[k-1], above[:k-1]
 			}
@@ -177,6 +205,11 @@ func (t *Tree) Stat(ctx context.Context, path string) (Entry, error) {
 	return e, err
 }
 
+// VolumeOf returns the volume of an entry of the tree.
+func (t *Tree) VolumeOf(ctx context.Context, e *Entry) (*Volume, error) {
+	return t.c.VolumeByID(ctx, e.Volume)
+}
+
 // Lstat is Stat without following a symbolic link at the end.
 func (t *Tree) Lstat(ctx context.Context, path string) (Entry, error) {
 	_, e, err := t.find(ctx, "lstat", path, false)
@@ -200,7 +233,8 @@ func (t *Tree) MkdirAll(ctx context.Context, path string, mode uint32) error {
 			}
 			continue
 		}
-		_, err = p.v.Create(ctx, nil, meta.Create{Parent: p.dir, Name: p.name, Mode: meta.TypeDir | mode&0o7777})
+		uid, gid := t.owner()
+		_, err = p.v.Create(ctx, nil, meta.Create{Parent: p.dir, Name: p.name, Mode: meta.TypeDir | mode&0o7777, UID: uid, GID: gid})
 		if err != nil && !errors.Is(err, meta.Exists) {
 			return err
 		}
@@ -303,7 +337,8 @@ func (t *Tree) OpenFile(ctx context.Context, path string, flag int, mode uint32)
 	case p.e.Negative && flag&os.O_CREATE == 0:
 		return nil, meta.E("open", meta.NotFound, path, nil)
 	case p.e.Negative:
-		req := meta.Create{Parent: p.dir, Name: p.name, Mode: meta.TypeRegular | mode&0o7777, Excl: flag&os.O_EXCL != 0}
+		uid, gid := t.owner()
+		req := meta.Create{Parent: p.dir, Name: p.name, Mode: meta.TypeRegular | mode&0o7777, Excl: flag&os.O_EXCL != 0, UID: uid, GID: gid}
 		info, err := p.v.CreateOpen(ctx, nil, req, flags)
 		if err != nil {
 			return nil, err

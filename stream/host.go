@@ -51,10 +51,10 @@ func NewHost(c *penstock.Client, root *penstock.Volume, logger *slog.Logger) *Ho
 // Tree returns the tree in which the streams lie.
 func (h *Host) Tree() *penstock.Tree { return h.tree }
 
-// Stream finds a stream by path. Errors: NotFound, Unavailable (the host was closed), and
-// errors of DecodeSpec.
-func (h *Host) Stream(ctx context.Context, p string) (*Stream, error) {
-	e, err := h.tree.Stat(ctx, p)
+// Stream finds a stream by path, for a client that needs a permission on the stream's directory.
+// Errors: NotFound, AccessDenied, Unavailable (the host was closed), and errors of DecodeSpec.
+func (h *Host) Stream(ctx context.Context, as *Login, p string, want Permission) (*Stream, error) {
+	e, err := as.stat(ctx, h.tree, p, want)
 	if k := meta.KindOf(err); k == meta.NotFound || k == meta.NotDir || err == nil && !e.Attr.IsDir() {
 		return nil, meta.E("open stream", meta.NotFound, p, errors.New("no stream is there"))
 	}
@@ -102,9 +102,40 @@ func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) 
 	return s, nil
 }
 
+// Create makes a stream with the function Create. The directories belong to the client's user.
+func (h *Host) Create(ctx context.Context, as *Login, p string, spec Spec) error {
+	t, err := as.creator(ctx, h.tree, p)
+	if err != nil {
+		return err
+	}
+	return Create(ctx, t, p, spec)
+}
+
+// List lists the streams with the function List, beside those that the client may neither read
+// nor write.
+func (h *Host) List(ctx context.Context, as *Login) (paths []string, whole bool, err error) {
+	paths, whole, err = List(ctx, h.tree)
+	if as == nil || err != nil {
+		return paths, whole, err
+	}
+	seen := paths[:0]
+	for _, p := range paths {
+		if _, err := as.stat(ctx, h.tree, p, MayRead); err != nil {
+			if _, err = as.stat(ctx, h.tree, p, MayWrite); err != nil {
+				continue
+			}
+		}
+		seen = append(seen, p)
+	}
+	return seen, whole, nil
+}
+
 // Delete ends a stream of the host and removes the stream's files with the function Delete.
-func (h *Host) Delete(ctx context.Context, p string) error {
-	s, err := h.Stream(ctx, p)
+func (h *Host) Delete(ctx context.Context, as *Login, p string) error {
+	if err := as.mayDelete(ctx, h.tree, p); err != nil {
+		return err
+	}
+	s, err := h.Stream(ctx, as, p, 0)
 	if err != nil {
 		return err
 	}
@@ -177,7 +208,7 @@ func (h *Host) RetainIdle(ctx context.Context) error {
 		}
 		var s *Stream
 		if err == nil {
-			s, err = h.Stream(ctx, p)
+			s, err = h.Stream(ctx, nil, p, 0)
 		}
 		if err == nil {
 			err = s.retainIdle(ctx)

@@ -16,7 +16,7 @@ func TestUsers(t *testing.T) {
 		t.Errorf("a missing file: %v", err)
 	}
 	for _, name := range []string{"ann", "bob@example.org"} {
-		if err := SetPassword(file, name, "first"); err != nil {
+		if err := SetUser(file, name, "first", &User{UID: 1000, GIDs: []uint32{1000, 4}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -24,18 +24,27 @@ func TestUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := SetPassword(file, "ann", "second"); err != nil {
+	if err := SetUser(file, "ann", "second", nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		name, password string
-		want           meta.Kind
-	}{
-		{"ann", "second", 0}, {"ann", "first", meta.AccessDenied}, {"ann", "", meta.AccessDenied}, {"bob@example.org", "first", 0},
-		{"eve", "first", meta.AccessDenied}, {"", "", meta.AccessDenied}, {"ann", strings.Repeat("x", 1<<20), meta.AccessDenied},
-	} {
-		if err := u.Check(c.name, c.password); meta.KindOf(err) != c.want {
-			t.Errorf("%s with %.10q: %v", c.name, c.password, err)
+	for range 2 { // the second time, right passwords were right before
+		for _, c := range []struct {
+			name, password string
+			want           meta.Kind
+		}{
+			{"ann", "second", 0}, {"ann", "first", meta.AccessDenied}, {"ann", "", meta.AccessDenied}, {"bob@example.org", "first", 0},
+			{"eve", "first", meta.AccessDenied}, {"", "", meta.AccessDenied}, {"ann", strings.Repeat("x", 1<<20), meta.AccessDenied},
+		} {
+			l, err := u.Check(t.Context(), c.name, c.password)
+			if meta.KindOf(err) != c.want {
+				t.Errorf("%s with %.10q: %v", c.name, c.password, err)
+			}
+			if err != nil {
+				continue
+			}
+			if who, err := l.User(); err != nil || who.UID != 1000 || len(who.GIDs) != 2 {
+				t.Errorf("%s: %+v, %v", c.name, who, err)
+			}
 		}
 	}
 	for _, m := range Mechanisms {
@@ -45,8 +54,8 @@ func TestUsers(t *testing.T) {
 			t.Errorf("a name that no user has: %+v, %+v, %v, %v", a, b, err, berr)
 		}
 	}
-	for _, bad := range [][2]string{{"", "x"}, {"a b", "x"}, {"ann", ""}, {"ann", "é"}, {"ann", strings.Repeat("x", maxPassword+1)}} {
-		if err := SetPassword(file, bad[0], bad[1]); !errors.Is(err, meta.Invalid) {
+	for _, bad := range [][2]string{{"", "x"}, {"a b", "x"}, {"new", "x"}, {"ann", "é"}, {"ann", strings.Repeat("x", maxPassword+1)}} {
+		if err := SetUser(file, bad[0], bad[1], nil); !errors.Is(err, meta.Invalid) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -57,18 +66,81 @@ func TestUsers(t *testing.T) {
 	if err := os.Chmod(file, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := u.Check("ann", "second"); !errors.Is(err, meta.AccessDenied) {
+	if _, err := u.Check(t.Context(), "ann", "second"); !errors.Is(err, meta.AccessDenied) {
 		t.Errorf("a file that everybody may read: %v", err)
 	}
 }
 
+// TestLoginEnds: a login ends when the user gets another password or is removed, and goes on
+// when only the ids change, or the file can't be read for a moment.
+func TestLoginEnds(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "users.json")
+	set := func(password string, uid uint32) {
+		t.Helper()
+		if err := SetUser(file, "ann", password, &User{UID: uid, GIDs: []uint32{7}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("first", 1000)
+	u, err := OpenUsers(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := u.Check(t.Context(), "ann", "first")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set("", 1001)
+	if who, err := l.User(); err != nil || who.UID != 1001 {
+		t.Errorf("after a change of the ids: %+v, %v", who, err)
+	}
+	if err := os.Rename(file, file+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.User(); err != nil {
+		t.Errorf("while the file is away for a moment: %v", err)
+	}
+	u.good = u.good.Add(-2 * usersGrace)
+	if _, err := l.User(); !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("while the file is away for long: %v", err)
+	}
+	if err := os.Rename(file+".away", file); err != nil {
+		t.Fatal(err)
+	}
+	set("second", 1001)
+	if _, err := l.User(); !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("after a change of the password: %v", err)
+	}
+	if _, err := u.Check(t.Context(), "ann", "first"); !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("the former password: %v", err)
+	}
+	if l, err = u.Check(t.Context(), "ann", "second"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(`{"version":2,"users":{}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.User(); !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("after the removal of the user: %v", err)
+	}
+}
+
 func FuzzUsers(f *testing.F) {
-	f.Add([]byte(`{"version":1,"users":{"ann":{"SCRAM-SHA-256":{"iterations":4096,"salt":"AAAAAAAAAAA=","stored_key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","server_key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}}}}`))
+	f.Add([]byte(`{"version":2,"users":{"ann":{"uid":1,"gids":[1],"secrets":{"SCRAM-SHA-256":{"iterations":4096,"salt":"AAAAAAAAAAA=","stored_key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","server_key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}}}}}`))
+	f.Add([]byte(`{"version":2,"users":{"ann":{"gids":[1]}}}`))
 	f.Add([]byte(`{"version":2,"users":{}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := decodeUsers("users.json", b)
-		if err == nil && (r.Version != usersVersion || r.Users == nil) {
+		if err != nil {
+			return
+		}
+		if r.Version != usersVersion || r.Users == nil {
 			t.Errorf("%+v", r)
+		}
+		for name, e := range r.Users {
+			if e.UID == nil || len(e.GIDs) == 0 {
+				t.Errorf("%s has no ids", name) // a missing uid must not be taken for 0
+			}
 		}
 	})
 }

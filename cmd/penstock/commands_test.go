@@ -58,7 +58,7 @@ var moreFlags = map[string][]string{
 	"penstock config check":       {"--role", "meta"},
 	"penstock mirror resync":      {"--discard"},
 	"penstock pin":                {"--holder", "run"},
-	"penstock stream password":    {"--file", "/no-such/dir/users.json"},
+	"penstock stream password":    {"--file", "/no-such/dir/users.json", "--uid", "1", "--gid", "1", "--no-password"},
 	"penstock unpin":              {"--holder", "run"},
 }
 

@@ -53,9 +53,6 @@ is not free is not served.`,
 			if noGateway {
 				cfg.Kafka, cfg.Ingest = "", ""
 			}
-			if cfg.StreamUsers != "" && cfg.IngestOptional {
-				cfg.Ingest = "" // it asks for no credentials
-			}
 			ctx := cmd.Context()
 			began := time.Now()
 			cfg.MountOptions.Watchdog = watchdogProgram
@@ -103,9 +100,9 @@ is not free is not served.`,
 	f.BoolVar(&cfg.MountOptions.SUID, "suid", false, "honour set-id programs and file capabilities of the mount")
 	f.BoolVar(&cfg.MountOptions.Dev, "dev", false, "honour device nodes of the mount")
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
-	f.StringVar(&cfg.StreamUsers, "stream-users", "", "file of the users as whom Kafka clients must log in, see 'penstock stream password'; records are then not taken over HTTP")
-	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients, on loopback")
-	f.StringVar(&cfg.Ingest, "ingest", defaultIngest, "address at which the gateway takes records over HTTP and gRPC, on loopback")
+	doorFlags(cmd, &cfg.Doors)
+	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients")
+	f.StringVar(&cfg.Ingest, "ingest", defaultIngest, "address at which the gateway takes records over HTTP and gRPC")
 	f.DurationVar(&cfg.StreamIdle, "stream-idle", stream.DefaultIdle, "how long after its last use the gateway holds a partition; when it holds none, it has no session, and volumes can be rolled back")
 	f.BoolVar(&noGateway, "no-gateway", false, "run no gateway: streams are not served")
 	port.flag(cmd, "DIR/admin.sock")

@@ -6,6 +6,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/log"
 	"penstock.io/penstock/stream/partition"
 )
@@ -71,7 +72,7 @@ func (s *Server) produce(r *request, q *kmsg.ProduceRequest, topic string, tp km
 	if q.TransactionID != nil {
 		return fail(codeTransactionDenied, errTransactions)
 	}
-	st, err := s.stream(r.ctx, topic)
+	st, err := s.stream(r, topic, stream.MayWrite)
 	if err != nil {
 		return fail(codeOf(err), err)
 	}

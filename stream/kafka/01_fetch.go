@@ -2,10 +2,14 @@ package kafka
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/partition"
 )
 
@@ -17,9 +21,10 @@ const (
 
 // fetched is a partition of a Fetch request.
 type fetched struct {
-	q   *kmsg.FetchRequestTopicPartition
-	to  *kmsg.FetchResponseTopicPartition
-	log *partition.Log
+	topic string
+	q     *kmsg.FetchRequestTopicPartition
+	to    *kmsg.FetchResponseTopicPartition
+	log   *partition.Log
 }
 
 // fetch reads records. There are no incremental sessions: the response has session 0, and every
@@ -39,7 +44,7 @@ func (s *Server) fetch(r *request, q *kmsg.FetchRequest) *kmsg.FetchResponse {
 		pt.Partitions = make([]kmsg.FetchResponseTopicPartition, len(t.Partitions))
 		p.Topics = append(p.Topics, pt)
 		for j := range t.Partitions {
-			f := fetched{q: &t.Partitions[j], to: &pt.Partitions[j]}
+			f := fetched{topic: t.Topic, q: &t.Partitions[j], to: &pt.Partitions[j]}
 			*f.to = kmsg.NewFetchResponseTopicPartition()
 			f.to.RecordBatches = []byte{} // not null, which librdkafka takes for a damaged response
 			f.to.Partition, f.to.HighWatermark, f.to.LastStableOffset, f.to.LogStartOffset = f.q.Partition, -1, -1, -1
@@ -52,15 +57,29 @@ func (s *Server) fetch(r *request, q *kmsg.FetchRequest) *kmsg.FetchResponse {
 	}
 	if !answerNow {
 		wait := min(time.Duration(max(q.MaxWaitMillis, 0))*time.Millisecond, maxFetchWait)
-		awaitRecords(r.ctx, all, int64(q.MinBytes), wait)
+		if awaitRecords(r.ctx, all, int64(q.MinBytes), wait) && r.as != nil {
+			all = s.stillPermitted(r, all)
+		}
 	}
 	s.readRecords(r, q, all)
 	return p
 }
 
+// stillPermitted refuses the partitions that the client may not read any more, after a wait, and
+// returns the others.
+func (s *Server) stillPermitted(r *request, all []fetched) []fetched {
+	return slices.DeleteFunc(all, func(f fetched) bool {
+		if _, err := s.stream(r, f.topic, stream.MayRead); errors.Is(err, meta.AccessDenied) {
+			f.to.ErrorCode = codeOf(err)
+			return true
+		}
+		return false
+	})
+}
+
 // prepareFetch finds the log of a partition, and refuses a wrong request before any wait.
 func (s *Server) prepareFetch(r *request, topic string, f *fetched) {
-	st, err := s.stream(r.ctx, topic)
+	st, err := s.stream(r, topic, stream.MayRead)
 	if err != nil {
 		f.to.ErrorCode = codeOf(err)
 		return
@@ -102,10 +121,10 @@ func checkEpoch(l *partition.Log, epoch int32) int16 {
 
 // awaitRecords waits until the partitions have some bytes beyond the requested offsets, at most
 // a time. A record counts as a byte: enough for the usual minimum of a byte; a greater minimum
-// waits for the whole time or for as many records.
-func awaitRecords(ctx context.Context, all []fetched, least int64, wait time.Duration) {
+// waits for the whole time or for as many records. awaitRecords reports whether it has waited.
+func awaitRecords(ctx context.Context, all []fetched, least int64, wait time.Duration) (waited bool) {
 	if wait <= 0 {
-		return
+		return false
 	}
 	notice := make(chan struct{}, 1)
 	for _, f := range all {
@@ -119,18 +138,19 @@ func awaitRecords(ctx context.Context, all []fetched, least int64, wait time.Dur
 			_, high := f.log.Bounds()
 			have += high - f.q.FetchOffset
 			if f.log.Err() != nil {
-				return
+				return waited
 			}
 		}
 		if have >= max(least, 1) {
-			return
+			return waited
 		}
+		waited = true
 		select {
 		case <-notice:
 		case <-timer.C:
-			return
+			return waited
 		case <-ctx.Done():
-			return
+			return waited
 		}
 	}
 }

@@ -2,6 +2,8 @@ package kafka
 
 import (
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"penstock.io/penstock/stream"
 )
 
 // Times of a ListOffsets request, standing for the ends of the log.
@@ -27,7 +29,7 @@ func (s *Server) listOffsets(r *request, q *kmsg.ListOffsetsRequest) *kmsg.ListO
 func (s *Server) offsetOf(r *request, topic string, q *kmsg.ListOffsetsRequestTopicPartition) kmsg.ListOffsetsResponseTopicPartition {
 	p := kmsg.NewListOffsetsResponseTopicPartition()
 	p.Partition, p.Offset, p.Timestamp = q.Partition, -1, -1
-	st, err := s.stream(r.ctx, topic)
+	st, err := s.stream(r, topic, stream.MayRead)
 	if err != nil {
 		p.ErrorCode = codeOf(err)
 		return p

@@ -112,7 +112,7 @@ func (s *Server) topics(r *request) (names []string) {
 		s.cfg.Logger.Warn("kafka: topics can't be listed", "error", err)
 		return nil
 	}
-	paths, whole, err := stream.List(r.ctx, h.Tree())
+	paths, whole, err := h.List(r.ctx, r.as)
 	if err != nil || !whole {
 		s.cfg.Logger.Warn("kafka: not all topics are listed; topics can be used by name", "listed", len(paths), "error", err)
 	}
@@ -129,7 +129,7 @@ func (s *Server) topics(r *request) (names []string) {
 func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.MetadataResponseTopic {
 	t := kmsg.NewMetadataResponseTopic()
 	t.Topic, t.AuthorizedOperations = &topic, noOperations
-	st, err := s.stream(r.ctx, topic)
+	st, err := s.seen(r, topic)
 	if err != nil {
 		if t.ErrorCode = codeOf(err); t.ErrorCode == codeNotLeader {
 			t.ErrorCode = codeLeaderNotAvailable

@@ -6,6 +6,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/group"
 	"penstock.io/penstock/stream/offsets"
 )
@@ -22,7 +23,7 @@ func (s *Server) offsetCommit(r *request, q *kmsg.OffsetCommitRequest) *kmsg.Off
 	if q.Group == "" {
 		return all(codeInvalidGroup)
 	}
-	g, no := s.group(r.ctx, q.Group, true)
+	g, no := s.group(r, q.Group, true)
 	if no != codeOK {
 		return all(no)
 	}
@@ -57,7 +58,7 @@ func commitResponse(t *kmsg.OffsetCommitRequestTopic, code func(*kmsg.OffsetComm
 
 func (s *Server) commitTopic(r *request, name string, t *kmsg.OffsetCommitRequestTopic) kmsg.OffsetCommitResponseTopic {
 	var commits []offsets.Commit
-	st, err := s.stream(r.ctx, t.Topic)
+	st, err := s.stream(r, t.Topic, stream.MayRead)
 	var to *offsets.Offsets
 	if err == nil {
 		to, err = st.Offsets(r.ctx, name, true)
@@ -97,7 +98,7 @@ func codeOfCommit(err error) int16 {
 		return codeInvalidGroup
 	case errors.Is(err, meta.NotFound):
 		return codeUnknownTopic
-	case errors.Is(err, meta.ReadOnly): // a mirror's target
+	case errors.Is(err, meta.ReadOnly), errors.Is(err, meta.AccessDenied): // a mirror's target
 		return codeTopicDenied
 	case errors.Is(err, meta.NotOwner), errors.Is(err, meta.Fenced), errors.Is(err, meta.SessionExpired):
 		return codeNotCoordinator // another gateway commits for the group

@@ -6,6 +6,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/offsets"
 )
 
@@ -50,7 +51,7 @@ func (s *Server) committed(r *request, name string, topics []kmsg.OffsetFetchReq
 	if name == "" {
 		return nil, codeInvalidGroup
 	}
-	g, code := s.group(r.ctx, name, false)
+	g, code := s.group(r, name, false)
 	if code != codeOK {
 		return nil, code
 	}
@@ -77,7 +78,8 @@ func (s *Server) committed(r *request, name string, topics []kmsg.OffsetFetchReq
 		pt := kmsg.NewOffsetFetchResponseTopic()
 		pt.Topic = t.Topic
 		commits, err := s.commitsIn(r, name, t.Topic)
-		if err != nil && !errors.Is(err, meta.NotFound) {
+		denied := errors.Is(err, meta.AccessDenied)
+		if err != nil && !denied && !errors.Is(err, meta.NotFound) {
 			// Without an answer the consumer would begin at one end of the log.
 			return nil, codeOfCommit(err)
 		}
@@ -90,7 +92,11 @@ func (s *Server) committed(r *request, name string, topics []kmsg.OffsetFetchReq
 			if !ok {
 				c = offsets.Commit{Partition: n, Offset: -1, Epoch: -1}
 			}
-			pt.Partitions = append(pt.Partitions, fetchedCommit(c))
+			tp := fetchedCommit(c)
+			if denied {
+				tp.ErrorCode = codeTopicDenied
+			}
+			pt.Partitions = append(pt.Partitions, tp)
 		}
 		found = append(found, pt)
 	}
@@ -106,7 +112,7 @@ func fetchedCommit(c offsets.Commit) kmsg.OffsetFetchResponseTopicPartition {
 // commitsIn returns the commits of a group in a topic. Errors: NotFound (no such topic, or no
 // commits).
 func (s *Server) commitsIn(r *request, name, topic string) ([]offsets.Commit, error) {
-	st, err := s.stream(r.ctx, topic)
+	st, err := s.stream(r, topic, stream.MayRead)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ func (s *Server) joinGroup(r *request, q *kmsg.JoinGroupRequest) *kmsg.JoinGroup
 		p.ErrorCode = codeInvalidGroup
 		return p
 	}
-	g, code := s.group(r.ctx, q.Group, true)
+	g, code := s.group(r, q.Group, true)
 	if code != codeOK {
 		p.ErrorCode = code
 		return p
@@ -35,7 +35,17 @@ func (s *Server) joinGroup(r *request, q *kmsg.JoinGroupRequest) *kmsg.JoinGroup
 	for _, pr := range q.Protocols {
 		join.Protocols = append(join.Protocols, group.Protocol{Name: pr.Name, Metadata: pr.Metadata})
 	}
-	a, ok := g.ask(r.ctx, func(ticket uint64) []group.Answer { return g.machine.Join(now(), ticket, join) })
+	denied := false
+	a, ok := g.ask(r.ctx, func(ticket uint64) []group.Answer {
+		if denied = !g.admitLocked(r.as, true); denied {
+			return []group.Answer{{Ticket: ticket, Code: group.UnknownMember}}
+		}
+		return g.machine.Join(now(), ticket, join)
+	})
+	if denied {
+		p.ErrorCode = codeGroupDenied
+		return p
+	}
 	if !ok {
 		p.ErrorCode = codeRebalance
 		return p

@@ -5,7 +5,7 @@ import "github.com/twmb/franz-go/pkg/kmsg"
 // heartbeat records a member's sign of life.
 func (s *Server) heartbeat(r *request, q *kmsg.HeartbeatRequest) *kmsg.HeartbeatResponse {
 	p := q.ResponseKind().(*kmsg.HeartbeatResponse)
-	g, code := s.group(r.ctx, q.Group, false)
+	g, code := s.group(r, q.Group, false)
 	if code != codeOK {
 		p.ErrorCode = code
 		return p

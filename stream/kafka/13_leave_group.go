@@ -5,7 +5,7 @@ import "github.com/twmb/franz-go/pkg/kmsg"
 // leaveGroup removes members from a group.
 func (s *Server) leaveGroup(r *request, q *kmsg.LeaveGroupRequest) *kmsg.LeaveGroupResponse {
 	p := q.ResponseKind().(*kmsg.LeaveGroupResponse)
-	g, no := s.group(r.ctx, q.Group, false)
+	g, no := s.group(r, q.Group, false)
 	if no != codeOK {
 		p.ErrorCode = no
 		return p

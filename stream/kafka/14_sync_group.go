@@ -10,7 +10,7 @@ import (
 func (s *Server) syncGroup(r *request, q *kmsg.SyncGroupRequest) *kmsg.SyncGroupResponse {
 	p := q.ResponseKind().(*kmsg.SyncGroupResponse)
 	p.ProtocolType, p.Protocol = q.ProtocolType, q.Protocol
-	g, code := s.group(r.ctx, q.Group, false)
+	g, code := s.group(r, q.Group, false)
 	if code != codeOK {
 		p.ErrorCode = code
 		return p

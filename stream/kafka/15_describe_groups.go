@@ -25,7 +25,7 @@ func (s *Server) describeGroups(r *request, q *kmsg.DescribeGroupsRequest) *kmsg
 	for _, name := range q.Groups {
 		pg := kmsg.NewDescribeGroupsResponseGroup()
 		pg.Group, pg.State, pg.AuthorizedOperations = name, "Dead", noOperations
-		g, code := s.group(r.ctx, name, false)
+		g, code := s.group(r, name, false)
 		if pg.ErrorCode = code; g != nil {
 			g.describe(&pg)
 		}

@@ -7,14 +7,18 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// listGroups lists the groups with members or commits since the gateway began.
-func (s *Server) listGroups(_ *request, q *kmsg.ListGroupsRequest) *kmsg.ListGroupsResponse {
+// listGroups lists the groups with members or commits since the gateway began, beside those of
+// other users.
+func (s *Server) listGroups(r *request, q *kmsg.ListGroupsRequest) *kmsg.ListGroupsResponse {
 	p := q.ResponseKind().(*kmsg.ListGroupsResponse)
 	s.groups.mu.Lock()
 	groups := maps.Clone(s.groups.groups)
 	s.groups.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		g := groups[name]
+		if !g.admit(r.as) {
+			continue
+		}
 		g.mu.Lock()
 		state, typ := stateName(g.machine.State()), g.machine.Type()
 		g.mu.Unlock()

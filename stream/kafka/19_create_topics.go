@@ -46,9 +46,9 @@ func (s *Server) createTopic(r *request, topic string, spec stream.Spec, only bo
 		return err
 	}
 	if !only {
-		return stream.Create(r.ctx, h.Tree(), path, spec)
+		return h.Create(r.ctx, r.as, path, spec)
 	}
-	if _, err = h.Stream(r.ctx, path); err == nil {
+	if _, err = h.Stream(r.ctx, r.as, path, 0); err == nil {
 		return meta.E("create stream", meta.Exists, path, nil)
 	} else if errors.Is(err, meta.NotFound) {
 		return nil

@@ -1,8 +1,6 @@
 package kafka
 
 import (
-	"context"
-
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"penstock.io/penstock/stream"
@@ -14,7 +12,7 @@ func (s *Server) deleteTopics(r *request, q *kmsg.DeleteTopicsRequest) *kmsg.Del
 	for _, topic := range q.TopicNames {
 		pt := kmsg.NewDeleteTopicsResponseTopic()
 		pt.Topic = &topic
-		if err := s.deleteTopic(r.ctx, topic); err != nil {
+		if err := s.deleteTopic(r, topic); err != nil {
 			text := err.Error()
 			pt.ErrorCode, pt.ErrorMessage = codeOf(err), &text
 		}
@@ -23,14 +21,14 @@ func (s *Server) deleteTopics(r *request, q *kmsg.DeleteTopicsRequest) *kmsg.Del
 	return p
 }
 
-func (s *Server) deleteTopic(ctx context.Context, topic string) error {
+func (s *Server) deleteTopic(r *request, topic string) error {
 	path, err := stream.Path(topic)
 	if err != nil {
 		return err
 	}
-	h, err := s.cfg.Host(ctx)
+	h, err := s.cfg.Host(r.ctx)
 	if err != nil {
 		return err
 	}
-	return h.Delete(ctx, path)
+	return h.Delete(r.ctx, r.as, path)
 }

@@ -1,6 +1,10 @@
 package kafka
 
-import "github.com/twmb/franz-go/pkg/kmsg"
+import (
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"penstock.io/penstock/stream"
+)
 
 // offsetForLeaderEpoch tells where the records of a leader end, so that a client finds out
 // whether the log was cut below what it has read.
@@ -12,7 +16,7 @@ func (s *Server) offsetForLeaderEpoch(r *request, q *kmsg.OffsetForLeaderEpochRe
 		for _, qp := range t.Partitions {
 			tp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
 			tp.Partition, tp.LeaderEpoch, tp.EndOffset = qp.Partition, -1, -1
-			st, err := s.stream(r.ctx, t.Topic)
+			st, err := s.stream(r, t.Topic, stream.MayRead)
 			if err == nil {
 				l, lerr := st.Partition(r.ctx, qp.Partition)
 				if err = lerr; err == nil {

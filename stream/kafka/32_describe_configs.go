@@ -20,7 +20,7 @@ func (s *Server) describeConfigs(r *request, q *kmsg.DescribeConfigsRequest) *km
 		pr.ResourceType, pr.ResourceName = qr.ResourceType, qr.ResourceName
 		switch qr.ResourceType {
 		case kmsg.ConfigResourceTypeTopic:
-			st, err := s.stream(r.ctx, qr.ResourceName)
+			st, err := s.seen(r, qr.ResourceName)
 			if err != nil {
 				text := err.Error()
 				pr.ErrorCode, pr.ErrorMessage = codeOf(err), &text

@@ -21,7 +21,7 @@ func beginSASLAuthenticate(s *Server, r *request) func() kmsg.Response {
 		refuse(codeLoginState, "SaslHandshake comes first, and once")
 		r.last = l.wanted()
 	default:
-		answer, done, err := l.step(q.SASLAuthBytes)
+		answer, done, err := l.step(r.ctx, q.SASLAuthBytes)
 		if err != nil {
 			s.cfg.Logger.Warn("kafka: a client could not log in", "client", r.conn.c.RemoteAddr(), "error", err)
 			refuse(codeLoginFailed, "no user has this name and password")
@@ -31,6 +31,7 @@ func beginSASLAuthenticate(s *Server, r *request) func() kmsg.Response {
 		p.SASLAuthBytes = answer
 		if done {
 			l.step = nil
+			r.conn.loggedIn(l.as)
 		}
 	}
 	if p.SASLAuthBytes == nil {

@@ -32,6 +32,7 @@ const (
 	codeInvalidSession          int16 = 26
 	codeRebalance               int16 = 27
 	codeTopicDenied             int16 = 29
+	codeGroupDenied             int16 = 30
 	codeMechanism               int16 = 33
 	codeLoginState              int16 = 34
 	codeUnsupportedVersion      int16 = 35

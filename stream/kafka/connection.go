@@ -2,13 +2,17 @@ package kafka
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"penstock.io/penstock/stream"
 )
 
 // pipeline bounds the unanswered requests of a connection.
@@ -30,10 +34,14 @@ type connection struct {
 	stop context.CancelFunc
 	// login is used by the goroutine that reads requests.
 	login login
+	as    atomic.Pointer[stream.Login] // the client's login; nil: none yet
 }
 
 func newConnection(s *Server, c net.Conn) *connection {
 	k := &connection{s: s, c: c, login: login{users: s.cfg.Users}}
+	if s.cfg.TLS != nil {
+		k.c = tls.Server(c, s.cfg.TLS)
+	}
 	k.ctx, k.stop = context.WithCancel(s.ctx)
 	return k
 }
@@ -43,6 +51,7 @@ type request struct {
 	header
 	ctx  context.Context
 	conn *connection
+	as   *stream.Login // nil: the server asks for no credentials
 	body kmsg.Request
 	// answer finishes the request; nil is no response.
 	answer func() kmsg.Response
@@ -62,6 +71,10 @@ func (r *request) release() {
 // serve serves the connection to the end.
 func (k *connection) serve() {
 	defer k.stop()
+	if err := k.handshake(); err != nil {
+		k.s.cfg.Logger.Debug("kafka: a client did not come through TLS", "client", k.c.RemoteAddr(), "error", err)
+		return
+	}
 	queue := make(chan *request, pipeline)
 	done := make(chan struct{})
 	go func() {
@@ -76,6 +89,32 @@ func (k *connection) serve() {
 	k.stop()
 	close(queue)
 	<-done
+}
+
+// handshake does the handshake of TLS, and logs the client in by a client certificate.
+func (k *connection) handshake() error {
+	t, ok := k.c.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(k.ctx, k.s.cfg.Limits.Transfer)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil || k.s.cfg.Users == nil {
+		return err
+	}
+	as, err := k.s.cfg.Users.BeginTLS(t.ConnectionState())
+	if err != nil {
+		k.s.cfg.Logger.Warn("kafka: a client could not log in", "client", k.c.RemoteAddr(), "error", err)
+		return err
+	}
+	k.loggedIn(as)
+	return nil
+}
+
+// loggedIn notes who the client is; nil: nobody yet.
+func (k *connection) loggedIn(as *stream.Login) {
+	k.login.as = as
+	k.as.Store(as)
 }
 
 // read reads requests and begins them.
@@ -176,6 +215,7 @@ func (s *Server) begin(r *request, frame []byte) error {
 	if err := r.conn.login.admit(r.key); err != nil {
 		return err
 	}
+	r.as = r.conn.login.as
 	if r.body, err = parseBody(r.header, rest); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/group"
 )
 
@@ -41,6 +42,7 @@ type coordinated struct {
 	waiting map[uint64]chan group.Answer
 	timer   *time.Timer
 	ended   bool
+	owner   uint32              // user of the members, if the server asks for credentials
 	clients map[string]clientOf // by member
 }
 
@@ -50,13 +52,13 @@ type clientOf struct{ id, host string }
 func (c *coordinator) init() { c.groups = map[string]*coordinated{} }
 
 // group returns the group with a name if this gateway coordinates the group, or codeNotCoordinator
-// for another gateway's group. make adds a group that is not known; without make, an unknown
-// group is nil.
-func (s *Server) group(ctx context.Context, name string, make bool) (*coordinated, int16) {
-	h, err := s.cfg.Host(ctx)
+// for another gateway's group, or codeGroupDenied for another user's group. make adds a group that
+// is not known; without make, an unknown group is nil.
+func (s *Server) group(r *request, name string, make bool) (*coordinated, int16) {
+	h, err := s.cfg.Host(r.ctx)
 	var epoch uint64
 	if err == nil {
-		epoch, err = h.Coordinate(ctx, name)
+		epoch, err = h.Coordinate(r.ctx, name)
 	}
 	switch {
 	case errors.Is(err, meta.NotOwner):
@@ -69,7 +71,36 @@ func (s *Server) group(ctx context.Context, name string, make bool) (*coordinate
 	if g == nil && make {
 		return nil, codeCoordinatorLoading
 	}
+	if g != nil && !g.admit(r.as) {
+		return nil, codeGroupDenied
+	}
 	return g, codeOK
+}
+
+// admit reports whether a client may use the group: a group with members belongs to the user of
+// the first member, and user 0 may use all groups.
+func (g *coordinated) admit(as *stream.Login) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.admitLocked(as, false)
+}
+
+// admitLocked is admit; with join, a group without members becomes the client's.
+func (g *coordinated) admitLocked(as *stream.Login, join bool) bool {
+	if as == nil {
+		return true
+	}
+	u, err := as.User()
+	if err != nil {
+		return false
+	}
+	if g.machine.State() != group.Empty {
+		return u.UID == 0 || u.UID == g.owner
+	}
+	if join {
+		g.owner = u.UID
+	}
+	return true
 }
 
 // find returns a group, in an epoch of its coordination; make adds a group that is not known.

@@ -2,6 +2,7 @@ package kafka
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 
@@ -28,14 +29,14 @@ const maxLogin = 16 << 10
 // SaslAuthenticate; every other request ends the connection, as in Kafka.
 type login struct {
 	users *stream.Users // nil: nobody must log in
-	user  string        // who has logged in; "": nobody yet
+	as    *stream.Login // who has logged in; nil: nobody yet
 	// step takes the client's next token, and returns the answer, and whether the client has
 	// logged in; nil: no SaslHandshake came.
-	step func(token []byte) (answer []byte, done bool, err error)
+	step func(ctx context.Context, token []byte) (answer []byte, done bool, err error)
 }
 
 // wanted reports that the client must log in.
-func (l *login) wanted() bool { return l.users != nil && l.user == "" }
+func (l *login) wanted() bool { return l.users != nil && l.as == nil }
 
 // admit refuses a request of a client that must log in first.
 func (l *login) admit(key int16) error {
@@ -59,7 +60,7 @@ func (l *login) choose(mechanism string) bool {
 	if err != nil {
 		return false
 	}
-	l.step = func(token []byte) ([]byte, bool, error) {
+	l.step = func(_ context.Context, token []byte) ([]byte, bool, error) {
 		if c.serverFirst == "" {
 			answer, err := c.first(string(token))
 			return []byte(answer), false, err
@@ -68,7 +69,7 @@ func (l *login) choose(mechanism string) bool {
 		if err != nil {
 			return nil, false, err
 		}
-		l.user = c.user
+		l.as = c.as
 		return []byte(answer), true, nil
 	}
 	return true
@@ -76,15 +77,16 @@ func (l *login) choose(mechanism string) bool {
 
 // plain takes the only token of PLAIN: the user to act as, the name and the password, with
 // zero bytes between.
-func (l *login) plain(token []byte) ([]byte, bool, error) {
+func (l *login) plain(ctx context.Context, token []byte) ([]byte, bool, error) {
 	parts := bytes.Split(token, []byte{0})
 	if len(parts) != 3 || len(parts[1]) == 0 || len(parts[0]) > 0 && !bytes.Equal(parts[0], parts[1]) {
 		return nil, false, errors.New("the token of PLAIN has a name and a password, and no other user to act as")
 	}
 	name := string(parts[1])
-	if err := l.users.Check(name, string(parts[2])); err != nil {
+	as, err := l.users.Check(ctx, name, string(parts[2]))
+	if err != nil {
 		return nil, false, err
 	}
-	l.user = name
+	l.as = as
 	return nil, true, nil
 }

@@ -26,7 +26,7 @@ import (
 func guarded(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "users.json")
-	if err := stream.SetPassword(file, "ann", "secret, = 1"); err != nil {
+	if err := stream.SetUser(file, "ann", "secret, = 1", &stream.User{UID: 1000, GIDs: []uint32{1000}}); err != nil {
 		t.Fatal(err)
 	}
 	users, err := stream.OpenUsers(file)
@@ -182,7 +182,7 @@ func TestLoginComesFirst(t *testing.T) {
 // password, and none does harm.
 func FuzzScram(f *testing.F) {
 	file := filepath.Join(f.TempDir(), "users.json")
-	if err := stream.SetPassword(file, "ann", "secret"); err != nil {
+	if err := stream.SetUser(file, "ann", "secret", &stream.User{UID: 1000, GIDs: []uint32{1000}}); err != nil {
 		f.Fatal(err)
 	}
 	users, err := stream.OpenUsers(file)

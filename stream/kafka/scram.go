@@ -22,6 +22,7 @@ type scramLogin struct {
 	hash   scram.HashGeneratorFcn
 	server *scram.ServerConversation
 	user   string // from the client's first message
+	as     *stream.Login
 	secret scram.StoredCredentials
 
 	header      string // of the client's first message: the part before the name and the nonce
@@ -33,6 +34,9 @@ func newScramLogin(users *stream.Users, m stream.Mechanism) (*scramLogin, error)
 	l := &scramLogin{hash: m.Hash()}
 	server, err := l.hash.NewServer(func(name string) (c scram.StoredCredentials, err error) {
 		l.user = name
+		if l.as, err = users.Begin(name); err != nil { // before the secret is read: a change between ends the login
+			return c, err
+		}
 		l.secret, err = users.Secret(m, name)
 		return l.secret, err
 	})

@@ -9,9 +9,12 @@ package kafka
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,8 +31,12 @@ type Config struct {
 	Host    func(ctx context.Context) (*stream.Host, error)
 	Cluster string // id of the cluster
 	Node    int32  // id of the gateway; default 1
-	// Users are the users as whom clients log in (SASL); nil: the server asks for no credentials.
-	Users  *stream.Users
+	// Users are the users as whom clients log in, by SASL or by a client certificate; nil: the server
+	// asks for no credentials, and lets every client use every stream.
+	Users *stream.Users
+	// TLS encrypts all connections; nil: none. A client certificate that TLS accepts logs the client
+	// in as the user of Users with the certificate's common name.
+	TLS    *tls.Config
 	Logger *slog.Logger
 	Limits Limits
 }
@@ -73,7 +80,7 @@ type Server struct {
 
 	mu     sync.Mutex
 	closed bool
-	conns  map[net.Conn]struct{}
+	conns  map[*connection]struct{}
 }
 
 // New makes a Server.
@@ -85,10 +92,13 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{
 		cfg: cfg, memory: semaphore.NewWeighted(cfg.Limits.Memory), responses: semaphore.NewWeighted(cfg.Limits.Responses),
-		conns: map[net.Conn]struct{}{},
+		conns: map[*connection]struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.groups.init()
+	if cfg.Users != nil {
+		s.wg.Go(s.endLogins)
+	}
 	return s
 }
 
@@ -129,22 +139,52 @@ func (s *Server) start(c net.Conn) {
 		c.Close()
 		return
 	}
-	s.conns[c] = struct{}{}
+	k := newConnection(s, c)
+	s.conns[k] = struct{}{}
 	s.wg.Go(func() {
-		newConnection(s, c).serve()
-		c.Close()
+		k.serve()
+		k.c.Close()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.conns, c)
+		delete(s.conns, k)
 	})
+}
+
+// loginsEvery is how often the server looks for connections whose login has ended.
+const loginsEvery = 5 * time.Second
+
+// endLogins closes the connections of users who were removed or have another password, until the
+// server stops.
+func (s *Server) endLogins() {
+	for {
+		select {
+		case <-time.After(loginsEvery):
+		case <-s.ctx.Done():
+			return
+		}
+		s.mu.Lock()
+		open := slices.Collect(maps.Keys(s.conns))
+		s.mu.Unlock()
+		for _, k := range open {
+			as := k.as.Load()
+			if as == nil {
+				continue
+			}
+			if _, err := as.User(); err != nil {
+				s.cfg.Logger.Info("kafka: the server closes the connection of a client that must log in again", "client", k.c.RemoteAddr(), "error", err)
+				k.stop()
+				k.c.Close()
+			}
+		}
+	}
 }
 
 // Close ends all connections and waits for the requests under way. The streams stay open.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
-	for c := range s.conns {
-		c.Close()
+	for k := range s.conns {
+		k.c.Close()
 	}
 	s.mu.Unlock()
 	s.stop()
@@ -152,15 +192,24 @@ func (s *Server) Close() {
 	s.groups.close()
 }
 
-// stream finds the stream of a topic.
-func (s *Server) stream(ctx context.Context, topic string) (*stream.Stream, error) {
+// stream finds the stream of a topic, for a client that needs a permission.
+func (s *Server) stream(r *request, topic string, want stream.Permission) (*stream.Stream, error) {
 	p, err := stream.Path(topic)
 	if err != nil {
 		return nil, err
 	}
-	h, err := s.cfg.Host(ctx)
+	h, err := s.cfg.Host(r.ctx)
 	if err != nil {
 		return nil, meta.E("open stream", meta.Unavailable, topic, err)
 	}
-	return h.Stream(ctx, p)
+	return h.Stream(r.ctx, r.as, p, want)
+}
+
+// seen finds the stream of a topic, for a client that needs to read or write it.
+func (s *Server) seen(r *request, topic string) (*stream.Stream, error) {
+	st, err := s.stream(r, topic, stream.MayRead)
+	if errors.Is(err, meta.AccessDenied) {
+		return s.stream(r, topic, stream.MayWrite)
+	}
+	return st, err
 }

@@ -352,7 +352,7 @@ func (l *library) host(work func(h *stream.Host)) {
 // lead leads the first partition of a stream.
 func (l *library) lead(h *stream.Host, path string) *partition.Log {
 	l.t.Helper()
-	s, err := h.Stream(l.t.Context(), path)
+	s, err := h.Stream(l.t.Context(), nil, path, 0)
 	if err != nil {
 		l.t.Fatal(err)
 	}

@@ -30,14 +30,10 @@ type GatewayConfig struct {
 	// Node is the number of the gateway, of 1 or more, different from all others; 0: 1.
 	Node int32
 	// Kafka is the address of the Kafka server, Ingest that of the HTTP server for
-	// appends: host:port, or "" for no such server. The servers ask for no credentials, so that the
-	// addresses must be loopback addresses.
+	// appends: host:port, or "" for no such server.
 	Kafka  string
 	Ingest string
-	// Users is the file of the users as whom Kafka clients log in (stream.Users); "": the
-	// server asks for no credentials. The HTTP server knows no credentials: with Users, Ingest must
-	// be "".
-	Users string
+	Doors
 	// KafkaOptional, IngestOptional: if the address is not free, there is no such server, and a
 	// message in the log.
 	KafkaOptional  bool
@@ -71,23 +67,28 @@ type Gateway struct {
 }
 
 // StartGateway starts a gateway; nil if no server has an address, or no address is free and all
-// are optional. Errors: Invalid (not a loopback address), Busy (an address is not free).
+// are optional. Errors: Invalid (an address beyond loopback, a wrong file of TLS), Busy (an address is not free).
 func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
-	var users *stream.Users
-	if cfg.Users != "" {
-		var err error
-		if users, err = stream.OpenUsers(cfg.Users); err != nil {
-			return nil, err
-		}
-		if cfg.Ingest != "" {
-			return nil, meta.E("start gateway", meta.Invalid, cfg.Ingest, errors.New("the HTTP server can't ask for credentials: with a file of users, give no address for it"))
-		}
+	if err := cfg.check(); err != nil {
+		return nil, err
 	}
-	kl, err := listenGateway(ctx, cfg.Logger, "kafka", cfg.Kafka, cfg.KafkaOptional)
+	users, err := cfg.users()
 	if err != nil {
 		return nil, err
 	}
-	il, err := listenGateway(ctx, cfg.Logger, "ingest", cfg.Ingest, cfg.IngestOptional)
+	kafkaTLS, err := cfg.tls(cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	ingestTLS, err := cfg.tls(cfg.Logger, "h2", "http/1.1")
+	if err != nil {
+		return nil, err
+	}
+	kl, err := cfg.listen(ctx, "kafka", cfg.Kafka, cfg.KafkaOptional)
+	if err != nil {
+		return nil, err
+	}
+	il, err := cfg.listen(ctx, "ingest", cfg.Ingest, cfg.IngestOptional)
 	if err != nil {
 		if kl != nil {
 			err = errors.Join(err, kl.Close())
@@ -102,32 +103,34 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	g.wg.Go(g.disconnectIdle)
 	g.wg.Go(g.retainIdle)
 	if kl != nil {
-		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Node: cfg.Node, Cluster: cfg.Cluster, Users: users, Logger: cfg.Logger})
+		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Node: cfg.Node, Cluster: cfg.Cluster, Users: users, TLS: kafkaTLS, Logger: cfg.Logger})
 		g.serve("kafka", g.kafka.Serve, kl)
 	}
 	if il != nil {
-		g.Ingest, g.ingest = il.Addr().String(), ingest.New(ingest.Config{Host: g.connect, Logger: cfg.Logger})
+		g.Ingest, g.ingest = il.Addr().String(), ingest.New(ingest.Config{Host: g.connect, Users: users, TLS: ingestTLS, Logger: cfg.Logger})
 		g.serve("ingest", g.ingest.Serve, il)
 	}
 	return g, nil
 }
 
-// listenGateway listens at the address of a server, whose flag has a name; nil if the server has
+// listen listens at the address of a server, whose flag has a name; nil if the server has
 // no address, or the address is optional and not free. Errors: Invalid, Busy.
-func listenGateway(ctx context.Context, logger *slog.Logger, flag, at string, optional bool) (net.Listener, error) {
+func (cfg *GatewayConfig) listen(ctx context.Context, flag, at string, optional bool) (net.Listener, error) {
 	if at == "" {
 		return nil, nil
 	}
 	addr, err := net.ResolveTCPAddr("tcp", at)
 	if err == nil && !addr.IP.IsLoopback() {
-		err = fmt.Errorf("the server for --%s asks for no credentials and listens on loopback addresses only, such as 127.0.0.1:9092", flag)
+		if err = cfg.beyondLoopback(); err != nil {
+			err = fmt.Errorf("--%s: %w", flag, err)
+		}
 	}
 	if err != nil {
 		return nil, meta.E("start gateway", meta.Invalid, at, err)
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr.String())
 	if err != nil && optional {
-		logger.Warn("a server of the gateway does not run, because its address is not free; choose another address", "flag", "--"+flag, "address", at, "error", err)
+		cfg.Logger.Warn("a server of the gateway does not run, because its address is not free; choose another address", "flag", "--"+flag, "address", at, "error", err)
 		return nil, nil
 	}
 	if err != nil {

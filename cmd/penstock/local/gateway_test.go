@@ -5,9 +5,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream"
 )
 
 // TestGatewayAddress: a default address that is taken is no error, a given one is, and others
@@ -46,6 +49,39 @@ func TestGatewayAddress(t *testing.T) {
 	}
 	if g.Kafka == g.Ingest || g.Kafka == "" || g.Ingest == "" {
 		t.Errorf("the servers are at %q and %q", g.Kafka, g.Ingest)
+	}
+	if err := g.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDoors: beyond loopback a gateway starts only with users and TLS or with the flag that says
+// so, and flags that do not go together are refused; each refusal names the missing flag.
+func TestDoors(t *testing.T) {
+	users := filepath.Join(t.TempDir(), "users.json")
+	if err := stream.SetUser(users, "ann", "secret", &stream.User{UID: 1, GIDs: []uint32{1}}); err != nil {
+		t.Fatal(err)
+	}
+	logger := slog.New(slog.DiscardHandler)
+	for _, c := range []struct {
+		doors Doors
+		want  string
+	}{
+		{Doors{}, "--stream-insecure"},
+		{Doors{Users: users}, "--tls-cert"},
+		{Doors{Users: users, Cert: "c"}, "--tls-key"},
+		{Doors{ClientCA: "a"}, "--tls-cert"},
+		{Doors{Cert: "c", Key: "k", ClientCA: "a"}, "--stream-users"},
+		{Doors{Users: users, Cert: "/no/such/file", Key: "k"}, "/no/such/file"},
+	} {
+		g, err := StartGateway(t.Context(), GatewayConfig{Kafka: "0.0.0.0:0", Doors: c.doors, Logger: logger})
+		if g != nil || !errors.Is(err, meta.Invalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c.doors, err)
+		}
+	}
+	g, err := StartGateway(t.Context(), GatewayConfig{Kafka: "0.0.0.0:0", Doors: Doors{Open: true}, Logger: logger})
+	if err != nil {
+		t.Fatal(err)
 	}
 	if err := g.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -34,8 +34,8 @@ type Config struct {
 	// KafkaOptional, an address that is not free is no error.
 	Kafka         string
 	KafkaOptional bool
-	// StreamUsers is the file of the users as whom Kafka clients log in; "": nobody must.
-	StreamUsers string
+	// Doors say how the gateway's servers know their clients.
+	Doors Doors
 	// Ingest and IngestOptional are the same for appends over HTTP.
 	Ingest         string
 	IngestOptional bool
@@ -199,7 +199,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	s.Gateway, err = StartGateway(ctx, GatewayConfig{
 		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Logger: cfg.Logger,
-		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Users: cfg.StreamUsers, Idle: cfg.StreamIdle, Unsafe: cfg.Unsafe.Streams,
+		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Doors: cfg.Doors, Idle: cfg.StreamIdle, Unsafe: cfg.Unsafe.Streams,
 	})
 	if err != nil {
 		return s, err

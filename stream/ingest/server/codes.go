@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -40,6 +41,17 @@ const retryAfter = "1"
 // refuse answers a request of which no record was appended.
 func refuse(w http.ResponseWriter, err error) { reply(w, &answer{}, err) }
 
+// unauthenticated answers a request of a client that did not log in. A gRPC client takes the status
+// for UNAUTHENTICATED.
+func unauthenticated(w http.ResponseWriter, err error) {
+	if k := meta.KindOf(err); k != meta.AccessDenied || errors.Is(err, context.Canceled) {
+		refuse(w, meta.E("log in", meta.Unavailable, "gateway", errors.New("the gateway can't read its users now")))
+		return
+	}
+	w.Header().Set("WWW-Authenticate", `Basic realm="penstock", charset="UTF-8"`)
+	send(w, http.StatusUnauthorized, &answer{Error: "log in with the name and password of a user, or with a client certificate"})
+}
+
 // reply answers a request. err says why the request ended early; nil if it did not.
 func reply(w http.ResponseWriter, a *answer, err error) {
 	status := http.StatusOK
@@ -57,6 +69,11 @@ func reply(w http.ResponseWriter, a *answer, err error) {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
 		w.Header().Set("Retry-After", retryAfter)
 	}
+	send(w, status, a)
+}
+
+// send sends an answer.
+func send(w http.ResponseWriter, status int, a *answer) {
 	text, err := json.Marshal(a)
 	if err != nil {
 		panic("ingest: an answer of plain values can't be encoded: " + err.Error())

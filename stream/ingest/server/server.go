@@ -10,6 +10,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -30,7 +31,14 @@ import (
 type Config struct {
 	// Host gives the streams. The server calls Host at the first need, again after an
 	// error; Host must return the same value every time.
-	Host   func(ctx context.Context) (*stream.Host, error)
+	Host func(ctx context.Context) (*stream.Host, error)
+	// Users are the users as whom clients log in, by HTTP's Basic authentication (RFC 7617) or by a
+	// client certificate; nil: the server asks for no credentials, and lets every client use every
+	// stream.
+	Users *stream.Users
+	// TLS encrypts all connections; nil: none. A client certificate that TLS accepts logs the client
+	// in as the user of Users with the certificate's common name.
+	TLS    *tls.Config
 	Logger *slog.Logger
 	Limits Limits
 }
@@ -92,9 +100,10 @@ func New(cfg Config) *Server {
 	s.grpc = s.newGRPC()
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
+	protocols.SetHTTP2(cfg.TLS != nil)
+	protocols.SetUnencryptedHTTP2(cfg.TLS == nil)
 	s.http = &http.Server{
-		Handler: s.handler(), Protocols: protocols, MaxHeaderBytes: 16 << 10,
+		Handler: s.handler(), Protocols: protocols, TLSConfig: cfg.TLS, MaxHeaderBytes: 16 << 10,
 		ReadHeaderTimeout: cfg.Limits.Transfer, IdleTimeout: cfg.Limits.Idle,
 		// A connection has room for what all its calls may send: calls that wait for memory must not
 		// keep a call from its bytes that has the memory.
@@ -108,7 +117,13 @@ func New(cfg Config) *Server {
 
 // Serve accepts connections until Close. The listener is closed then.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.Serve(&limited{Listener: l, free: semaphore.NewWeighted(int64(s.cfg.Limits.Connections)), ctx: s.ctx})
+	l = &limited{Listener: l, free: semaphore.NewWeighted(int64(s.cfg.Limits.Connections)), ctx: s.ctx}
+	var err error
+	if s.cfg.TLS != nil {
+		err = s.http.ServeTLS(l, "", "") // the configuration has the certificate
+	} else {
+		err = s.http.Serve(l)
+	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -179,9 +194,18 @@ func (s *Server) handler() http.Handler {
 			refuse(w, meta.E("append", meta.AccessDenied, r.URL.Path, err))
 			return
 		}
-		if !toLoopback(r) {
+		if s.cfg.Users == nil && !toLoopback(r) {
 			refuse(w, meta.E("append", meta.AccessDenied, r.Host, errors.New("the Host of a request to a loopback address is localhost or a loopback address")))
 			return
+		}
+		if s.cfg.Users != nil {
+			as, err := s.login(r)
+			if err != nil {
+				s.cfg.Logger.Warn("ingest: a client could not log in", "client", r.RemoteAddr, "error", err)
+				unauthenticated(w, err)
+				return
+			}
+			r = r.WithContext(context.WithValue(r.Context(), loginKey{}, as))
 		}
 		if isGRPC(r) {
 			s.serveGRPC(w, r)
@@ -189,6 +213,23 @@ func (s *Server) handler() http.Handler {
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// loginKey is the key of the client's *stream.Login in the context of a request.
+type loginKey struct{}
+
+// login finds out who the client of a request is. Errors: AccessDenied, and those of
+// stream.Users.Check.
+func (s *Server) login(r *http.Request) (*stream.Login, error) {
+	if name, password, ok := r.BasicAuth(); ok {
+		return s.cfg.Users.Check(r.Context(), name, password)
+	}
+	if r.TLS != nil {
+		if as, err := s.cfg.Users.BeginTLS(*r.TLS); as != nil || err != nil {
+			return as, err
+		}
+	}
+	return nil, meta.E("log in", meta.AccessDenied, "client", errors.New("the request has no name and password (Authorization: Basic), and the connection no client certificate"))
 }
 
 // toLoopback reports whether the Host of a request is a loopback address or localhost, as it
@@ -229,7 +270,7 @@ type target struct {
 	partition func(ctx context.Context, n int32) (*partition.Log, error)
 }
 
-// stream finds a stream by path.
+// stream finds a stream by path, for a client that may append to the stream.
 func (s *Server) stream(ctx context.Context, p string) (target, error) {
 	if _, err := stream.Topic(p); err != nil {
 		return target{}, err
@@ -238,11 +279,26 @@ func (s *Server) stream(ctx context.Context, p string) (target, error) {
 	if err != nil {
 		return target{}, meta.E("open stream", meta.Unavailable, p, err)
 	}
-	st, err := h.Stream(ctx, p)
+	as, _ := ctx.Value(loginKey{}).(*stream.Login) // nil: the server asks for no credentials
+	st, err := h.Stream(ctx, as, p, stream.MayWrite)
 	if err != nil {
 		return target{}, err
 	}
-	return target{st.Spec.Format, st.Spec.Partitions, st.Partition}, nil
+	open := st.Partition
+	if as != nil {
+		// Each batch asks again whether the client may append: a request or call can last.
+		open = func(ctx context.Context, n int32) (*partition.Log, error) {
+			again, err := h.Stream(ctx, as, p, stream.MayWrite)
+			if err == nil && again != st {
+				err = meta.E("append", meta.Stale, p, errors.New("another stream has this path now"))
+			}
+			if err != nil {
+				return nil, err
+			}
+			return st.Partition(ctx, n)
+		}
+	}
+	return target{st.Spec.Format, st.Spec.Partitions, open}, nil
 }
 
 // choose chooses the partition of a request: for a producer with a name always the same one.
