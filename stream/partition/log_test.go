@@ -2,6 +2,7 @@ package partition
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -156,6 +157,39 @@ func TestAppendReadReopen(t *testing.T) {
 			t.Errorf("append after Close: %v", err)
 		}
 	}
+}
+
+// TestTimeInCompressedBatch: the record with a time is found within a compressed batch; of
+// a batch that is not compressed as its header says, the first record is found.
+func TestTimeInCompressedBatch(t *testing.T) {
+	l := open(t, newMemDir(), Config{})
+	defer l.Close()
+	for i, compress := range []func([]byte) []byte{gzipped, func([]byte) []byte { return []byte("no gzip") }} {
+		at := int64(1000 * (i + 1))
+		p := batch(log.NoProducer, 0, at, "a", "b", "c", "d")
+		b, err := log.Parse(p, len(p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Attributes |= log.Gzip
+		if _, err := appendAll(l, b.Encode(compress(p[log.HeaderSize:]))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct{ ms, offset, at int64 }{{0, 0, 1000}, {1002, 2, 1002}, {1003, 3, 1003}, {1004, 4, 2000}, {2002, 4, 2000}} {
+		offset, at, ok, err := l.OffsetAt(t.Context(), c.ms)
+		if err != nil || !ok || offset != c.offset || at != c.at {
+			t.Errorf("time %d is at offset %d, %d, %v, %v; want %d, %d", c.ms, offset, at, ok, err, c.offset, c.at)
+		}
+	}
+}
+
+func gzipped(p []byte) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	w.Write(p)
+	w.Close()
+	return b.Bytes()
 }
 
 // TestOneSyncForMany: batches that arrive during a sync share the next one.

@@ -8,6 +8,7 @@ import (
 	"sort"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/decompress"
 	"penstock.io/penstock/stream/log"
 )
 
@@ -140,8 +141,8 @@ func (l *Log) load(s *segment) error {
 func isClosed(err error) bool { return errors.Is(err, errClosed) }
 
 // OffsetAt returns the offset and the time of the first record with a time, ms since 1970, or a
-// later one; ok is false without such a record. In a compressed batch, OffsetAt returns the
-// first record of the batch with the record.
+// later one; ok is false without such a record. In a batch that can't be decompressed, OffsetAt
+// returns the first record.
 func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool, err error) {
 	l.mu.Lock()
 	segments := append([]*segment(nil), l.segments...)
@@ -181,7 +182,7 @@ func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool
 				return 0, 0, false, err
 			}
 			if b.MaxTime >= ms {
-				offset, at, err = firstAt(&b, p, ms)
+				offset, at, err = firstAt(ctx, &b, p, ms)
 				return offset, at, err == nil, err
 			}
 			pos += int64(b.Size)
@@ -190,20 +191,33 @@ func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool
 	return 0, 0, false, nil
 }
 
+// decompressing bounds the batches that are decompressed at a time: each takes up to
+// decompress.Max bytes, which no budget of requests counts.
+var decompressing = make(chan struct{}, 2)
+
 // firstAt finds the first record of a batch with a time or a later one.
-func firstAt(b *log.Batch, p []byte, ms int64) (offset, at int64, err error) {
-	if b.Compression() != log.Plain {
-		return b.Base, b.BaseTime, nil
+func firstAt(ctx context.Context, b *log.Batch, p []byte, ms int64) (offset, at int64, err error) {
+	select {
+	case decompressing <- struct{}{}:
+		defer func() { <-decompressing }()
+	case <-ctx.Done():
+		return 0, 0, context.Cause(ctx)
 	}
 	offset = -1
-	err = b.Each(p[log.HeaderSize:b.Size], func(r log.Record) error {
-		if offset < 0 && r.Time >= ms {
-			offset, at = r.Offset, r.Time
-		}
-		return nil
-	})
-	if offset < 0 {
-		offset, at = b.Base, b.BaseTime // the header promises another time
+	plain, err := decompress.Records(b.Compression(), p[log.HeaderSize:b.Size])
+	if err == nil {
+		err = b.Each(plain, func(r log.Record) error {
+			if offset < 0 && r.Time >= ms {
+				offset, at = r.Offset, r.Time
+			}
+			return nil
+		})
 	}
-	return offset, at, err
+	if b.Compression() == log.Plain && err != nil {
+		return 0, 0, err
+	}
+	if offset < 0 { // the producer compressed something else, or the header promises another time
+		offset, at = b.Base, b.BaseTime
+	}
+	return offset, at, nil
 }

@@ -64,7 +64,7 @@ var table = []row{
 	{"table/delta", []string{"meta"}, "the log of a table, in a directory that is handed in: streams publish in one, tables do"},
 	{"stream/decompress", []string{"stream/log"}, "bytes that any client has compressed, within bounds: for whoever reads records"},
 	{"stream/compact", []string{"stream/decompress", "stream/log"}, "what a compaction keeps is a function of a segment's bytes"},
-	{"stream/partition", []string{"meta", "stream/compact", "stream/log"}, "a log on files of a directory that is handed in: its tests crash a directory in memory"},
+	{"stream/partition", []string{"meta", "stream/compact", "stream/decompress", "stream/log"}, "a log on files of a directory that is handed in: its tests crash a directory in memory"},
 	{"stream/publish", []string{"meta", "stream/decompress", "stream/log", "table/delta"}, "the log of a partition and the files of a stream are handed in: its tests crash a directory in memory"},
 	{"stream/offsets", []string{"meta", "stream/partition"}, "a file in a directory of the same kind"},
 	{"stream/lines", []string{"meta", "stream/decompress", "stream/log", "stream/partition"}, "the text of records is a function of a partition's batches, wherever the batches come from"},
