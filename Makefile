@@ -117,6 +117,12 @@ e2e-tables: deps ## ClickHouse, DuckDB and hyparquet read the published table of
 	cd test/streams/readers && npm install --no-audit --no-fund
 	$(GO) test -timeout 15m -count 1 -v ./test/streams -run '^TestTable$$' -readers $(CURDIR)/test/streams/readers
 
+.PHONY: e2e-streams
+e2e-streams: deps build ## Kafka clients in Go, Python, Node.js and C use the streams of a `penstock up`; prints a table (needs Node.js)
+	@DEPS=test/clients/deps.txt scripts/deps.sh
+	cd test/clients/scripts && npm install --no-audit --no-fund
+	cd test/clients && $(GO) test -timeout 20m -count 1 -v . -program $(abspath $(BIN))
+
 .PHONY: e2e-k8s
 e2e-k8s: deps ## a Kubernetes of two nodes on this machine, Penstock deployed in it, and what users do there (root; E2EFLAGS)
 	@DEPS=test/k8s/deps.txt scripts/deps.sh

@@ -1,0 +1,224 @@
+// Package clients uses streams of a running 'penstock up' with Kafka clients that nobody here
+// wrote, and prints a table of clients and cases. The package is a module of its own, so that
+// the product's go.mod does not name the clients.
+package clients
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	program = flag.String("program", "../../bin/penstock", "the penstock program")
+)
+
+// patience bounds a wait for what must come.
+const patience = 90 * time.Second
+
+// compressions are the codecs that each client is tried with.
+var compressions = []string{"none", "gzip", "snappy", "lz4", "zstd"}
+
+// sizes are the lengths of the values that each client sends and reads back.
+var sizes = []int{0, 1, 1000, 1 << 20}
+
+// value is a value of n bytes that does not compress to nothing.
+func value(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8)
+	}
+	return b
+}
+
+// table collects the outcomes of clients and cases.
+type table struct {
+	cases []string
+	rows  []string
+	cell  map[[2]string]string
+}
+
+func (t *table) set(client, name, outcome string) {
+	if t.cell == nil {
+		t.cell = map[[2]string]string{}
+	}
+	if !contains(t.rows, client) {
+		t.rows = append(t.rows, client)
+	}
+	if !contains(t.cases, name) {
+		t.cases = append(t.cases, name)
+	}
+	t.cell[[2]string{client, name}] = outcome
+}
+
+func contains(l []string, s string) bool {
+	for _, x := range l {
+		if x == s {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *table) String() string {
+	var b strings.Builder
+	b.WriteString("| case | " + strings.Join(t.rows, " | ") + " |\n")
+	for _, c := range t.cases {
+		b.WriteString("| " + c)
+		for _, r := range t.rows {
+			b.WriteString(" | " + t.cell[[2]string{r, c}])
+		}
+		b.WriteString(" |\n")
+	}
+	return b.String()
+}
+
+// server is a running 'penstock up'.
+type server struct {
+	addr string
+	dir  string
+}
+
+// freeAddress returns a loopback address that nothing listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func startServer(t *testing.T) *server {
+	t.Helper()
+	bin, err := filepath.Abs(*program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{addr: freeAddress(t), dir: filepath.Join(t.TempDir(), "d")}
+	var logs bytes.Buffer
+	up := exec.Command(bin, "up", "--dir", s.dir, "--kafka", s.addr, "--ingest", freeAddress(t))
+	up.Stdout, up.Stderr = &logs, &logs
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		up.Process.Signal(os.Interrupt)
+		up.Wait()
+		if t.Failed() {
+			os.WriteFile(filepath.Join(os.TempDir(), "penstock-clients.log"), logs.Bytes(), 0o600)
+		}
+	})
+	ended := time.Now().Add(patience)
+	for {
+		c, err := net.Dial("tcp", s.addr)
+		if err == nil {
+			c.Close()
+			return s
+		}
+		if time.Now().After(ended) {
+			t.Fatalf("the gateway does not answer: %v", err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// story is a case that a client is tried with. The name of the topic is the client's own.
+type story struct {
+	name string
+	run  func(ctx context.Context, addr, topic string) error
+}
+
+// TestClients runs each client through its cases and logs the table.
+func TestClients(t *testing.T) {
+	s := startServer(t)
+	makeTopics(t, s.addr, "kcat", "platformatic")
+	var all table
+	for _, c := range []struct {
+		name    string
+		stories []story
+	}{
+		{"franz-go", franzStories()},
+		{"sarama", saramaStories()},
+		{"segmentio", segmentioStories()},
+	} {
+		for i, st := range c.stories {
+			t.Run(c.name+"/"+st.name, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				if err := st.run(ctx, s.addr, fmt.Sprintf("%s-%d", c.name, i)); err != nil {
+					all.set(c.name, st.name, "FAILED")
+					t.Error(err)
+					return
+				}
+				all.set(c.name, st.name, "passed")
+			})
+		}
+	}
+	for _, c := range []struct{ name, command, script string }{
+		{"confluent-python", "/usr/bin/python3", "confluent.py"},
+		{"kafka-python", "/usr/bin/python3", "kafkapython.py"},
+		{"kcat", "/bin/sh", "kcat.sh"},
+		{"kafkajs", "node", "kafkajs.cjs"},
+		{"platformatic", "node", "platformatic.mjs"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			script(t, s, &all, c.name, c.command, c.script)
+		})
+	}
+	t.Logf("\n%s", all.String())
+}
+
+// makeTopics makes ten topics for each client that makes none.
+func makeTopics(t *testing.T, addr string, clients ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, admin, err := franzClient(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, name := range clients {
+		for i := range 10 {
+			if _, err := admin.CreateTopic(ctx, 1, 1, nil, fmt.Sprintf("%s-%d", name, i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// script runs a client's script, which prints a line "CASE<tab>passed", "CASE<tab>no codec" (the
+// client has none) or "CASE<tab>why it failed" for each case.
+func script(t *testing.T, s *server, all *table, name, command, file string) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	path := filepath.Join("scripts", file)
+	var errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, command, path, s.addr)
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	for line := range strings.Lines(string(out)) {
+		story, outcome, ok := strings.Cut(strings.TrimSpace(line), "\t")
+		if !ok {
+			continue
+		}
+		if outcome != "passed" && outcome != "no codec" {
+			t.Errorf("%s: %s", story, outcome)
+			outcome = "FAILED"
+		}
+		all.set(name, story, outcome)
+	}
+	if err != nil {
+		t.Errorf("%s: %v\n%s", file, err, errs.String())
+	}
+}
