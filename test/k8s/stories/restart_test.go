@@ -137,7 +137,7 @@ func (u *used) ended() (all []pause) {
 		u.Fatal(err)
 	}
 	u.kubectl("delete", "pod", u.pod, "--timeout=60s")
-	u.apply(pod("b", "node2", map[string]string{"/data": "data"}), claim("new", "penstock", "ReadWriteMany", "64Mi"),
+	u.apply(pod("b", "node2", map[string]string{"/data": "data"}), claim("new", u.class, "ReadWriteMany", "64Mi"),
 		pod("c", "node1", map[string]string{"/data": "data", "/new": "new"}))
 	u.ready("b", "c")
 	for _, p := range []string{"b", "c"} {
