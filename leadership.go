@@ -34,9 +34,6 @@ const leadPoll = 50 * time.Millisecond
 type leaderships struct {
 	mu sync.Mutex
 	m  map[meta.Ino]*Leadership
-	// stray are the files that the owner may believe this client to lead: a request to lead was
-	// given up without an answer, or a request to end a leadership failed.
-	stray map[meta.Ino]struct{}
 }
 
 // Leaderships begins leaderships of files of a volume, and asks for leaders.
@@ -69,7 +66,6 @@ func (ls Leaderships) Lead(ctx context.Context, ino meta.Ino, how LeadOptions) (
 	own.mu.Lock()
 	defer own.mu.Unlock()
 	if errors.Is(err, meta.Interrupted) {
-		own.noteStray(ino)
 		v.c.spawn(func() { ls.endStray(ino) })
 		return nil, err // no other call of this client leads the file before endStray
 	}
@@ -80,7 +76,6 @@ func (ls Leaderships) Lead(ctx context.Context, ino meta.Ino, how LeadOptions) (
 	if l.since != v.epoch.Load() { // the session expired, and nobody could tell this leadership
 		return nil, meta.E("lead", meta.SessionExpired, v.subject(ino), nil)
 	}
-	delete(own.stray, ino)
 	own.m[ino] = l
 	return l, nil
 }
@@ -93,7 +88,10 @@ func (ls Leaderships) try(ctx context.Context, ino meta.Ino, how LeadOptions) (*
 		switch {
 		case err == nil:
 			return &Leadership{v: v, ino: ino, epoch: res.Off, since: since, done: make(chan struct{})}, nil
-		case errors.Is(err, meta.Busy) && !tidied && v.leaderships.isStray(ino):
+		case errors.Is(err, meta.Busy) && !tidied:
+			// The owner may still believe that this session leads the file: a request to lead was
+			// given up without an answer, or a request to end a leadership failed. The end of a
+			// leadership that another session has does nothing.
 			tidied = true
 			if err := ls.end(ctx, ino, 0); err != nil {
 				return nil, err
@@ -176,15 +174,7 @@ func (l *Leadership) Release(ctx context.Context) error {
 	if !own.end(l) {
 		return nil
 	}
-	err := Leaderships{l.v}.end(ctx, l.ino, l.epoch)
-	if err != nil {
-		own.mu.Lock()
-		defer own.mu.Unlock()
-		if l.since == l.v.epoch.Load() { // otherwise the leadership ended with its session
-			own.noteStray(l.ino)
-		}
-	}
-	return err
+	return Leaderships{l.v}.end(ctx, l.ino, l.epoch)
 }
 
 // end closes Done of a leadership, and returns false if the leadership ended before.
@@ -199,26 +189,10 @@ func (ls *leaderships) end(l *Leadership) bool {
 	return true
 }
 
-// noteStray notes a stray file. The caller must hold mu.
-func (ls *leaderships) noteStray(ino meta.Ino) {
-	if ls.stray == nil {
-		ls.stray = map[meta.Ino]struct{}{}
-	}
-	ls.stray[ino] = struct{}{}
-}
-
-func (ls *leaderships) isStray(ino meta.Ino) bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	_, ok := ls.stray[ino]
-	return ok
-}
-
 // endAll ends all leaderships, because the session ended.
 func (ls *leaderships) endAll() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	clear(ls.stray)
 	for ino, l := range ls.m {
 		if l != nil {
 			delete(ls.m, ino)

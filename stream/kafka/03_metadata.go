@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -147,9 +148,7 @@ func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.Meta
 				tp.Leader, tp.Replicas, tp.ISR = b.id, []int32{b.id}, []int32{b.id}
 			} else if err != nil {
 				tp.ErrorCode, tp.Leader = codeLeaderNotAvailable, -1
-				if k := meta.KindOf(err); k != meta.Unavailable && k != meta.NotOwner {
-					s.cfg.Logger.Warn("kafka: a partition can't be opened", "topic", topic, "partition", n, "error", err)
-				}
+				s.tellNoLeader(topic, n, err)
 			} else {
 				tp.LeaderEpoch = l.Epoch()
 			}
@@ -157,4 +156,17 @@ func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.Meta
 		t.Partitions = append(t.Partitions, tp)
 	}
 	return t
+}
+
+// noLeaderEvery is the time after which the log says again that a partition has no leader.
+const noLeaderEvery = 5 * time.Second
+
+// tellNoLeader logs why a partition has no leader that clients could be sent to. Clients ask
+// several times a second, so most answers are not logged.
+func (s *Server) tellNoLeader(topic string, n int32, err error) {
+	now := time.Now().UnixNano()
+	if told := s.noLeader.Load(); now-told < int64(noLeaderEvery) || !s.noLeader.CompareAndSwap(told, now) {
+		return
+	}
+	s.cfg.Logger.Warn("kafka: a partition can't be opened, and no other gateway leads it; clients try again", "topic", topic, "partition", n, "error", err)
 }

@@ -16,6 +16,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -77,6 +78,7 @@ type Server struct {
 	ctx       context.Context // ends when the server stops
 	stop      context.CancelFunc
 	wg        sync.WaitGroup // of connections
+	noLeader  atomic.Int64   // when tellNoLeader logged, in nanoseconds since 1970
 
 	mu     sync.Mutex
 	closed bool
