@@ -71,6 +71,7 @@ var table = []row{
 	{"stream", []string{".", "meta", "stream/lines", "stream/log", "stream/offsets", "stream/partition", "stream/publish"}, "a user of the client library like any other"},
 	{"stream/kafka", []string{"meta", "stream", "stream/group", "stream/log", "stream/offsets", "stream/partition"}, "translates a protocol into calls of streams; opens no session"},
 	{"stream/ingest", nil, "messages of a protocol, generated"},
+	{"stream/ingest/client", []string{"meta", "stream/ingest"}, "a client of a gateway: it opens no session and knows no log"},
 	{"stream/ingest/server", []string{"meta", "stream", "stream/ingest", "stream/log", "stream/partition"}, "translates requests of another protocol into appends; opens no session"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},
