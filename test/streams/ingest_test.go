@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"penstock.io/penstock/stream/ingest"
+	"penstock.io/penstock/stream/ingest/client"
 )
 
 // appended is what the answer to an append over HTTP has.
@@ -119,6 +120,29 @@ func produceNumbers(ctx context.Context, cc *grpc.ClientConn, name string, last 
 	return nil
 }
 
+// appendOnce appends records by the Go client until a channel is closed: each has the next offset.
+func (m *machine) appendOnce(ctx context.Context, ended <-chan struct{}) error {
+	p, err := client.New(client.Config{Gateways: []string{m.ingest}, Stream: "/v/c", Name: "once"})
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	for n := int64(0); ; n++ {
+		select {
+		case <-ended:
+			return nil
+		default:
+		}
+		r, err := p.Append(ctx, &ingest.Record{Value: fmt.Append(nil, n)})
+		if err != nil {
+			return err
+		}
+		if r.Offsets[0] != n {
+			return fmt.Errorf("DATA: record %d of the Go client has offset %d", n, r.Offsets[0])
+		}
+	}
+}
+
 // testKilledProducers: producers with names go on where the stream ends, while their calls end at
 // any moment and the gateway is killed. The stream has each number once and in order.
 func (m *machine) testKilledProducers(t *testing.T) {
@@ -126,6 +150,9 @@ func (m *machine) testKilledProducers(t *testing.T) {
 	const producers, last = 4, 900
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
+	m.Must("stream", "create", "/v/c")
+	once, killed := make(chan error, 1), make(chan struct{})
+	go func() { once <- m.appendOnce(ctx, killed) }()
 	var all atomic.Int64 // appended numbers, about
 	done := make(chan error, producers)
 	for i := range producers {
@@ -161,6 +188,10 @@ func (m *machine) testKilledProducers(t *testing.T) {
 		})
 		m.kill()
 		m.start()
+	}
+	close(killed)
+	if err := <-once; err != nil {
+		t.Error(err)
 	}
 	for range producers {
 		if err := <-done; err != nil {
