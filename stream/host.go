@@ -10,6 +10,7 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/partition"
 )
 
 // Host holds the open streams of a process. Host opens a partition at the first use, as the
@@ -21,6 +22,8 @@ type Host struct {
 	Address string
 	Idle    time.Duration
 	Unsafe  Unsafe // set like Address
+	// Counters count what the streams' partitions do; set like Address. nil: nothing counts.
+	Counters *partition.Counters
 
 	client *penstock.Client
 	tree   *penstock.Tree
@@ -97,7 +100,7 @@ func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) 
 	if h.closed {
 		return nil, errStreamClosed(p)
 	}
-	s := &Stream{Spec: spec, dir: volumeDir{v, id.dir}, name: p, address: h.Address, unsafe: h.Unsafe, log: h.log, slots: make([]slot, spec.Partitions), groups: map[string]*committed{}}
+	s := &Stream{Spec: spec, dir: volumeDir{v, id.dir}, name: p, address: h.Address, unsafe: h.Unsafe, counters: h.Counters, log: h.log, slots: make([]slot, spec.Partitions), groups: map[string]*committed{}}
 	h.open[id] = s
 	return s, nil
 }
@@ -230,6 +233,28 @@ func (h *Host) streams() (all []*Stream) {
 		all = append(all, s)
 	}
 	return all
+}
+
+// Status is what a host has at a moment. What is being opened at that moment does not count.
+type Status struct {
+	Led         int   // partitions that the process leads
+	Unpublished int64 // records of these partitions that are not in the published tables yet
+	Lags        []Lag // of the groups that commit here
+}
+
+// Lag is how many records of a stream's partitions, as far as this process leads the partitions, a
+// group has not committed.
+type Lag struct {
+	Stream, Group string
+	Records       int64
+}
+
+// Status returns the status of the host.
+func (h *Host) Status() (now Status) {
+	for _, s := range h.streams() {
+		s.status(&now)
+	}
+	return now
 }
 
 // CloseIdle closes the host if the host leads nothing, and nobody has looked for a stream

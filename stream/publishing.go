@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"path"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -33,6 +34,8 @@ type publisher struct {
 	table *publish.Table
 	ended bool
 	next  time.Time // the next round
+	// behind is the number of records that were not published when the last round began.
+	behind atomic.Int64
 }
 
 // end ends the publications, and waits for the one under way.
@@ -114,10 +117,17 @@ func (s *Stream) publishRound(ctx context.Context) (more bool, err error) {
 		}
 		slot.mu.Unlock()
 	}
+	p := &s.publisher
+	p.behind.Store(0)
 	if len(logs) == 0 {
 		return false, nil
 	}
-	p := &s.publisher
+	if p.table != nil {
+		for n, l := range logs {
+			_, high := l.Bounds()
+			p.behind.Add(max(high-p.table.Published(n), 0))
+		}
+	}
 	if p.table != nil && !p.table.Due(logs) {
 		return false, nil // without a question to the volume's owner
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type Stream struct {
 	log     *slog.Logger
 	unsafe  Unsafe
 
+	counters  *partition.Counters
 	slots     []slot
 	publisher publisher
 
@@ -166,7 +168,7 @@ func (s *Stream) config(dir volumeDir, n int32) partition.Config {
 	return partition.Config{
 		Name: fmt.Sprintf("%s, partition %d", s.name, n), Volume: uint64(dir.v.ID()), Logger: s.log, Retention: s.Spec.Retention, RetentionBytes: s.Spec.RetentionBytes,
 		SegmentBytes: s.Spec.SegmentBytes, SegmentAge: s.Spec.SegmentAge, UnsafeNoSync: s.unsafe.NoSync,
-		Compact: s.Spec.Compact, TombstoneAge: s.Spec.TombstoneAge,
+		Counters: s.counters, Compact: s.Spec.Compact, TombstoneAge: s.Spec.TombstoneAge,
 	}
 }
 
@@ -191,6 +193,37 @@ func (s *Stream) Leader(ctx context.Context, n int32) (string, error) {
 	}
 	address, _, err := dir.v.Leaderships().Leader(ctx, e.Attr.Ino)
 	return address, err
+}
+
+// status adds what the stream has.
+func (s *Stream) status(to *Status) {
+	ends := map[int32]int64{}
+	for n := range s.slots {
+		slot := &s.slots[n]
+		if !slot.mu.TryLock() {
+			continue
+		}
+		if slot.log != nil && slot.dir != nil {
+			_, ends[int32(n)] = slot.log.Bounds()
+		}
+		slot.mu.Unlock()
+	}
+	to.Led += len(ends)
+	to.Unpublished += s.publisher.behind.Load()
+	if !s.mu.TryLock() {
+		return
+	}
+	defer s.mu.Unlock()
+	for file, c := range s.groups {
+		lag := Lag{Stream: s.name}
+		lag.Group, _ = unescape(strings.TrimSuffix(file, groupSuffix))
+		for _, at := range c.All() {
+			if end, led := ends[at.Partition]; led {
+				lag.Records += max(end-at.Offset, 0)
+			}
+		}
+		to.Lags = append(to.Lags, lag)
+	}
 }
 
 // close closes the log, and ends the leadership. The caller holds mu.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	penstock "penstock.io/penstock"
@@ -67,7 +68,7 @@ users and TLS.`,
 				return err
 			}
 			socket := "unix:" + filepath.Join(noteDir(), "gateway-"+strconv.Itoa(os.Getpid())+".sock")
-			addr, stopAdmin, err := port.serve(ctx, log, socket, local.Metrics(nil, nil, nil), g.Ready)
+			addr, stopAdmin, err := port.serve(ctx, log, socket, prometheus.Gatherers{local.Metrics(nil, nil, nil), g.Metrics()}, g.Ready)
 			if err != nil {
 				return errors.Join(err, g.Close(ctx))
 			}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/cmd/penstock/local"
@@ -74,7 +75,7 @@ is not free is not served.`,
 				return errors.Join(err, closeSystem())
 			}
 			defer forget()
-			addr, stopAdmin, err := port.serve(ctx, log, adminSocket(abs), local.Metrics(s.Meta, s.Chunk, s.Mount), s.Chunk.Ready)
+			addr, stopAdmin, err := port.serve(ctx, log, adminSocket(abs), prometheus.Gatherers{local.Metrics(s.Meta, s.Chunk, s.Mount), s.Gateway.Metrics()}, s.Chunk.Ready)
 			if err != nil {
 				return errors.Join(err, closeSystem())
 			}

@@ -108,9 +108,10 @@ func (l *Log) admit(p []byte) (log.Batch, error) {
 // batch.
 func (l *Log) arriveLocked(b log.Batch, p []byte) *Append {
 	b.Assign(p, l.next, l.epoch)
-	l.arrived.Add(&b, l.cfg.Now().UnixMilli())
+	now := l.cfg.Now()
+	l.arrived.Add(&b, now.UnixMilli())
 	l.next = b.Next()
-	l.pending = append(l.pending, arrival{batch: b, bytes: p})
+	l.pending = append(l.pending, arrival{batch: b, bytes: p, at: now})
 	if !l.flushing {
 		l.flushing = true
 		l.wg.Go(l.flush)
@@ -185,10 +186,13 @@ func (l *Log) flush() {
 			break
 		}
 		active := l.segments[len(l.segments)-1]
-		now := l.cfg.Now().UnixMilli()
+		now := l.cfg.Now()
 		for _, a := range batches {
 			active.Add(&a.batch)
-			l.durable.Add(&a.batch, now)
+			l.durable.Add(&a.batch, now.UnixMilli())
+			l.cfg.Counters.AppendedRecords.Add(uint64(a.batch.Records))
+			l.cfg.Counters.AppendedBytes.Add(uint64(len(a.bytes)))
+			l.cfg.Counters.Append.Add(now.Sub(a.at))
 		}
 		active.size, l.high = active.Size, active.Next
 		l.notifyLocked()

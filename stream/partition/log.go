@@ -31,6 +31,7 @@ type Config struct {
 	CompactKeys  int
 	// ProducerExpiry is how long the state of a silent producer is kept; default 7 days.
 	ProducerExpiry time.Duration
+	Counters       *Counters        // count what the log does; default: others than those of any other log
 	Now            func() time.Time // default time.Now
 	UnsafeNoSync   bool             // a positive control: batches count as durable without a sync
 	Logger         *slog.Logger     // default slog.Default()
@@ -60,6 +61,9 @@ func (c *Config) defaults() {
 	}
 	if c.ProducerExpiry <= 0 {
 		c.ProducerExpiry = 7 * 24 * time.Hour
+	}
+	if c.Counters == nil {
+		c.Counters = new(Counters)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -116,6 +120,7 @@ type Log struct {
 type arrival struct {
 	batch log.Batch
 	bytes []byte
+	at    time.Time
 }
 
 // Epoch returns the epoch of the log's leader.

@@ -47,7 +47,22 @@ func (l *Log) Read(offset int64, most int) ([]byte, error) {
 	case f == nil:
 		return nil, l.fail("read", meta.Range, fmt.Errorf("offset %d was removed by retention", offset))
 	}
-	return l.readFrom(f, at, end, offset, most)
+	began := l.cfg.Now()
+	p, err := l.readFrom(f, at, end, offset, most)
+	if err != nil {
+		return nil, err
+	}
+	l.cfg.Counters.Read.Add(l.cfg.Now().Sub(began))
+	l.cfg.Counters.ReadBytes.Add(uint64(len(p)))
+	for rest := p; len(rest) > 0; {
+		b, err := log.Parse(rest, l.cfg.MaxBatch)
+		if err != nil {
+			break
+		}
+		l.cfg.Counters.ReadRecords.Add(uint64(b.Records))
+		rest = rest[b.Size:]
+	}
+	return p, nil
 }
 
 // readFrom finds the batch with an offset at or after the position at of a segment, whose

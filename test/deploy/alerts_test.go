@@ -141,6 +141,17 @@ var alertCases = map[string]alertCase{
 		quiet: []seen{{`penstock_csi_agents_ended_total{instance="a"}`: "9x60"}, {`penstock_csi_agents_ended_total{instance="a"}`: "0x20 1x40"}},
 	},
 	"PenstockMountNotHeld": {fires: seen{`penstock_mount_held{volume="v"}`: "0x60"}, as: map[string]string{"volume": "v"}, quiet: []seen{{`penstock_mount_held{volume="v"}`: "1x60"}}},
+	"PenstockStreamAppendsSlow": {
+		fires: seen{`penstock_stream_append_seconds_bucket{le="1"}`: "0+1x60", `penstock_stream_append_seconds_bucket{le="5"}`: "0+100x60", `penstock_stream_append_seconds_bucket{le="+Inf"}`: "0+100x60"},
+		quiet: []seen{
+			{`penstock_stream_append_seconds_bucket{le="1"}`: "0+100x60", `penstock_stream_append_seconds_bucket{le="5"}`: "0+100x60", `penstock_stream_append_seconds_bucket{le="+Inf"}`: "0+100x60"},
+			{`penstock_stream_append_seconds_bucket{le="1"}`: "0x60", `penstock_stream_append_seconds_bucket{le="+Inf"}`: "0x60"}, // nobody appends
+		},
+	},
+	"PenstockStreamTableBehind": {
+		fires: seen{`penstock_stream_unpublished_records{instance="a"}`: "2000000x60"}, as: map[string]string{"instance": "a"},
+		quiet: []seen{{`penstock_stream_unpublished_records{instance="a"}`: "5000x60"}, {`penstock_stream_unpublished_records{instance="a"}`: "2000000x40 0 2000000x20"}},
+	},
 	"PenstockTargetGone": {
 		fires: seen{`up{job="penstock-system/penstock-cluster"}`: "0x60"}, as: map[string]string{"job": "penstock-system/penstock-cluster"},
 		quiet: []seen{{`up{job="penstock"}`: "1x60"}, {`up{job="other"}`: "0x60"}, {`up{job="penstock"}`: "1x46 0x14"}},

@@ -22,6 +22,7 @@ import (
 	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/log"
 	"penstock.io/penstock/stream/partition"
+	"penstock.io/penstock/test/program"
 )
 
 // ends asks for the end offsets of the first partitions of a topic.
@@ -144,6 +145,17 @@ func (m *machine) testOrder(t *testing.T, mnt string) {
 		m.Must("snapshot", "create", "v", fmt.Sprint("order", i))
 	}
 	m.Must("fsck", "--volume", "v") // while the stream is in use
+	var counted map[string]float64
+	m.Until("the metrics show the stream", func() (err error) {
+		counted, err = program.Metrics(filepath.Join(m.Dir, "d", "admin.sock"))
+		if _, ok := counted[`penstock_stream_group_lag_records{group="g",stream="/v/t"}`]; err == nil && !ok || counted["penstock_stream_partitions_led"] < 2 {
+			err = fmt.Errorf("lag %v, partitions led %v", ok, counted["penstock_stream_partitions_led"])
+		}
+		return err
+	})
+	if n, count := counted["penstock_stream_appended_records_total"], counted["penstock_stream_append_seconds_count"]; n < 200 || count < 200 || counted["penstock_stream_appended_bytes_total"] < 70*n {
+		t.Errorf("the metrics count %v records in %v batches of %v bytes", n, count, counted["penstock_stream_appended_bytes_total"])
+	}
 	stop()
 	wg.Wait()
 	for i := range 5 {

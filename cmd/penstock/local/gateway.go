@@ -18,6 +18,7 @@ import (
 	"penstock.io/penstock/stream"
 	ingest "penstock.io/penstock/stream/ingest/server"
 	"penstock.io/penstock/stream/kafka"
+	"penstock.io/penstock/stream/partition"
 )
 
 // GatewayConfig configures a gateway: the servers through which clients of other protocols use
@@ -58,6 +59,8 @@ type Gateway struct {
 	ctx    context.Context // ends with Close
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
+
+	counters partition.Counters
 
 	mu     sync.Mutex // held while the client connects and disconnects
 	client *penstock.Client
@@ -177,6 +180,7 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 	host := stream.NewHost(c, root, g.cfg.Logger)
 	host.Address, host.Idle = kafka.Address(cmp.Or(g.cfg.Node, 1), g.Kafka), cmp.Or(g.cfg.Idle, host.Idle)
 	host.Unsafe = g.cfg.Unsafe
+	host.Counters = &g.counters
 	g.client, g.host, g.ran = c, host, make(chan struct{})
 	var run context.Context
 	run, g.end = context.WithCancel(g.ctx)
