@@ -41,7 +41,7 @@ func (a *adminPort) flag(cmd *cobra.Command, standard string) {
 // openFlag adds the flag --metrics. A mount has no such flag: a mount's successor starts
 // beside the mount and would find the port in use.
 func (a *adminPort) openFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.metrics, "metrics", "", "host:port of /metrics and nothing else, for whoever reaches it: it asks nobody who they are (default: none)")
+	cmd.Flags().StringVar(&a.metrics, "metrics", "", "host:port that serves /metrics, and nothing else, without credentials to every client that reaches the port (default: none)")
 }
 
 // serve starts serving at the addresses of the flags; standard is the default for --admin.

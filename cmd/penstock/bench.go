@@ -21,8 +21,8 @@ rounds for each. With --compare the rounds of two directories alternate, and
 each row has the ratio of the first to the second: a share of its speed, or,
 for rows in seconds, how many times longer it takes.
 
-The tool never looks at which file system it runs on. Everything it reads is
-compared with what it wrote. Cold rows drop the kernel's caches, which needs
+The tool works in the same way on every file system. All bytes that the tool reads are
+compared with the bytes that it wrote. Cold rows drop the kernel's caches, which needs
 root, after running the restart command for each directory, with BENCH_DIR set
 to it: a script that stops what serves the directory and starts it again.
 

@@ -86,9 +86,9 @@ func usedBy(users []string) error {
 	if more := len(users) - len(told); more > 0 {
 		text += fmt.Sprintf("\n  and %d more", more)
 	}
-	return meta.E("guard", meta.Busy, csi.Name, fmt.Errorf(`volumes of the driver are in use, and who uses them would lose them with it:
+	return meta.E("guard", meta.Busy, csi.Name, fmt.Errorf(`volumes of the driver are in use; without the driver these pods would lose the volumes:
   %s
-End these pods before (scale down what makes them), and wait until their volumes are detached. To take the driver away all the same: helm uninstall --no-hooks; what is to be done on the nodes then is in docs/kubernetes.md, "The driver is gone"`, text))
+First end these pods (scale down the objects that make them), and wait until their volumes are detached. To take the driver away all the same: helm uninstall --no-hooks; docs/kubernetes.md, "The driver is gone", has the steps for the nodes after that`, text))
 }
 
 // usersOf lists the users of a driver's volumes: pods on nodes, then attachments without a

@@ -126,8 +126,8 @@ of the last event that was handled. If some of those after it are not kept any
 more, the command says so and fails, with --json after a line of the kind "rescan":
 then look at the tree again, and go on after the number that it names.
 
-Paths are as their directories lie now, and may differ from what they were; parent
-(an inode number) and name are what was.`,
+Paths use the present places of directories, and may differ from the paths at the time
+of the event; parent (an inode number) and name are from the time of the event.`,
 		Example: `  penstock events datasets
   penstock events datasets --follow --since now
   penstock events datasets --follow --since 4711 --json`,

@@ -20,8 +20,8 @@ var advice = map[meta.Kind]string{
 }
 
 // wrongDigest is the advice for intact bytes with another digest than the requested digest.
-const wrongDigest = "it is readable, and not what was demanded: compare that digest with 'penstock snapshot show', which tells the snapshot's,\n" +
-	"  and with 'penstock digest DIRECTORY' of what it was made from; 'penstock snapshot diff' tells what changed since an earlier snapshot"
+const wrongDigest = "the snapshot is readable, but its digest differs from the demanded digest: compare the demanded digest with 'penstock snapshot show',\n" +
+	"  and with 'penstock digest DIRECTORY' of the original; 'penstock snapshot diff' lists the changes since an earlier snapshot"
 
 // explain renders an error for people: the failure, the object, and the advice.
 func explain(err error) string {

@@ -46,9 +46,9 @@ func newFsck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fsck",
 		Short: "Check that names, inodes, extents, chunks and counters agree",
-		Long: `Walks everything the volumes hold, with decoders of its own, and compares:
-link counts with names, extents with chunks, chunks with what the chunk servers
-have, counters with what they count. The system stays in use meanwhile. With
+		Long: `Walks all records of the volumes, with decoders of its own, and compares: link
+counts with names, extents with chunks, chunks with the lists of the chunk
+servers, counters with the things that they count. The system stays in use meanwhile. With
 --dir and nothing running there, the data directory is opened for the check.
 
 The exit status is 0 if all is well, 1 if anything is wrong or could not be

@@ -524,10 +524,11 @@ func newMirrorPromote() *cobra.Command {
 	var yes bool
 	var cmd *cobra.Command
 	cmd = mirrorCommand("promote TARGET", "Make a mirror's target writable, as its readers see it",
-		`The target becomes a volume like others, with the last complete snapshot. What a
-round under way copied goes. 'penstock mirror resync' can make it a mirror again,
-or turn the direction; what was written to one of both until then is lost. On a
-terminal the command asks; a script gives --yes.`,
+		`The target becomes a volume like others, with the contents of the last complete
+snapshot. Data copied by a round under way is dropped. 'penstock mirror resync' can
+make the volume a mirror again, or turn the direction; the bytes written until then to
+the volume that becomes the target are lost. On a terminal the command asks; a script
+gives --yes.`,
 		`  penstock mirror promote datasets-rack2 --yes`,
 		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
 			if !yes {
@@ -571,7 +572,7 @@ the cluster of TARGET at --back-cluster.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			if !discard {
-				return usagef("what was written since the last round, to the volume that becomes the target, is lost: say --discard")
+				return usagef("bytes that were written since the last round to the volume that becomes the target are lost: permit this with --discard")
 			}
 			at, err := back.at()
 			if err != nil {
@@ -604,7 +605,7 @@ the cluster of TARGET at --back-cluster.`,
 	}
 	w.flags(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&discard, "discard", false, "delete what was written to the volume that becomes the target")
+	f.BoolVar(&discard, "discard", false, "permit the deletion of bytes that were written since the last round to the volume that becomes the target")
 	f.BoolVar(&reverse, "reverse", false, "turn the direction: the source becomes the target")
 	f.StringSliceVar(&back.meta, "back-cluster", nil, "addresses of the meta servers of TARGET's cluster, as the source's cluster reaches them")
 	f.StringVar(&back.dir, "back-dir", "", "data directory of the 'penstock up' of that machine that has TARGET")

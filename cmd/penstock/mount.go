@@ -60,10 +60,11 @@ seen in .snapshot of its root. DIR must be an empty directory. The command
 serves until it is interrupted or somebody unmounts DIR; with --background it
 returns when the mount is there.
 
-Interrupted, it makes everything durable and unmounts. While DIR is in use it
-waits for --grace, then it unmounts by force; a second signal does so at once.
-SIGHUP does the same, but a mount with --hold it leaves to the holder, with exit
-status 75: start the same command again at once, and who uses DIR sees a pause.
+Interrupted, the command makes everything durable and unmounts. While DIR is in
+use, the command waits for --grace, then unmounts by force; a second signal does so
+at once. SIGHUP does the same, except with --hold: the command then leaves the mount
+to the holder, and ends with status 75. Start the same command again at once, and
+programs that use DIR see a pause.
 
 The binary called as mount.penstock is the helper of mount(8), so that these
 work once it is linked to /sbin/mount.penstock:
@@ -131,7 +132,7 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	f.StringVar(&m.indexDir, "index-dir", "", "keep indexes of snapshots here, for all mounts of this machine (default: /var/cache/penstock/indexes, or in the user's cache directory)")
 	f.StringVar(&m.hold, "hold", "", "leave the mount to a successor if this process is killed or replaced: a holder has it, which listens at this socket, or a process of the mount's own")
 	f.Lookup("hold").NoOptDefVal = ownHolder
-	f.StringVar(&m.replace, "replace", "", "have this version of penstock serve what is mounted there with --hold, without unmounting")
+	f.StringVar(&m.replace, "replace", "", "directory of a mount with --hold: this version of penstock serves the mount from now on, without unmounting")
 	m.pinTTL = span(time.Hour)
 	f.Var(&m.pinTTL, "pin-ttl", "how long the pin lasts after the mount's last renewal, such as 30m or 7d")
 	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")

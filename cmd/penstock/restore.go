@@ -32,8 +32,8 @@ it finds a newer complete one.
 
 All later changes are lost. The command shows how old the restored state is; the number
 of lost operations is not known. Chunks that no checkpoint names stay on the disks for
-14 days. Without --yes the command only shows what it would do. Clients must mount
-again.
+14 days. Without --yes the command shows the state that it found, and writes nothing.
+Clients must mount again.
 
 The command refuses an etcd that has a cluster. If that is an older copy of this
 cluster, or is broken, and no metadata server runs, --overwrite replaces it: etcd's old

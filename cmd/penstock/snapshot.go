@@ -506,7 +506,7 @@ Snapshots by schedule are called auto-TIME; others are never touched.`,
 		},
 	}
 	w.flags(cmd)
-	cmd.Flags().StringVar(&keep, "keep", "", "what is kept, such as 24h:hourly,30d:daily")
+	cmd.Flags().StringVar(&keep, "keep", "", "the snapshots to keep, such as 24h:hourly,30d:daily")
 	cmd.Flags().BoolVar(&none, "none", false, "take no more scheduled snapshots; present snapshots stay")
 	return cmd
 }

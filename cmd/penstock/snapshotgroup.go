@@ -66,8 +66,8 @@ func newSnapshotGroupCreate() *cobra.Command {
 		Use:   "create NAME VOLUME...",
 		Short: "Take a snapshot of each volume, at one moment",
 		Long: `Takes a snapshot of each volume, all of the same name and moment, or none. Clients
-commit what they have buffered first, as for 'penstock snapshot create'. For a moment,
-a second at most, changes in the volumes wait.`,
+first commit their buffered data, as for 'penstock snapshot create'. For a moment, a
+second at most, changes in the volumes wait.`,
 		Example: `  penstock snapshot group create before-the-upgrade data index wal`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {

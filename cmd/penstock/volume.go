@@ -353,8 +353,9 @@ func newVolumeList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the volumes",
-		Long: `Lists the volumes. In a cluster with many, those that nobody uses are not
-opened to be asked, and show "-" for what is used; 'penstock volume show' asks.
+		Long: `Lists the volumes. In a cluster with many volumes the command does not open volumes
+that no client uses, and shows "-" as their usage; 'penstock volume show' opens the
+volume.
 
 A selector has demands with commas between them, all of which a volume's labels
 meet: KEY, !KEY, KEY=VALUE, KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...).`,

@@ -10,10 +10,15 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// An owner compares snapshots in a single pass, since a rename is known only when both of its
-// ends are, and changes are sorted by path. So the server keeps a comparison with more changes
-// than an answer holds until the client requested the last page. The bound on comparisons made
-// and kept at a time bounds their memory; a request for another waits.
+// An owner compares snapshots in a single pass: the changes are sorted by path, and a rename is
+// known only when the pass has met both of its paths. If an answer does not hold all changes, the
+// server keeps the comparison and sends the other pages from memory. A request for a page
+// prolongs the life of the comparison: the server drops a comparison diffKeep after the last
+// request. A comparison with its last page sent stays, too, for a client that repeats the request
+// after a lost answer, but is dropped earlier if its slot is needed.
+//
+// At most diffSlots comparisons are made or kept at a time, which bounds their memory. A request
+// for a further comparison waits.
 
 const (
 	diffPage  = 10_000 // changes in an answer, fewer if they take pageBytes
@@ -25,7 +30,7 @@ const (
 type comparison struct {
 	o    *owner
 	all  []meta.Change
-	told bool // the last page was sent; kept for a client that repeats a request after a lost answer
+	told bool // the last page was sent; begin may drop the comparison
 	drop *time.Timer
 }
 

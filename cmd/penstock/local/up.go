@@ -36,7 +36,7 @@ type Config struct {
 	KafkaOptional bool
 	// Doors say how the gateway's servers know their clients.
 	Doors Doors
-	// Ingest and IngestOptional are the same for appends over HTTP.
+	// Ingest and IngestOptional are the same for appends over HTTP and gRPC.
 	Ingest         string
 	IngestOptional bool
 	// StreamIdle is how long the gateway leads an unused partition; 0: stream.DefaultIdle.
