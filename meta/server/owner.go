@@ -25,9 +25,9 @@ const eventPrefix = namespace.EventPrefix
 
 // owner serves one volume while this server owns it.
 //
-// Lock order: hanging, then mu, then a session's sender; and cloning, then mu. No goroutine holds
-// hanging and cloning at once. hanging and cloning are held across calls to etcd. No call to etcd,
-// disk sync or network is made under mu; the store is read under mu.
+// Lock order: hanging, or the lock of cloning; then mu; then a session's sender. No goroutine holds
+// hanging and the lock of cloning at once, and both are held across calls to etcd. No call to
+// etcd, disk sync or network is made under mu; the store is read under mu.
 type owner struct {
 	srv  *Server
 	vol  meta.VolumeID
