@@ -23,8 +23,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Kind is how a call failed, for programs. The numbers are those of package meta of the Go
-// module, and never change their meaning.
+// Kind is the kind of a failure, for programs. The numbers are the numbers of package meta of the
+// Go module, and never change their meaning.
 type Kind int32
 
 const (
@@ -59,10 +59,11 @@ const (
 	Kind_KIND_IO             Kind = 40
 	Kind_KIND_CORRUPT        Kind = 41
 	Kind_KIND_FENCED         Kind = 42
-	// Another server must answer, and can't be reached from here: its address is the subject.
+	// Another server must answer, and the called server can't reach it: the subject is the address
+	// of the other server.
 	Kind_KIND_NOT_OWNER       Kind = 43
 	Kind_KIND_SESSION_EXPIRED Kind = 44
-	// Nobody can answer now: call again.
+	// No server can answer now: call again.
 	Kind_KIND_UNAVAILABLE       Kind = 45
 	Kind_KIND_VERSION           Kind = 46
 	Kind_KIND_PROTOCOL          Kind = 47
@@ -218,19 +219,19 @@ func (Kind) EnumDescriptor() ([]byte, []int) {
 }
 
 // Error is in the details of the status of every call that a server refused or failed. The
-// status has the whole text as its message, and the code that comes nearest. A status
-// without an Error is of the connection: nobody knows whether the call was done.
+// message of the status is the whole text, and its code is the nearest gRPC code. A status without
+// an Error comes from the connection: then nobody knows whether the call was done.
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=penstock.admin.v1.Kind" json:"kind,omitempty"`
 	// The operation that failed, for people: "delete volume".
 	Operation string `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
-	// What it failed on: the name of a volume, a snapshot, a server.
+	// The subject of the failure: the name of a volume, a snapshot, a server.
 	Subject string `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
-	// Why, for people, and often what to do.
+	// The reason, for people, often with the next step.
 	Cause string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
-	// The server did not begin the call, since it stops or has no lease: another server may
-	// be asked at once, also for a call that must not be executed twice.
+	// The server did not begin the call, because the server stops or has no lease. The caller may
+	// call another server at once, also with a call that must not be executed twice.
 	NotBegun      bool `protobuf:"varint,5,opt,name=not_begun,json=notBegun,proto3" json:"not_begun,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

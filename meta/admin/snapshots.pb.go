@@ -30,12 +30,12 @@ type SnapshotState int32
 const (
 	SnapshotState_SNAPSHOT_STATE_UNSPECIFIED SnapshotState = 0
 	SnapshotState_SNAPSHOT_READY             SnapshotState = 1
-	// Nobody can read it any more.
+	// No client can read the snapshot any more.
 	SnapshotState_SNAPSHOT_DELETING SnapshotState = 2
-	// The volume is being rolled back to it.
+	// The volume is being rolled back to the snapshot.
 	SnapshotState_SNAPSHOT_ROLLING_BACK SnapshotState = 3
-	// It was deleted, and goes with the last of its clones. Until then it is read as before,
-	// keeps its name, and no more clones are made of it.
+	// The snapshot was deleted while clones needed it, and is removed with its last clone. Until
+	// then the snapshot can be read and keeps its name, and no more clones are made of it.
 	SnapshotState_SNAPSHOT_KEPT_FOR_CLONES SnapshotState = 4
 )
 
@@ -146,7 +146,7 @@ const (
 	IndexState_INDEX_READY             IndexState = 1
 	// Ask again later.
 	IndexState_INDEX_BUILDING IndexState = 2
-	// The server makes none, or none of this snapshot.
+	// The server makes no indexes, or no index of this snapshot.
 	IndexState_INDEX_NONE IndexState = 3
 )
 
@@ -196,9 +196,10 @@ func (IndexState) EnumDescriptor() ([]byte, []int) {
 type ListSnapshotsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// Those of this name alone: one that is being deleted may stand beside a newer one.
+	// Only snapshots of this name: a snapshot that is being deleted may be listed beside a newer
+	// snapshot of the same name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Count what snapshots alone hold to the byte, if that takes but a moment.
+	// Count the bytes that only snapshots hold, if the count takes only a moment.
 	Count         bool `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -258,13 +259,14 @@ func (x *ListSnapshotsRequest) GetCount() bool {
 type ListSnapshotsResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Snapshots []*Snapshot            `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
-	// What snapshots alone hold, if held_counted. Else the sum of superseded extents in chunks,
-	// each as a whole: the volume may still have bytes of them, or all, as after a rollback.
+	// If held_counted: the bytes that only snapshots hold. Otherwise: the sum of the superseded
+	// extents in chunks, each as a whole; the volume may still have some of their bytes, or all, as
+	// after a rollback.
 	HeldBytes   uint64 `protobuf:"varint,2,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
 	HeldCounted bool   `protobuf:"varint,3,opt,name=held_counted,json=heldCounted,proto3" json:"held_counted,omitempty"`
 	// The schedule, as SetSchedule takes it.
 	Keep string `protobuf:"bytes,4,opt,name=keep,proto3" json:"keep,omitempty"`
-	// Why the snapshot that is due by schedule could not be taken; absent if none is.
+	// Why the snapshot that is due by schedule could not be taken; absent if no snapshot is due.
 	ScheduleFailing *ScheduleFailing `protobuf:"bytes,5,opt,name=schedule_failing,json=scheduleFailing,proto3" json:"schedule_failing,omitempty"`
 	// Absent: snapshots don't count in the volume's quota.
 	Quota         *SnapshotQuota `protobuf:"bytes,6,opt,name=quota,proto3" json:"quota,omitempty"`
@@ -347,33 +349,34 @@ func (x *ListSnapshotsResponse) GetQuota() *SnapshotQuota {
 type Snapshot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// No other snapshot of the volume ever has it.
+	// The snapshot's number, which no other snapshot of the volume ever has.
 	Generation uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	Created    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created,proto3" json:"created,omitempty"`
-	// Of the volume when the snapshot was taken.
+	// Inodes and bytes of the volume when the snapshot was taken.
 	Inodes uint64        `protobuf:"varint,4,opt,name=inodes,proto3" json:"inodes,omitempty"`
 	Bytes  uint64        `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	State  SnapshotState `protobuf:"varint,6,opt,name=state,proto3,enum=penstock.admin.v1.SnapshotState" json:"state,omitempty"`
-	// Absent until it was computed.
+	// Absent until the digest was computed.
 	Digest *Digest `protobuf:"bytes,7,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Why it was not, the last time that it was tried.
+	// Why the last attempt to compute the digest failed.
 	DigestError string `protobuf:"bytes,8,opt,name=digest_error,json=digestError,proto3" json:"digest_error,omitempty"`
-	// After digest_error it is being tried again now.
+	// After digest_error, a new attempt is under way.
 	DigestTrying bool   `protobuf:"varint,9,opt,name=digest_trying,json=digestTrying,proto3" json:"digest_trying,omitempty"`
 	Pins         []*Pin `protobuf:"bytes,10,rep,name=pins,proto3" json:"pins,omitempty"`
-	// Pins that are not listed, since a volume's would take too many bytes.
+	// The number of pins that are not listed, because the pins of the volume take too many bytes.
 	MorePins uint64 `protobuf:"varint,11,opt,name=more_pins,json=morePins,proto3" json:"more_pins,omitempty"`
-	// The volume is a mirror's target, and this is what its readers see.
+	// The volume is a mirror's target, and readers of the volume see this snapshot.
 	Shown bool `protobuf:"varint,12,opt,name=shown,proto3" json:"shown,omitempty"`
-	// The id of the group that it belongs to, and is deleted with; 0: to none.
+	// The id of the group of the snapshot; the snapshot is deleted with the group. 0: no group.
 	Group uint64 `protobuf:"varint,13,opt,name=group,proto3" json:"group,omitempty"`
-	// Of CreateSnapshot with strict: nothing is in it only as it was synced last, and the owner
-	// knows so. False if an owner of before took it for this request and nobody knows any more.
+	// For CreateSnapshot with strict: the owner knows that the snapshot has no file only as of the
+	// file's last sync. False if an earlier owner took the snapshot for this request, because the
+	// present owner does not know.
 	Strict bool `protobuf:"varint,14,opt,name=strict,proto3" json:"strict,omitempty"`
-	// Files that are in it only as they were synced last, since their clients did not commit in
-	// time what they had buffered. Known to the owner that took the snapshot.
+	// Files that the snapshot has only as of their last sync, because clients did not commit their
+	// buffered data in time. Only the owner that took the snapshot knows the number.
 	Unanswered uint64 `protobuf:"varint,15,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
-	// At most 8 of those clients.
+	// At most 8 of the clients that did not commit in time.
 	UnansweredBy  []string `protobuf:"bytes,16,rep,name=unanswered_by,json=unansweredBy,proto3" json:"unanswered_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -527,10 +530,10 @@ type Digest struct {
 	// "sha256-tree-1:" and 64 digits.
 	Digest string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
 	Made   *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=made,proto3" json:"made,omitempty"`
-	// That it is over, and the bytes of their files, holes included.
+	// The inodes in the digest, and the bytes of their files, holes included.
 	Inodes uint64 `protobuf:"varint,3,opt,name=inodes,proto3" json:"inodes,omitempty"`
 	Bytes  uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// Of those, read for it: the rest was known from an earlier digest.
+	// The bytes that were read for the digest: the others were known from an earlier digest.
 	Read          uint64 `protobuf:"varint,5,opt,name=read,proto3" json:"read,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -604,9 +607,9 @@ func (x *Digest) GetRead() uint64 {
 // Pin keeps a snapshot from being deleted.
 type Pin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// For whom, such as a training run.
+	// The holder of the pin, such as a training run.
 	Holder string `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
-	// The identity that made it.
+	// The identity that made the pin.
 	By            string                 `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
 	Made          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=made,proto3" json:"made,omitempty"`
 	Until         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"`
@@ -672,15 +675,15 @@ func (x *Pin) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// ScheduleFailing tells of a snapshot that is due and could not be taken.
+// ScheduleFailing describes a snapshot that is due and could not be taken.
 type ScheduleFailing struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// When it could not for the first time, and how often it was tried since.
+	// The time of the first failure, and the number of attempts since.
 	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
 	Tries uint32                 `protobuf:"varint,2,opt,name=tries,proto3" json:"tries,omitempty"`
-	// At the last one.
+	// The reason of the last failure.
 	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
-	// When it is tried again, at the latest.
+	// The time of the next attempt, at the latest.
 	Next          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -744,13 +747,13 @@ func (x *ScheduleFailing) GetNext() *timestamppb.Timestamp {
 	return nil
 }
 
-// SnapshotQuota is what snapshots alone hold, as the volume's quota counts it.
+// SnapshotQuota is the number of bytes that only snapshots hold, as the volume's quota counts them.
 type SnapshotQuota struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// It counts. Else what there was before the policy is being counted.
+	// The bytes count in the quota. False: the bytes from before the policy are still being counted.
 	InForce bool   `protobuf:"varint,1,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"`
 	Bytes   uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// A snapshot was deleted, and what that gives back is being counted.
+	// A snapshot was deleted, and the bytes that the deletion gives back are being counted.
 	Falls         bool `protobuf:"varint,3,opt,name=falls,proto3" json:"falls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -814,7 +817,7 @@ type CreateSnapshotRequest struct {
 	Volume    *VolumeRef `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
 	// Text without '/', '@', ':' and control characters.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// Take none that would have files only as they were synced last.
+	// Take no snapshot that would have files only as of their last sync.
 	Strict        bool `protobuf:"varint,4,opt,name=strict,proto3" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -882,9 +885,10 @@ type DeleteSnapshotRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	Name   string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Of the snapshot that is meant: another one may have its name by now.
+	// The generation of the snapshot to delete: another snapshot may have the name by now.
 	Generation uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	// One that clones need goes with the last of them: it is SNAPSHOT_KEPT_FOR_CLONES until then.
+	// If clones need the snapshot, delete the snapshot with the last of these clones; until then the
+	// snapshot is SNAPSHOT_KEPT_FOR_CLONES.
 	Later         bool `protobuf:"varint,4,opt,name=later,proto3" json:"later,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -952,9 +956,9 @@ type DiffSnapshotsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	From   string                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
-	// Empty: the volume as it is committed now.
+	// Empty: the present committed state of the volume.
 	To string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
-	// Also changes of times alone, and where names that were added came from.
+	// Also list inodes of which only times changed, and tell the former names of added names.
 	Exact         bool   `protobuf:"varint,4,opt,name=exact,proto3" json:"exact,omitempty"`
 	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1078,22 +1082,23 @@ func (x *DiffSnapshotsResponse) GetNextPageToken() string {
 	return ""
 }
 
-// Change is one difference. A renamed directory is one, whatever lies in it; what changed
-// inside is told under its new path.
+// Change is one difference. A renamed directory is one difference, whatever the directory
+// contains; changes inside the directory are listed under the new path.
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  ChangeKind             `protobuf:"varint,1,opt,name=kind,proto3,enum=penstock.admin.v1.ChangeKind" json:"kind,omitempty"`
-	// From the volume's root, without a slash in front; bytes, as names are. Of CHANGE_REMOVED
-	// the old one.
+	// The path from the volume's root, without a leading slash; bytes, as names are. For
+	// CHANGE_REMOVED: the old path.
 	Path []byte `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	// Of CHANGE_RENAMED the old path; of CHANGE_ADDED in an exact comparison one that the inode
-	// had.
+	// For CHANGE_RENAMED: the old path. For CHANGE_ADDED in an exact comparison: a former path of
+	// the inode.
 	From []byte `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
-	// 0: a volume hangs there.
+	// 0: a volume is attached at the path.
 	Inode uint64 `protobuf:"varint,4,opt,name=inode,proto3" json:"inode,omitempty"`
 	// The bits of a mode that tell a directory from a file (S_IFMT).
 	Type uint32 `protobuf:"varint,5,opt,name=type,proto3" json:"type,omitempty"`
-	// Of CHANGE_CHANGED: bytes, or the target of a link, may differ. Else attributes do.
+	// For CHANGE_CHANGED. True: bytes, or the target of a link, may differ. False: only attributes
+	// differ.
 	Content       bool `protobuf:"varint,6,opt,name=content,proto3" json:"content,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1178,8 +1183,8 @@ type RollBackVolumeRequest struct {
 	Volume    *VolumeRef `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
 	// The snapshot's name.
 	Snapshot string `protobuf:"bytes,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// End the sessions that are in the volume: their files fail, and what they had not synced
-	// is lost.
+	// End the sessions that are in the volume: their open files fail, and data that they have not
+	// synced is lost.
 	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1282,8 +1287,8 @@ func (*RollBackVolumeResponse) Descriptor() ([]byte, []int) {
 type SetScheduleRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// Periods with intervals, such as "24h:hourly,30d:daily": of each interval the first
-	// snapshot is kept for the period. Empty: none is taken.
+	// Periods with intervals, such as "24h:hourly,30d:daily": the first snapshot of each interval is
+	// kept for the period. Empty: no snapshots are taken.
 	Keep          string `protobuf:"bytes,2,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1372,7 +1377,7 @@ func (*SetScheduleResponse) Descriptor() ([]byte, []int) {
 type GetSnapshotUsageRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// Names of snapshots: what would deleting all of these give back?
+	// Names of snapshots: freed_bytes tells the bytes that deleting all of these would give back.
 	Delete        []string `protobuf:"bytes,2,rep,name=delete,proto3" json:"delete,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1422,19 +1427,19 @@ func (x *GetSnapshotUsageRequest) GetDelete() []string {
 	return nil
 }
 
-// SnapshotUsage is in bytes of files, before compression and however many replicas there are,
-// as a quota counts. Every stored byte counts once, however many snapshots have it, and not at
-// all if the volume has it as it is now.
+// SnapshotUsage counts bytes of files, before compression and without regard to replicas, as a
+// quota counts. A stored byte counts once, however many snapshots have the byte, and does not
+// count if the present volume has the byte, too.
 type SnapshotUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the volume as it is now.
+	// Bytes of the present volume.
 	LiveBytes           uint64 `protobuf:"varint,1,opt,name=live_bytes,json=liveBytes,proto3" json:"live_bytes,omitempty"`
 	SnapshotsAloneBytes uint64 `protobuf:"varint,2,opt,name=snapshots_alone_bytes,json=snapshotsAloneBytes,proto3" json:"snapshots_alone_bytes,omitempty"`
-	// Of those: being freed.
+	// The part of snapshots_alone_bytes that is being freed.
 	DeletingBytes uint64 `protobuf:"varint,3,opt,name=deleting_bytes,json=deletingBytes,proto3" json:"deleting_bytes,omitempty"`
-	// Of those: what deleting the snapshots of the request would give back.
+	// The part of snapshots_alone_bytes that deleting the snapshots of the request would give back.
 	FreedBytes uint64 `protobuf:"varint,4,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`
-	// Oldest first, without those that are being deleted.
+	// Oldest first, without snapshots that are being deleted.
 	Snapshots     []*SnapshotUsageOf `protobuf:"bytes,5,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1509,9 +1514,9 @@ type SnapshotUsageOf struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Name       string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Generation uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Of the volume when the snapshot was taken.
+	// Bytes of the volume when the snapshot was taken.
 	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// What nothing else holds: deleting this snapshot gives it back.
+	// Bytes that only this snapshot holds: deleting the snapshot gives them back.
 	AloneBytes    uint64 `protobuf:"varint,4,opt,name=alone_bytes,json=aloneBytes,proto3" json:"alone_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1580,11 +1585,11 @@ type PinSnapshotRequest struct {
 	Volume *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// The snapshot's name.
 	Snapshot string `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// Of the snapshot that is meant; 0: of whichever has the name.
+	// The generation of the snapshot to pin; 0: pin the snapshot that has the name now.
 	Generation uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	// For whom, such as a training run: 1 to 255 bytes.
+	// The holder of the pin, such as a training run: 1 to 255 bytes.
 	Holder string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
-	// How long from now, at most 366 days.
+	// The pin's life from now on, at most 366 days.
 	Ttl           *durationpb.Duration `protobuf:"bytes,5,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1718,7 +1723,7 @@ func (x *UnpinSnapshotRequest) GetHolder() string {
 
 type UnpinSnapshotResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// There was such a pin. Of a call that was sent again the last one counts.
+	// The snapshot had the pin. If the call was sent more than once, the last call tells this.
 	Released      bool `protobuf:"varint,1,opt,name=released,proto3" json:"released,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1766,7 +1771,8 @@ type GetSnapshotDigestRequest struct {
 	Volume *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// The snapshot's name.
 	Snapshot string `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// Read its bytes at no rate, if the caller may take snapshots of the volume.
+	// Read the bytes of the snapshot without a bound on the rate, if the caller may take snapshots
+	// of the volume.
 	Unpaced       bool `protobuf:"varint,3,opt,name=unpaced,proto3" json:"unpaced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1876,16 +1882,16 @@ func (x *GetSnapshotIndexRequest) GetSnapshot() string {
 	return ""
 }
 
-// SnapshotIndex tells where the index of a snapshot lies, from which a mount answers names
+// SnapshotIndex tells where the index of a snapshot lies. With the index, a mount answers names
 // and attributes without a server.
 type SnapshotIndex struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the snapshot.
+	// The generation of the snapshot.
 	Generation uint64     `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	State      IndexState `protobuf:"varint,2,opt,name=state,proto3,enum=penstock.admin.v1.IndexState" json:"state,omitempty"`
-	// Why it took more than one try so far, or is none.
+	// Why the index took more than one attempt so far, or why there is no index.
 	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
-	// Of its form.
+	// The version of the index's format.
 	Version uint32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
 	// SHA-256 of the index.
 	Digest        []byte       `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`
@@ -1982,17 +1988,17 @@ func (x *SnapshotIndex) GetParts() []*IndexPart {
 	return nil
 }
 
-// IndexPart is the beginning of a chunk.
+// IndexPart is a part of an index: the beginning of a chunk.
 type IndexPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its id: 16 bytes.
+	// The chunk's id: 16 bytes.
 	Chunk []byte `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	// Of the part.
+	// The length of the part.
 	Length uint64 `protobuf:"varint,2,opt,name=length,proto3" json:"length,omitempty"`
-	// Chunk servers that have it.
+	// Chunk servers that have the chunk.
 	Servers []uint64 `protobuf:"varint,3,rep,packed,name=servers,proto3" json:"servers,omitempty"`
 	Sealed  bool     `protobuf:"varint,4,opt,name=sealed,proto3" json:"sealed,omitempty"`
-	// If sealed.
+	// The length of the chunk, if the chunk is sealed.
 	ChunkLength   uint64 `protobuf:"varint,5,opt,name=chunk_length,json=chunkLength,proto3" json:"chunk_length,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

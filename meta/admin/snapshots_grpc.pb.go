@@ -39,61 +39,65 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Snapshots keep volumes as they were at one moment. Each method may fail with NO_SUCH_VOLUME,
-// and those that name a snapshot with NO_SUCH_SNAPSHOT.
+// and each method whose request names a snapshot with NO_SUCH_SNAPSHOT.
 type SnapshotsClient interface {
 	// ListSnapshots lists a volume's snapshots, oldest first; there are at most 4,096.
 	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
-	// CreateSnapshot keeps a volume as it is now. Everything that a write returned for before
-	// the call is in it, of each client that commits within a second what it has buffered, and
-	// is durable when the call returns.
+	// CreateSnapshot keeps a volume as it is now. Clients are asked to commit their buffered data
+	// first. If a client does so within a second, the snapshot has all bytes of the client's writes
+	// that returned before the call. The snapshot is durable when the call returns.
 	//
 	// Errors: EXISTS, a snapshot has the name; INVALID, NAME_TOO_LONG, the name can't be given;
-	// RESOURCE_EXCEEDED, there are too many; READ_ONLY, the volume is a mirror's target;
-	// UNAVAILABLE, what a client left open can't be settled now, or with strict: a client does
-	// not commit what it has buffered.
+	// RESOURCE_EXCEEDED, there are too many snapshots; READ_ONLY, the volume is a mirror's
+	// target; UNAVAILABLE, a chunk that a client left open can't be settled now, or with strict: a
+	// client does not commit its buffered data.
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
-	// DeleteSnapshot deletes a snapshot: nobody can read it from now on, and what it alone held
-	// is freed in the background. That it is gone already is no error.
+	// DeleteSnapshot deletes a snapshot: from now on no client can read the snapshot, and the data
+	// that only the snapshot held is freed in the background. The call succeeds if the snapshot is
+	// already deleted.
 	//
 	// Errors: INVALID, the request has no generation; BUSY, the snapshot is pinned, belongs to
 	// a group, or clones need it.
 	DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
-	// DiffSnapshots lists what changed from one snapshot to a later one, or to the volume as it
-	// is committed now, in the order of paths. It takes time in proportion to what changed.
+	// DiffSnapshots lists the changes from one snapshot to a later snapshot, or to the present
+	// committed state of the volume, in the order of paths. The time of a comparison is in
+	// proportion to the changes.
 	//
-	// Errors: INVALID, from is not the earlier one; STALE, a page was asked for more than a
-	// minute after the one before, or another server owns the volume by now: begin again;
+	// Errors: INVALID, from is not the earlier snapshot; STALE, the caller asked for a page more
+	// than a minute after the page before, or another server owns the volume by now: begin again;
 	// BUSY, the volume is being rolled back; READ_ONLY, the live tree is a mirror's.
 	DiffSnapshots(ctx context.Context, in *DiffSnapshotsRequest, opts ...grpc.CallOption) (*DiffSnapshotsResponse, error)
-	// RollBackVolume makes a volume what a snapshot is. What was written since is lost, unless
-	// a later snapshot has it.
+	// RollBackVolume gives a volume the contents of a snapshot. Changes since the snapshot are lost,
+	// unless a later snapshot has them.
 	//
 	// Errors: BUSY, the volume is in use and the request has no force, or volumes were attached
 	// or detached inside since the snapshot; READ_ONLY, the volume is a mirror's target;
-	// UNAVAILABLE, what sessions wrote can't be settled.
+	// UNAVAILABLE, the data that sessions wrote can't be settled.
 	RollBackVolume(ctx context.Context, in *RollBackVolumeRequest, opts ...grpc.CallOption) (*RollBackVolumeResponse, error)
 	// SetSchedule has the owners of a volume take and delete snapshots by themselves.
 	//
-	// Errors: INVALID, it is no schedule; READ_ONLY, the volume is a mirror's target.
+	// Errors: INVALID, keep is no schedule; READ_ONLY, the volume is a mirror's target.
 	SetSchedule(ctx context.Context, in *SetScheduleRequest, opts ...grpc.CallOption) (*SetScheduleResponse, error)
-	// GetSnapshotUsage counts to the byte what a volume's snapshots hold, and what deleting
-	// some of them would give back. It reads everything that changed since the oldest snapshot.
+	// GetSnapshotUsage counts the bytes that a volume's snapshots hold, and the bytes that the
+	// deletion of some snapshots would give back. The owner reads all records that changed since the
+	// oldest snapshot.
 	GetSnapshotUsage(ctx context.Context, in *GetSnapshotUsageRequest, opts ...grpc.CallOption) (*SnapshotUsage, error)
-	// PinSnapshot keeps a snapshot from being deleted. A pin of the holder that lasts longer
-	// stays as it is.
+	// PinSnapshot keeps a snapshot from being deleted. If the holder has a pin that lasts longer,
+	// this pin stays as it is.
 	//
-	// Errors: INVALID, NAME_TOO_LONG, of the holder or the time; RESOURCE_EXCEEDED, the volume
-	// has too many pins.
+	// Errors: INVALID, NAME_TOO_LONG, the holder or the time; RESOURCE_EXCEEDED, the volume has too
+	// many pins.
 	PinSnapshot(ctx context.Context, in *PinSnapshotRequest, opts ...grpc.CallOption) (*Pin, error)
-	// UnpinSnapshot releases a pin: its maker may, and whoever administers the volume.
+	// UnpinSnapshot releases a pin. The maker of the pin may call UnpinSnapshot, and every client
+	// that may administer the volume.
 	//
-	// Errors: ACCESS_DENIED, somebody else made the pin.
+	// Errors: ACCESS_DENIED, another identity made the pin.
 	UnpinSnapshot(ctx context.Context, in *UnpinSnapshotRequest, opts ...grpc.CallOption) (*UnpinSnapshotResponse, error)
-	// GetSnapshotDigest tells of a snapshot and, if it has no digest yet, has that computed
-	// before others, and faster.
+	// GetSnapshotDigest returns a snapshot. If the snapshot has no digest yet, the owner computes
+	// this digest before other digests, and faster.
 	GetSnapshotDigest(ctx context.Context, in *GetSnapshotDigestRequest, opts ...grpc.CallOption) (*Snapshot, error)
-	// GetSnapshotIndex tells where the index of a snapshot lies, and has one made if there is
-	// none.
+	// GetSnapshotIndex tells where the index of a snapshot lies. If the snapshot has no index, the
+	// owner begins to make the index.
 	GetSnapshotIndex(ctx context.Context, in *GetSnapshotIndexRequest, opts ...grpc.CallOption) (*SnapshotIndex, error)
 }
 
@@ -220,61 +224,65 @@ func (c *snapshotsClient) GetSnapshotIndex(ctx context.Context, in *GetSnapshotI
 // for forward compatibility.
 //
 // Snapshots keep volumes as they were at one moment. Each method may fail with NO_SUCH_VOLUME,
-// and those that name a snapshot with NO_SUCH_SNAPSHOT.
+// and each method whose request names a snapshot with NO_SUCH_SNAPSHOT.
 type SnapshotsServer interface {
 	// ListSnapshots lists a volume's snapshots, oldest first; there are at most 4,096.
 	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
-	// CreateSnapshot keeps a volume as it is now. Everything that a write returned for before
-	// the call is in it, of each client that commits within a second what it has buffered, and
-	// is durable when the call returns.
+	// CreateSnapshot keeps a volume as it is now. Clients are asked to commit their buffered data
+	// first. If a client does so within a second, the snapshot has all bytes of the client's writes
+	// that returned before the call. The snapshot is durable when the call returns.
 	//
 	// Errors: EXISTS, a snapshot has the name; INVALID, NAME_TOO_LONG, the name can't be given;
-	// RESOURCE_EXCEEDED, there are too many; READ_ONLY, the volume is a mirror's target;
-	// UNAVAILABLE, what a client left open can't be settled now, or with strict: a client does
-	// not commit what it has buffered.
+	// RESOURCE_EXCEEDED, there are too many snapshots; READ_ONLY, the volume is a mirror's
+	// target; UNAVAILABLE, a chunk that a client left open can't be settled now, or with strict: a
+	// client does not commit its buffered data.
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*Snapshot, error)
-	// DeleteSnapshot deletes a snapshot: nobody can read it from now on, and what it alone held
-	// is freed in the background. That it is gone already is no error.
+	// DeleteSnapshot deletes a snapshot: from now on no client can read the snapshot, and the data
+	// that only the snapshot held is freed in the background. The call succeeds if the snapshot is
+	// already deleted.
 	//
 	// Errors: INVALID, the request has no generation; BUSY, the snapshot is pinned, belongs to
 	// a group, or clones need it.
 	DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*Snapshot, error)
-	// DiffSnapshots lists what changed from one snapshot to a later one, or to the volume as it
-	// is committed now, in the order of paths. It takes time in proportion to what changed.
+	// DiffSnapshots lists the changes from one snapshot to a later snapshot, or to the present
+	// committed state of the volume, in the order of paths. The time of a comparison is in
+	// proportion to the changes.
 	//
-	// Errors: INVALID, from is not the earlier one; STALE, a page was asked for more than a
-	// minute after the one before, or another server owns the volume by now: begin again;
+	// Errors: INVALID, from is not the earlier snapshot; STALE, the caller asked for a page more
+	// than a minute after the page before, or another server owns the volume by now: begin again;
 	// BUSY, the volume is being rolled back; READ_ONLY, the live tree is a mirror's.
 	DiffSnapshots(context.Context, *DiffSnapshotsRequest) (*DiffSnapshotsResponse, error)
-	// RollBackVolume makes a volume what a snapshot is. What was written since is lost, unless
-	// a later snapshot has it.
+	// RollBackVolume gives a volume the contents of a snapshot. Changes since the snapshot are lost,
+	// unless a later snapshot has them.
 	//
 	// Errors: BUSY, the volume is in use and the request has no force, or volumes were attached
 	// or detached inside since the snapshot; READ_ONLY, the volume is a mirror's target;
-	// UNAVAILABLE, what sessions wrote can't be settled.
+	// UNAVAILABLE, the data that sessions wrote can't be settled.
 	RollBackVolume(context.Context, *RollBackVolumeRequest) (*RollBackVolumeResponse, error)
 	// SetSchedule has the owners of a volume take and delete snapshots by themselves.
 	//
-	// Errors: INVALID, it is no schedule; READ_ONLY, the volume is a mirror's target.
+	// Errors: INVALID, keep is no schedule; READ_ONLY, the volume is a mirror's target.
 	SetSchedule(context.Context, *SetScheduleRequest) (*SetScheduleResponse, error)
-	// GetSnapshotUsage counts to the byte what a volume's snapshots hold, and what deleting
-	// some of them would give back. It reads everything that changed since the oldest snapshot.
+	// GetSnapshotUsage counts the bytes that a volume's snapshots hold, and the bytes that the
+	// deletion of some snapshots would give back. The owner reads all records that changed since the
+	// oldest snapshot.
 	GetSnapshotUsage(context.Context, *GetSnapshotUsageRequest) (*SnapshotUsage, error)
-	// PinSnapshot keeps a snapshot from being deleted. A pin of the holder that lasts longer
-	// stays as it is.
+	// PinSnapshot keeps a snapshot from being deleted. If the holder has a pin that lasts longer,
+	// this pin stays as it is.
 	//
-	// Errors: INVALID, NAME_TOO_LONG, of the holder or the time; RESOURCE_EXCEEDED, the volume
-	// has too many pins.
+	// Errors: INVALID, NAME_TOO_LONG, the holder or the time; RESOURCE_EXCEEDED, the volume has too
+	// many pins.
 	PinSnapshot(context.Context, *PinSnapshotRequest) (*Pin, error)
-	// UnpinSnapshot releases a pin: its maker may, and whoever administers the volume.
+	// UnpinSnapshot releases a pin. The maker of the pin may call UnpinSnapshot, and every client
+	// that may administer the volume.
 	//
-	// Errors: ACCESS_DENIED, somebody else made the pin.
+	// Errors: ACCESS_DENIED, another identity made the pin.
 	UnpinSnapshot(context.Context, *UnpinSnapshotRequest) (*UnpinSnapshotResponse, error)
-	// GetSnapshotDigest tells of a snapshot and, if it has no digest yet, has that computed
-	// before others, and faster.
+	// GetSnapshotDigest returns a snapshot. If the snapshot has no digest yet, the owner computes
+	// this digest before other digests, and faster.
 	GetSnapshotDigest(context.Context, *GetSnapshotDigestRequest) (*Snapshot, error)
-	// GetSnapshotIndex tells where the index of a snapshot lies, and has one made if there is
-	// none.
+	// GetSnapshotIndex tells where the index of a snapshot lies. If the snapshot has no index, the
+	// owner begins to make the index.
 	GetSnapshotIndex(context.Context, *GetSnapshotIndexRequest) (*SnapshotIndex, error)
 	mustEmbedUnimplementedSnapshotsServer()
 }
