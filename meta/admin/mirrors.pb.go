@@ -209,8 +209,8 @@ func (x *GetMirrorRequest) GetTarget() *VolumeRef {
 type PutMirrorRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Target *VolumeRef             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	// Its target is that of the request; its revision is that of the record that was read, 0 if
-	// there is none yet.
+	// The record's target is the target of the request. The record's revision is the revision that
+	// the caller read; 0: the caller found no record.
 	Mirror        *Mirror `protobuf:"bytes,2,opt,name=mirror,proto3" json:"mirror,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -345,31 +345,32 @@ type Mirror struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Drawn when the mirror is made: the prefix of its snapshots and the holder of its pins.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Of the record.
+	// The version of the record's format.
 	Version uint32 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	// The number of the target.
 	Target uint32        `protobuf:"varint,3,opt,name=target,proto3" json:"target,omitempty"`
 	Source *MirrorSource `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
 	// The wanted state.
 	State MirrorState `protobuf:"varint,5,opt,name=state,proto3,enum=penstock.admin.v1.MirrorState" json:"state,omitempty"`
-	// Between the beginnings of two rounds; absent: rounds on request only.
+	// The time between the beginnings of two rounds; absent: rounds on request only.
 	Every *durationpb.Duration `protobuf:"bytes,6,opt,name=every,proto3" json:"every,omitempty"`
-	// Bytes sent in a second, at most; 0: unlimited.
+	// The bytes sent in a second, at most; 0: unlimited.
 	RateBytes uint64 `protobuf:"varint,7,opt,name=rate_bytes,json=rateBytes,proto3" json:"rate_bytes,omitempty"`
-	// How many complete snapshots stay in the target, at least 1.
+	// The number of complete snapshots that stay in the target, at least 1.
 	Keep uint32 `protobuf:"varint,8,opt,name=keep,proto3" json:"keep,omitempty"`
-	// How many rounds were asked for, and how many of them when the last round began.
+	// The number of rounds that were asked for by now, and the number at the beginning of the last
+	// round.
 	Asked uint64 `protobuf:"varint,9,opt,name=asked,proto3" json:"asked,omitempty"`
 	Heard uint64 `protobuf:"varint,10,opt,name=heard,proto3" json:"heard,omitempty"`
-	// The round under way, and the one that readers see.
+	// The round under way, and the round that readers see.
 	Round *MirrorRound `protobuf:"bytes,11,opt,name=round,proto3" json:"round,omitempty"`
 	Last  *MirrorRound `protobuf:"bytes,12,opt,name=last,proto3" json:"last,omitempty"`
 	// Completed rounds.
 	Rounds uint64 `protobuf:"varint,13,opt,name=rounds,proto3" json:"rounds,omitempty"`
-	// Why the last try of a round failed, and since when they fail.
+	// Why the last attempt of a round failed, and since when attempts fail.
 	Error string                 `protobuf:"bytes,14,opt,name=error,proto3" json:"error,omitempty"`
 	Since *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=since,proto3" json:"since,omitempty"`
-	// An estimate of what the target lacks, as of looked.
+	// An estimate of the bytes that the target lacks, as of the time looked.
 	BehindBytes   uint64                 `protobuf:"varint,16,opt,name=behind_bytes,json=behindBytes,proto3" json:"behind_bytes,omitempty"`
 	Looked        *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=looked,proto3" json:"looked,omitempty"`
 	Revision      int64                  `protobuf:"varint,18,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -536,11 +537,11 @@ func (x *Mirror) GetRevision() int64 {
 // MirrorSource says where the source is.
 type MirrorSource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Addresses of its metadata servers; empty: the target's cluster.
+	// Addresses of the metadata servers of the source's cluster; empty: the target's cluster.
 	Meta []string `protobuf:"bytes,1,rep,name=meta,proto3" json:"meta,omitempty"`
-	// A directory with a certificate, on the machine that runs the copy.
+	// A directory with a certificate, on the machine of the process that copies.
 	Credentials string `protobuf:"bytes,2,opt,name=credentials,proto3" json:"credentials,omitempty"`
-	// The volume's name and number there.
+	// The source's name and number in its cluster.
 	Volume        string `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"`
 	Id            uint32 `protobuf:"varint,4,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -610,14 +611,14 @@ type MirrorRound struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The snapshot's name, in source and target.
 	Snapshot string `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// The target's snapshot before; empty: none.
+	// The target's snapshot of the round before; empty: none.
 	Base string `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`
-	// When the source was so.
+	// The time of the snapshot in the source.
 	Taken *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=taken,proto3" json:"taken,omitempty"`
 	Began *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=began,proto3" json:"began,omitempty"`
-	// The target had everything.
+	// The time when the target had all data.
 	Copied *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=copied,proto3" json:"copied,omitempty"`
-	// It was checked, and shown.
+	// The time when the copy was checked, and shown to readers.
 	Ended  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended,proto3" json:"ended,omitempty"`
 	Digest string                 `protobuf:"bytes,7,opt,name=digest,proto3" json:"digest,omitempty"`
 	// Bytes to send, as far as that is known.

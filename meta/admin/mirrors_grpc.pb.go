@@ -31,28 +31,30 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Mirrors keep the records of mirrors, in the cluster of the target. A record says what is
-// mirrored and how far that is: a change of its state, its rate or its count of asked rounds is
-// an order to the process that copies (`penstock mirror run`), which follows within seconds.
-// Commands change a record as it was read: a call that finds a newer one fails with AGAIN, and the
-// caller reads it anew. What a process does to the target itself (show, snapshot, rollback) goes
-// over the session that has the right to fill the target.
+// Mirrors keeps the records of mirrors, in the cluster of the target. A record names source and
+// target, and has the progress. A change of the record's state, rate or count of asked rounds is an
+// order to the process that copies (`penstock mirror run`), which obeys within seconds.
+//
+// A caller reads a record, changes it, and sends the whole record. If another caller has changed
+// the record meanwhile, the call fails with AGAIN, and the caller reads the record again. The
+// process that copies changes the target itself (show, snapshot, rollback) over the session that
+// has the right to fill the target.
 type MirrorsClient interface {
 	// ListMirrors lists all records, by the target's number.
 	ListMirrors(ctx context.Context, in *ListMirrorsRequest, opts ...grpc.CallOption) (*ListMirrorsResponse, error)
-	// GetMirror tells the record of one target.
+	// GetMirror returns the record of one target.
 	//
 	// Errors: NO_SUCH_VOLUME; NOT_FOUND, the volume is no mirror's target.
 	GetMirror(ctx context.Context, in *GetMirrorRequest, opts ...grpc.CallOption) (*Mirror, error)
-	// PutMirror writes a record and tells it with its new revision, if the record was not changed
-	// since it was read. Sent again it succeeds if the record still is what the first one wrote.
+	// PutMirror writes a record and returns it with its new revision, if the record was not changed
+	// since the caller read it. A call that is sent again succeeds if the record is still the record
+	// that the first call wrote.
 	//
-	// Errors: NO_SUCH_VOLUME; AGAIN, the record has another revision and says something else;
-	// VERSION, the request has another version than the server writes; INVALID, there is no record
+	// Errors: NO_SUCH_VOLUME; AGAIN, the record has another revision and other contents; VERSION, the request has another version than the server writes; INVALID, there is no record
 	// in the request.
 	PutMirror(ctx context.Context, in *PutMirrorRequest, opts ...grpc.CallOption) (*Mirror, error)
-	// DropMirror forgets a record. The target stays what it is: it must have been promoted before,
-	// or readers see what is shown now for ever. That there is no record is no error.
+	// DropMirror deletes a record, and does not change the target. Promote the target before:
+	// otherwise readers see the present contents for ever. The call succeeds if there is no record.
 	//
 	// Errors: NO_SUCH_VOLUME.
 	DropMirror(ctx context.Context, in *DropMirrorRequest, opts ...grpc.CallOption) (*DropMirrorResponse, error)
@@ -110,28 +112,30 @@ func (c *mirrorsClient) DropMirror(ctx context.Context, in *DropMirrorRequest, o
 // All implementations must embed UnimplementedMirrorsServer
 // for forward compatibility.
 //
-// Mirrors keep the records of mirrors, in the cluster of the target. A record says what is
-// mirrored and how far that is: a change of its state, its rate or its count of asked rounds is
-// an order to the process that copies (`penstock mirror run`), which follows within seconds.
-// Commands change a record as it was read: a call that finds a newer one fails with AGAIN, and the
-// caller reads it anew. What a process does to the target itself (show, snapshot, rollback) goes
-// over the session that has the right to fill the target.
+// Mirrors keeps the records of mirrors, in the cluster of the target. A record names source and
+// target, and has the progress. A change of the record's state, rate or count of asked rounds is an
+// order to the process that copies (`penstock mirror run`), which obeys within seconds.
+//
+// A caller reads a record, changes it, and sends the whole record. If another caller has changed
+// the record meanwhile, the call fails with AGAIN, and the caller reads the record again. The
+// process that copies changes the target itself (show, snapshot, rollback) over the session that
+// has the right to fill the target.
 type MirrorsServer interface {
 	// ListMirrors lists all records, by the target's number.
 	ListMirrors(context.Context, *ListMirrorsRequest) (*ListMirrorsResponse, error)
-	// GetMirror tells the record of one target.
+	// GetMirror returns the record of one target.
 	//
 	// Errors: NO_SUCH_VOLUME; NOT_FOUND, the volume is no mirror's target.
 	GetMirror(context.Context, *GetMirrorRequest) (*Mirror, error)
-	// PutMirror writes a record and tells it with its new revision, if the record was not changed
-	// since it was read. Sent again it succeeds if the record still is what the first one wrote.
+	// PutMirror writes a record and returns it with its new revision, if the record was not changed
+	// since the caller read it. A call that is sent again succeeds if the record is still the record
+	// that the first call wrote.
 	//
-	// Errors: NO_SUCH_VOLUME; AGAIN, the record has another revision and says something else;
-	// VERSION, the request has another version than the server writes; INVALID, there is no record
+	// Errors: NO_SUCH_VOLUME; AGAIN, the record has another revision and other contents; VERSION, the request has another version than the server writes; INVALID, there is no record
 	// in the request.
 	PutMirror(context.Context, *PutMirrorRequest) (*Mirror, error)
-	// DropMirror forgets a record. The target stays what it is: it must have been promoted before,
-	// or readers see what is shown now for ever. That there is no record is no error.
+	// DropMirror deletes a record, and does not change the target. Promote the target before:
+	// otherwise readers see the present contents for ever. The call succeeds if there is no record.
 	//
 	// Errors: NO_SUCH_VOLUME.
 	DropMirror(context.Context, *DropMirrorRequest) (*DropMirrorResponse, error)
