@@ -47,7 +47,7 @@ var crashes = map[string][]string{
 	"held":          {"takeup.start", "takeup.started", "stage.started", "unstage.unmounted", "unstage.forget"},
 }
 
-// TestTableOfCrashes: every step that the driver names is in the table.
+// TestTableOfCrashes: the table has every step that the driver names.
 func TestTableOfCrashes(t *testing.T) {
 	var table []string
 	for _, l := range crashes {
@@ -366,8 +366,8 @@ func inlineFor(name, target string) *csi.NodePublishVolumeRequest {
 
 var inTree = map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team"}
 
-// TestCrashes kills the driver at every step of the table; another one, called
-// again, brings the volume's life to its end and leaves nothing behind.
+// TestCrashes kills the driver at every step of the table. The next driver, called again,
+// brings the volume's life to its end and leaves nothing behind.
 func TestCrashes(t *testing.T) {
 	plain, secure := newRig(t), newSecureRig(t)
 	for life, steps := range crashes {

@@ -317,8 +317,7 @@ func must[Q, A any](t *testing.T, call func(context.Context, Q, ...grpc.CallOpti
 	return a
 }
 
-// TestClaim is a claim's life: made, mounted for two pods, written, read, grown,
-// deleted.
+// TestClaim is the life of a claim: made, mounted for two pods, written, read, grown, deleted.
 func TestClaim(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)

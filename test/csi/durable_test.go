@@ -47,10 +47,10 @@ func (r *rig) stays(when, id, staging string) {
 	}
 }
 
-// TestUnstageWaits: chunk servers stand still after a pod has written, closed and ended. As
-// long as they do, its volume is not unstaged, whatever is killed meanwhile: the driver,
-// and with a holder the mount's process, before the mount was taken away and after. Then
-// they go on, and all is there.
+// TestUnstageWaits: chunk servers stand still after a pod has written, closed and ended. While
+// they stand still, the pod's volume is not unstaged, whichever process is killed: the driver,
+// or, with a holder, the mount's process, before and after the mount was taken away. When the
+// chunk servers go on, all bytes are there.
 func TestUnstageWaits(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		t.Run(fmt.Sprint("held ", held), func(t *testing.T) {
@@ -114,9 +114,9 @@ func TestUnstageWaits(t *testing.T) {
 	}
 }
 
-// TestUnmetPolicyKeepsBytes: a volume has a policy that nothing in the cluster can meet, so
-// that nothing that a pod writes gets anywhere. It is not unstaged, nor does umount(8)
-// return, before an operator asks for less; then all is there.
+// TestUnmetPolicyKeepsBytes: a volume has a policy that nothing in the cluster can meet, so no
+// bytes that a pod writes become durable. The volume is not unstaged, and umount(8) does not
+// return, until an operator sets a weaker policy; then all bytes are there.
 func TestUnmetPolicyKeepsBytes(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -175,11 +175,11 @@ func TestUnmetPolicyKeepsBytes(t *testing.T) {
 	r.clean()
 }
 
-// TestAbandonIsTold: an operator gives up what was written through one of several handles
-// of a file, in a mount that goes on. Each handle hears of it, whichever wrote: by fsync
-// once, and by each close of one of its descriptors until then. A handle that is opened
-// after that hears nothing, nor does a write. An fsync that waits for the servers meanwhile
-// is told, and that handle hears nothing more.
+// TestAbandonIsTold: an operator gives up bytes that were written through one of several
+// handles of a file, in a mount that goes on. Each handle hears of the loss, whichever handle
+// wrote: one fsync fails, and so does each close of one of the handle's descriptors before that
+// fsync. A handle that is opened later hears nothing; a write never fails. An fsync that waits
+// for the servers during the loss fails, and its handle hears nothing more.
 func TestAbandonIsTold(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -247,9 +247,9 @@ func TestAbandonIsTold(t *testing.T) {
 	r.clean()
 }
 
-// TestAbandon: the chunk server will not come back, and an operator gives up what a pod
-// wrote last: by the mount's process, and by the holder if there is no such process, nor
-// a cluster.
+// TestAbandon: the chunk server will not come back, and an operator gives up the last bytes
+// that a pod wrote: through the mount's process, or through the holder if there is neither such
+// a process nor a cluster.
 func TestAbandon(t *testing.T) {
 	for _, by := range []string{"process", "holder"} {
 		t.Run(by, func(t *testing.T) {
@@ -302,9 +302,9 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
-// TestKilledPodEnds: chunk servers stand still. A pod of a claim whose class is
-// sync-on-close has written to a file that it has open, and is killed: it ends, though its
-// file was closed by that and what it wrote can't be made durable.
+// TestKilledPodEnds: chunk servers stand still. A pod whose claim has a class with
+// sync-on-close has written to an open file, and is killed. The pod ends, although the kill
+// closed the file and the written bytes can't be made durable.
 func TestKilledPodEnds(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)

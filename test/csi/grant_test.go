@@ -96,9 +96,10 @@ func unpublishFrom(node, volume string) *csi.ControllerUnpublishVolumeRequest {
 	return &csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node}
 }
 
-// TestNodeHasItsGrantsOnly: in a cluster with certificates the controller is an
-// administrator and a node a client, which opens what is published to it as long as it
-// is, and nothing else: neither by its driver nor with its credentials by hand.
+// TestNodeHasItsGrantsOnly: in a cluster with certificates the controller is an administrator
+// and a node is a client. The node can open a volume as long as the volume is published to the
+// node, and no other volume: neither through the node's driver nor by hand with the node's
+// credentials.
 func TestNodeHasItsGrantsOnly(t *testing.T) {
 	r := newSecureRig(t)
 	node := r.apart()

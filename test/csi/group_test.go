@@ -20,8 +20,8 @@ func deletion(g *csi.VolumeGroupSnapshot) *csi.DeleteVolumeGroupSnapshotRequest 
 	return q
 }
 
-// TestGroupOfSnapshots: what two volumes were at one moment, told of, made volumes of,
-// and deleted as a whole.
+// TestGroupOfSnapshots: a group of snapshots has two volumes at one moment. The group is
+// listed, volumes are made of its snapshots, and the group is deleted as a whole.
 func TestGroupOfSnapshots(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)

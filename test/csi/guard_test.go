@@ -49,8 +49,8 @@ func wants(t *testing.T, what string, err error, code codes.Code) {
 	}
 }
 
-// TestTargetsDoNotEscape: links, paths with .., and directories with something in
-// them where a volume should be.
+// TestTargetsDoNotEscape: a target is a link, a path with .., or a directory that has something
+// in it where a volume should be.
 func TestTargetsDoNotEscape(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -108,8 +108,8 @@ func TestTargetsDoNotEscape(t *testing.T) {
 	r.clean()
 }
 
-// TestNothingIsWiped: a volume that is published twice, also by another's hand
-// on top of each other, keeps what is in it whatever is unpublished how often.
+// TestNothingIsWiped: a volume that is published twice, also by another hand on top of the
+// first mount, keeps its contents, whichever target is unpublished how often.
 func TestNothingIsWiped(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -148,8 +148,8 @@ func TestNothingIsWiped(t *testing.T) {
 	r.clean()
 }
 
-// TestOthersVolumes: the driver touches no volume that it did not make, and none
-// of another cluster's.
+// TestOthersVolumes: the driver touches no volume that the driver did not make, and no volume
+// of another cluster.
 func TestOthersVolumes(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -191,8 +191,8 @@ func TestOthersVolumes(t *testing.T) {
 	r.clean()
 }
 
-// TestSecretsAreNotTold: what is given as a secret, or where no secret belongs, is
-// in no log at the highest verbosity, no state and no command line.
+// TestSecretsAreNotTold: values given as secrets, or given where no secret belongs, are in no
+// log at the highest verbosity, in no state and on no command line.
 func TestSecretsAreNotTold(t *testing.T) {
 	const secret = "hunter2-4f1c"
 	r := newRig(t)
@@ -266,8 +266,8 @@ func TestSecretsAreNotTold(t *testing.T) {
 	r.clean()
 }
 
-// TestDriverIsKilled: a pod writes and reads on while the driver is killed and
-// another one takes its place.
+// TestDriverIsKilled: a pod writes and reads on while the driver is killed and another driver
+// takes its place.
 func TestDriverIsKilled(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -330,8 +330,9 @@ func TestDriverIsKilled(t *testing.T) {
 	r.clean()
 }
 
-// TestDeadMount: the process that serves a volume is killed. Its health tells;
-// publishing it to another pod mends it, and to the same, and what was synced is there.
+// TestDeadMount: the process that serves a volume is killed. The volume's health tells this.
+// Publishing the volume to another pod, or again to the same pod, mends the mount, and the
+// synced bytes are there.
 func TestDeadMount(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestVolumeHealth: the controller tells of a volume whose quota is nearly used up,
-// until it is not; of others nothing.
+// TestVolumeHealth: the controller reports a volume whose quota is nearly used up, until the
+// quota has room again, and reports no other volume.
 func TestVolumeHealth(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -62,8 +62,8 @@ func TestVolumeHealth(t *testing.T) {
 	r.clean()
 }
 
-// TestTrash: a claim that was deleted by mistake is taken back with what was in it;
-// its terms are those of its class.
+// TestTrash: a claim that was deleted by mistake is taken back with its contents. The class of
+// the claim sets the terms.
 func TestTrash(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)

@@ -173,9 +173,9 @@ func (r *rig) passes(dir string) time.Duration {
 	return time.Since(begun).Round(time.Millisecond)
 }
 
-// TestHeld: the process of a mount, the driver's whole container, and one that is
-// told to end, go in the middle of what a pod writes, maps and has open. It sees
-// no error, and when it has gone nothing is left.
+// TestHeld: the process of a mount is killed, the driver's whole container is killed, or the
+// process is told to end, in the middle of a pod's writes, with files mapped and open. The pod
+// sees no error, and when the pod has gone nothing is left.
 func TestHeld(t *testing.T) {
 	r := newRig(t)
 	r.held()
@@ -234,8 +234,8 @@ func (r *rig) containerIsClean(pods string) {
 	}
 }
 
-// TestTakenUpSlowly: a process that takes a mount up waits for the cluster when its
-// driver is killed. The next driver leaves the mount to it, and its lock.
+// TestTakenUpSlowly: a process that takes a mount up waits for the cluster when its driver is
+// killed. The next driver leaves the mount, and the mount's lock, to the process.
 func TestTakenUpSlowly(t *testing.T) {
 	r := newRig(t)
 	r.held()
@@ -277,9 +277,9 @@ func TestTakenUpSlowly(t *testing.T) {
 	r.clean()
 }
 
-// TestHeldAsItIs: of a mount that pods use and nobody serves, one that is to be
-// staged with other options is refused; with those that it has it is staged, though
-// the volume has another name by now.
+// TestHeldAsItIs: pods use a mount that no process serves. Staging the volume with other
+// options is refused. Staging with the mount's own options succeeds, although the volume has
+// another name by now.
 func TestHeldAsItIs(t *testing.T) {
 	r := newRig(t)
 	r.held()
@@ -315,8 +315,8 @@ func TestHeldAsItIs(t *testing.T) {
 	r.clean()
 }
 
-// TestHeldByNobody: the processes of mounts are gone, and the cluster too, so that
-// nobody can take them up: what pods have is taken away all the same, once and
+// TestHeldByNobody: the processes of mounts are gone, and so is the cluster, so that no process
+// can take the mounts up. The volumes are taken away from the pods all the same, once and
 // again, and nothing is left.
 func TestHeldByNobody(t *testing.T) {
 	r := newRig(t)
@@ -373,9 +373,9 @@ func TestHeldByNobody(t *testing.T) {
 	r.clean()
 }
 
-// A mount's process that is killed when its mount was taken away already, and what was
-// written was not durable yet, is followed by one that sees to that: unstaged is what is
-// durable.
+// TestKilledAfterUnmounting: a mount's process is killed after its mount was taken away and
+// before all written bytes are durable. The next process makes the bytes durable: a volume is
+// unstaged only when its bytes are durable.
 func TestKilledAfterUnmounting(t *testing.T) {
 	r := newRig(t)
 	r.held()

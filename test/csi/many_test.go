@@ -36,9 +36,9 @@ func each(n int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// TestManyVolumes: pods of a node use many volumes when the agent and the processes of
-// all mounts are killed, as the kernel does with a container that has no memory left. The
-// next agent takes each of them up, and each pod sees a pause and what it wrote.
+// TestManyVolumes: pods of a node use many volumes when the agent and the processes of all
+// mounts are killed, as the kernel does with a container that has no memory left. The next
+// agent takes each mount up, and each pod sees a pause and the bytes that the pod wrote.
 func TestManyVolumes(t *testing.T) {
 	r := newRig(t)
 	r.held("--settle=100ms", "--patience=10m")

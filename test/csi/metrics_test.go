@@ -56,9 +56,9 @@ func (r *rig) tells(what string, these, notThose []string) {
 	})
 }
 
-// TestPodsWait: the driver tells what the mounts of its node count, by volume, and
-// how long each pod waited for reads; also after the mount's process and the driver
-// were replaced, and no more when the pod is gone.
+// TestPodsWait: the driver tells the counters of the mounts of its node, by volume, and how
+// long each pod waited for reads. The driver tells them also after the mount's process and the
+// driver were replaced, and no more when the pod is gone.
 func TestPodsWait(t *testing.T) {
 	r := newRig(t)
 	r.held()

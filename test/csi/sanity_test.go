@@ -20,9 +20,9 @@ var mayBeSkipped = []string{
 	"pagination should detect volumes added between pages",   // pending in the suite itself
 }
 
-// TestSanity runs the suite of github.com/kubernetes-csi/csi-test against the
-// driver on a cluster with certificates, which knows nodes. The node part is an
-// administrator: some specs stage volumes that they did not publish to it.
+// TestSanity runs the suite of github.com/kubernetes-csi/csi-test against the driver on a
+// cluster with certificates and nodes. The node part has an administrator's certificate: some
+// specs stage volumes that they did not publish to the node.
 func TestSanity(t *testing.T) {
 	r := newSecureRig(t)
 	r.drive(nil)

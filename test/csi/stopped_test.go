@@ -35,9 +35,9 @@ func (r *rig) halt(pid int) {
 	})
 }
 
-// TestStoppedCluster: the cluster stands still while a pod's volume is given to the
-// pod's group, which hangs. Other pods of the volume are taken away at once; that
-// one, too, once its own call is over. All of it before the cluster comes back.
+// TestStoppedCluster: the cluster stands still while a pod's volume is given to the pod's
+// group, and this call hangs. Other pods of the volume are taken away at once; the first pod is
+// taken away, too, once its own call is over. All this happens before the cluster comes back.
 func TestStoppedCluster(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -89,8 +89,8 @@ func TestStoppedCluster(t *testing.T) {
 	r.clean()
 }
 
-// TestInlineOff: the inline volumes of pods that run live on, and go with their pods,
-// when the driver is started without --inline. A volume of another node is left alone.
+// TestInlineOff: when the driver is started without --inline, the inline volumes of running
+// pods live on, and go with their pods. The driver leaves a volume of another node alone.
 func TestInlineOff(t *testing.T) {
 	r := newRig(t)
 	others := handle.InlineName("node2", "csi-2")

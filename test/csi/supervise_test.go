@@ -147,10 +147,9 @@ func (k *ticks) end(t *testing.T) {
 	}
 }
 
-// TestAgentIsKilled: in a container the node agent is killed with SIGKILL in the
-// middle of what a pod does. Its mount goes on with the process that it has, the
-// container lives, and the next agent serves. So it does when the kernel has killed
-// everything but the supervisor.
+// TestAgentIsKilled: in a container the node agent is killed with SIGKILL while a pod works.
+// The pod's mount goes on with its own process, the container lives, and the next agent serves.
+// The same holds when the kernel has killed every process but the supervisor.
 func TestAgentIsKilled(t *testing.T) {
 	r := newRig(t)
 	r.held("--settle=100ms") // each mount is killed before long
@@ -263,10 +262,10 @@ func key(t *testing.T, r *rig) string {
 	return l[0].Name()
 }
 
-// TestAgentCannotEnd: the agent is killed together with the process of a mount in
-// which a thread of it waits, so that it can't end before somebody serves the mount.
-// The next agent does not wait for that: it serves, at the sockets of the one before,
-// also while the cluster stands still, and takes the mount up.
+// TestAgentCannotEnd: the agent is killed together with the process of a mount in which one of
+// the agent's threads waits, so that the agent can't end before a process serves the mount. The
+// next agent does not wait for the end: it serves at the sockets of the killed agent, also
+// while the cluster stands still, and takes the mount up.
 func TestAgentCannotEnd(t *testing.T) {
 	r := newRig(t)
 	r.held("--settle=100ms")
@@ -369,8 +368,8 @@ func waitsForMount(pid int) error {
 	return errors.Join(err, errors.New("none does"))
 }
 
-// TestAgentGivenUp: an agent that can't begin is not tried for ever: the container
-// ends with its status, for whoever started it to see.
+// TestAgentGivenUp: an agent that can't begin is not started again for ever: the container ends
+// with the agent's status, which the starter of the container sees.
 func TestAgentGivenUp(t *testing.T) {
 	r := newRig(t)
 	r.container()

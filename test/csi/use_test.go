@@ -39,8 +39,8 @@ func rehandle(id string, change func(uint32) uint32) string {
 	return fmt.Sprintf("%s-%08x", body, crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// TestPlaces: a node says where it stands; a volume lands in the rack that is
-// asked for, says so, and is refused where nothing stands.
+// TestPlaces: a node tells its place. A volume lands in the rack that the request names, and
+// tells the rack; a request for a rack without servers is refused.
 func TestPlaces(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil, "--max-volumes", "7")
@@ -103,7 +103,7 @@ func TestPlaces(t *testing.T) {
 	r.clean()
 }
 
-// TestPages: volumes are listed once each, in pages, whatever goes meanwhile.
+// TestPages: volumes are listed once each, in pages, whichever volumes are deleted meanwhile.
 func TestPages(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -144,8 +144,9 @@ func TestPages(t *testing.T) {
 	r.clean()
 }
 
-// TestInTheTree: a claim's volume hangs at its path, its files are seen there, a
-// second one of the same name hangs beside it, and directories go with the last.
+// TestInTheTree: the volume of a claim hangs at its path, and its files are seen there. A
+// second volume of the same name hangs beside the first, and the directories go with the last
+// volume.
 func TestInTheTree(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -185,8 +186,8 @@ func TestInTheTree(t *testing.T) {
 	r.clean()
 }
 
-// TestUse: a group's volume, one for a single writer, statistics, growing, and
-// the same volume staged in another way.
+// TestUse: the volume of a group, a volume for a single writer, statistics, growing, and the
+// same volume staged in another way.
 func TestUse(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -254,9 +255,9 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
-// TestRestore: a volume made of a snapshot has what the snapshot has, one made of
-// a volume what that has now, each of its own size, and what is written to one is
-// not in another.
+// TestRestore: a volume made of a snapshot has the contents of the snapshot, and a volume made
+// of a volume has the present contents of that volume, each with a size of its own. Bytes
+// written to one volume are in no other.
 func TestRestore(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -327,8 +328,9 @@ func TestRestore(t *testing.T) {
 	r.clean()
 }
 
-// TestSnapshotIsMountedWithItsIndex: the node part keeps indexes of snapshots in
-// its own directory, the only one that a container with a read-only root gives it.
+// TestSnapshotIsMountedWithItsIndex: the node part keeps indexes of snapshots in its own
+// directory, which is the only directory that a container with a read-only root gives to the
+// node part.
 func TestSnapshotIsMountedWithItsIndex(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -363,9 +365,9 @@ func TestSnapshotIsMountedWithItsIndex(t *testing.T) {
 	r.clean()
 }
 
-// TestReadOnlyClaim: a claim of a snapshot that nobody may write is served by the
-// snapshot itself, with its index, which stays as long as it is mounted, whatever
-// becomes of the claim.
+// TestReadOnlyClaim: a claim of a snapshot that no pod may write is served by the snapshot
+// itself, with its index. The snapshot stays as long as it is mounted, whatever becomes of the
+// claim.
 func TestReadOnlyClaim(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)

@@ -15,8 +15,8 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// A mount that is unmounted by force while nobody serves it has ended: what was
-// written to it is made durable, and who is started next mounts anew.
+// TestUnmountedWhileNobodyServes: a mount that is unmounted by force while no process serves it
+// has ended. The bytes written to the mount become durable, and the next process mounts anew.
 func TestUnmountedWhileNobodyServes(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.mount()
@@ -64,12 +64,13 @@ func TestUnmountedWhileNobodyServes(t *testing.T) {
 	r.clean(p.PID())
 }
 
-// A mount that nobody serves for longer than the lease of its session, as where
-// what starts the next process backs off: as long as no other client wants what it
-// has, who uses it sees a pause and nothing is lost. It waits for that lease, 6 s.
+// TestNobodyServesForLong: no process serves a mount for longer than the lease of the mount's
+// session, as when a supervisor starts the next process after a long pause. As long as no other
+// client wants the session's leases, users of the mount see a pause and lose nothing. The test
+// waits for that lease, 6 s.
 //
-// An owner that fails meanwhile can't wait for it as long: on a machine that is so
-// busy that the owner's own lease ends, the round counts for nothing.
+// An owner that fails meanwhile can't wait as long. So if the machine is so busy that the
+// owner's own lease ends, the round counts for nothing.
 func TestNobodyServesForLong(t *testing.T) {
 	t.Parallel() // it waits, mostly
 	for {

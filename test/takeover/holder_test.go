@@ -22,8 +22,8 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// The process that is asked to go by SIGHUP leaves the mount to a successor, and
-// says so by its status.
+// TestHangup: a process that gets SIGHUP leaves the mount to a successor, and ends with the
+// status that says so.
 func TestHangup(t *testing.T) {
 	r := newRig(t, "--respawn")
 	first := r.mount()
@@ -41,8 +41,8 @@ func TestHangup(t *testing.T) {
 	r.clean(pid)
 }
 
-// Where a replacement fails the mount goes on: with the old process if that was
-// not asked to go yet, else with the old program.
+// TestReplacementFails: if a replacement fails, the mount goes on: with the old process if that
+// process was not yet asked to end, otherwise with the old program.
 func TestReplacementFails(t *testing.T) {
 	r := newRig(t, "--respawn")
 	logs := filepath.Join(r.Dir, "logs")
@@ -82,7 +82,7 @@ func TestReplacementFails(t *testing.T) {
 	r.clean(pid)
 }
 
-// A holder that can take no more connections keeps what it has.
+// TestHolderWithoutDescriptors: a holder that can take no more connections keeps its mounts.
 func TestHolderWithoutDescriptors(t *testing.T) {
 	r := newRig(t, "--settle=1s")
 	r.mount()
@@ -110,8 +110,8 @@ func TestHolderWithoutDescriptors(t *testing.T) {
 	r.clean(r.server())
 }
 
-// A mount that nobody serves for too long is given up: who uses it gets errors,
-// and it can be mounted anew.
+// TestPatienceRunsOut: a mount that no process serves for too long is given up. Users of the
+// mount get errors, and the directory can be mounted anew.
 func TestPatienceRunsOut(t *testing.T) {
 	t.Parallel() // it waits, mostly: for the session of the killed to end
 	r := newRig(t, "--patience=1s")
@@ -145,8 +145,8 @@ func TestPatienceRunsOut(t *testing.T) {
 	r.clean(r.server())
 }
 
-// A mount that was taken away by force while nobody served it is not given up in
-// the stead of another, which has no holder.
+// TestAnotherMountIsNotGivenUp: a mount was taken away by force while no process served it, and
+// another mount without a holder took its place. The holder does not give the other mount up.
 func TestAnotherMountIsNotGivenUp(t *testing.T) {
 	t.Parallel() // it waits, mostly: for the session of the killed to end
 	r := newRig(t, "--patience=2s")
@@ -176,8 +176,8 @@ func TestAnotherMountIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// A mount that was taken out of sight while nobody served it, and something uses
-// it still: who is started next mounts, and what was written is there.
+// TestMountOutOfSight: a mount was taken out of sight while no process served it, and a program
+// still uses the mount. The next process mounts, and the written bytes are there.
 func TestMountOutOfSight(t *testing.T) {
 	r := newRig(t, "--patience=90s")
 	r.mount()
@@ -220,8 +220,9 @@ func TestMountOutOfSight(t *testing.T) {
 	r.clean(p.PID())
 }
 
-// A mount with a holder of its own: whatever ends its process the holder starts the
-// next one, also of another version at --replace. It ends with the mount.
+// TestOwnHolder: a mount has a holder of its own. Whatever ends the mount's process, the holder
+// starts the next process, also of another version at --replace. The holder ends with the
+// mount.
 func TestOwnHolder(t *testing.T) {
 	r := newRig(t)
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
@@ -311,8 +312,8 @@ func TestOwnHolder(t *testing.T) {
 	}
 }
 
-// The holder is killed, and told to end: who serves goes on, and gives the next holder what
-// the last one had, so that the mount outlives its process again.
+// TestHolderRestarted: the holder is killed, or told to end. The serving process goes on, and
+// gives the next holder what the last holder had, so that the mount outlives its process again.
 func TestHolderRestarted(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.mount()

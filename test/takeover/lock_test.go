@@ -116,8 +116,9 @@ func (p *lockProcess) must(what, want string) {
 	p.says(want)
 }
 
-// Locks of each kind, and who waits for one, outlive the process that serves the
-// mount; and they end as they would have: unlocked, closed, or with their owner.
+// TestLocksOutliveTheServer: locks of each kind, and the processes that wait for locks, outlive
+// the process that serves the mount. The locks end as they would have ended without the change
+// of process: unlocked, closed, or with their owner.
 func TestLocksOutliveTheServer(t *testing.T) {
 	r := newRig(t, "--respawn", "--settle=50ms") // each is killed before long
 	r.mount()
@@ -169,9 +170,9 @@ func (p *lockProcess) inCall() {
 	p.t.Fatal("it does not lock")
 }
 
-// Who is killed while it asks for a lock has none: not where the owner stands still
-// and grants what it was asked for when nobody is there any more, and not where it
-// fails and its successor is asked again.
+// TestKilledInsideALock: a process that is killed while it asks for a lock does not have the
+// lock afterwards: neither if the owner stands still and grants the request after the process
+// is gone, nor if the owner fails and its successor gets the request again.
 func TestKilledInsideALock(t *testing.T) {
 	r := newRig(t, "--respawn")
 	r.mount()

@@ -29,8 +29,9 @@ func resident(t *testing.T, pid int) (mib int) {
 	return mib >> 10
 }
 
-// A request that waits for long takes little memory, though its pages are there
-// before it is read: a thousand processes may wait for one lock.
+// TestWaitingRequestsTakeLittleMemory: a request that waits for long takes little memory,
+// although its pages exist before the request is read: a thousand processes may wait for one
+// lock.
 func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 	const waiters, bound = 1000, 100 // MiB, for all of them
 	r := newRig(t, "--respawn")

@@ -46,8 +46,9 @@ func soon(t *testing.T, what string, do func() error) {
 	}
 }
 
-// What killed processes had reserved of a quota is their successors': it is not
-// counted twice, and is free when what it was for is gone.
+// TestQuotaIsInherited: the successors of killed processes inherit the reserved part of a
+// quota. The part is not counted twice, and becomes free when the files for which it was
+// reserved are gone.
 func TestQuotaIsInherited(t *testing.T) {
 	r, limit := limited(t)
 	// More than half of the volume each time, some of it synced, in files that end
@@ -81,8 +82,8 @@ func TestQuotaIsInherited(t *testing.T) {
 	r.clean(r.server())
 }
 
-// Of a volume that is full, with bytes that are not committed, nothing is refused
-// that write(2) took: by the killed process's successor, nor by its successor's.
+// TestFullVolumeIsTakenOver: a volume is full, and has bytes that are not committed. Neither
+// the successor of the killed process nor the next successor refuses bytes that write(2) took.
 func TestFullVolumeIsTakenOver(t *testing.T) {
 	r, limit := limited(t)
 	f, err := os.Create(filepath.Join(r.at, "f"))

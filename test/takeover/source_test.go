@@ -65,8 +65,9 @@ func (r *rig) write(name, text string) {
 	}
 }
 
-// What is mounted goes on as what it is: a successor that is to serve something
-// else refuses, and what it is told of digest and pin is about what is mounted.
+// TestSuccessorOfAnotherSource: a mount goes on with its own source. A successor with another
+// source refuses to serve, and the successor's flags for digest and pin are about the mounted
+// snapshot.
 func TestSuccessorOfAnotherSource(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
@@ -130,7 +131,8 @@ func TestSuccessorOfAnotherSource(t *testing.T) {
 	r.clean(pid)
 }
 
-// A volume that is renamed stays mounted, also beyond the process.
+// TestSuccessorOfARenamedVolume: a volume that is renamed stays mounted, also after the
+// process.
 func TestSuccessorOfARenamedVolume(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })

@@ -316,8 +316,8 @@ func pauses(t *testing.T, what string, l []time.Duration) {
 	t.Logf("%s: %d pauses, p50 %v, max %v", what, len(l), l[len(l)/2].Round(time.Millisecond), l[len(l)-1].Round(time.Millisecond))
 }
 
-// The process that serves a mount is killed again and again, under a load that
-// knows every byte: nobody sees an error, only pauses.
+// TestKilled: the process that serves a mount is killed again and again, under a load that
+// knows every byte. The load sees no error, only pauses.
 func TestKilled(t *testing.T) {
 	r := newRig(t, "--respawn", "--settle=100ms") // each of them is killed before long
 	r.mount()
@@ -360,7 +360,7 @@ func (r *rig) clean(pid int) {
 	r.Until("fsck", func() error { _, err := r.Ctl("fsck"); return err })
 }
 
-// replace is the command that upgrades a live mount; a user goes on.
+// TestReplaced: mount --replace upgrades a live mount; a user of the mount goes on.
 func TestReplaced(t *testing.T) {
 	r := newRig(t, "--respawn")
 	first := r.mount()

@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// The holder and the process that serves are told to end, in each order and at once, as
-// where both pods are deleted: one of them has the mount until the next of its kind
-// has, and who uses it sees a pause.
+// TestHolderAndServerEndTogether: the holder and the serving process are told to end, in each
+// order and at once, as when both pods are deleted. One of the two has the mount until the next
+// holder or process has it, and users of the mount see a pause.
 func TestHolderAndServerEndTogether(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	p := r.mount()

@@ -182,8 +182,9 @@ func (u *unit) end(signal string) {
 	}
 }
 
-// The example of a unit: reloaded, restarted, and killed, its mount lives, with
-// what is open and locked in it; stopped, or unmounted, it ends in order, and systemd has nothing left to hold.
+// TestExampleUnit: the mount of the example unit lives through reload, restart and a kill, with
+// its open files and locks. Stopped or unmounted, the mount ends in order, and systemd has
+// nothing left to hold.
 func TestExampleUnit(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
@@ -258,7 +259,9 @@ func TestExampleUnit(t *testing.T) {
 	r.Until("fsck", func() error { _, err := r.Ctl("fsck"); return err })
 }
 
-// Who serves a mount in the background does so with its log, whoever started it.
+// TestBackgroundStays: each successor of a process that serves a mount in the background knows
+// that it serves in the background, too, and keeps its log, whichever process started the
+// successor.
 func TestBackgroundStays(t *testing.T) {
 	const variable = "PENSTOCK_SERVES_IN_BACKGROUND="
 	r := newRig(t, "--respawn")
@@ -276,7 +279,7 @@ func TestBackgroundStays(t *testing.T) {
 	r.clean(r.server())
 }
 
-// A mount that nobody holds ends in order when its terminal is closed.
+// TestHangupUnmounts: a mount without a holder ends in order when its terminal is closed.
 func TestHangupUnmounts(t *testing.T) {
 	// Under nohup(1) the signal is ignored by all that are started here, and a
 	// mount abides by that; who catches it passes the default on.
