@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// What docs/operations.md says of taking everything off a machine leaves no mount, no
-// unit and no process, and all data; the same units, put back, serve it.
+// TestTakeAway: the commands of docs/operations.md that take Penstock off a machine leave no
+// mount, no unit and no process, and all data; the same units, put back, serve the data.
 func TestTakeAway(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := newRig(t, 1)

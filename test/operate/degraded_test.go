@@ -31,10 +31,10 @@ func (r *rig) shown(volume string) (s shown, err error) {
 	return s, json.Unmarshal(out, &s)
 }
 
-// Of three hosts that hold three replicas any one may be stopped, die or be drained:
-// programs write and sync on, after a pause, health, volume show and locate tell what is
-// short, and all is at full number again once the host is back, though every program has
-// its files open and does nothing more.
+// TestAnyNodeMayDie: of three hosts with three replicas, any one may be stopped, die or be
+// drained. After a pause programs go on writing and syncing, and health, volume show and locate
+// tell which copies are missing. Once the host is back all chunks get their full number of
+// replicas again, although every program has its files open and does nothing more.
 func TestAnyNodeMayDie(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := newRig(t, 3, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms", "--balance", "-1")

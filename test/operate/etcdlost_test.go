@@ -54,10 +54,10 @@ func covered(t *testing.T, cli *clientv3.Client) error {
 	return nil
 }
 
-// TestEtcdIsLost does what docs/operations.md says when etcd is lost whole, as somebody does
-// who has only the page: with a backup, and then once more without one. Two metadata
-// servers, of which one has copies of volumes on its disk that are ahead of what comes
-// back, serve again; what was there at the backup, or in the checkpoints, is there.
+// TestEtcdIsLost follows docs/operations.md after the loss of all of etcd, as an operator does
+// who has only the page: first with a backup, then once more without a backup. Two metadata
+// servers serve again; on its disk one of them has copies of volumes that are newer than the
+// restored state. The data of the backup, or of the checkpoints, is there.
 func TestEtcdIsLost(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := &rig{Rig: program.NewRig(t), secure: true}

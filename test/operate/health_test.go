@@ -98,8 +98,8 @@ func (r *rig) told(judge []string, what, status string, want []string) {
 	})
 }
 
-// A cluster is broken, one thing after the other: `penstock health` tells each, and
-// that it is mended.
+// TestHealth breaks a cluster, one part after the other: `penstock health` tells each problem,
+// and tells it no more when the problem is mended.
 func TestHealth(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := newSecureRig(t, 3, nil, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms")

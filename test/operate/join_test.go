@@ -44,10 +44,10 @@ func (r *rig) stored(i int, volume string) (ids []string, err error) {
 	return ids, err
 }
 
-// A chunk server is killed in the middle of joining a file's fragments, again and
-// again: what the file holds is what was written, also while it is joined, and in the
-// end it lies in few chunks of which each server has its replica, and nothing else is
-// on any disk: neither what was joined, nor what a kill left half done.
+// TestKilledWhileJoining kills a chunk server in the middle of joining a file's fragments,
+// again and again. The file has the bytes that were written, also during the joining. In the
+// end the file lies in few chunks, of which each server has its replica. Nothing else is on any
+// disk: neither the joined fragments nor half-done work of a killed server.
 func TestKilledWhileJoining(t *testing.T) {
 	t.Parallel() // it waits for copies that are bounded to be slow
 	const (

@@ -39,9 +39,10 @@ func (r *rig) lost() (l []lost, err error) {
 	return l, json.Unmarshal(out, &l)
 }
 
-// One of two chunk servers, which share nothing, is gone with its disk. What it had
-// gives EIO, and is told by its path; what the other has reads as it was. Once the loss is
-// accepted it stays so, though the server comes back with every byte.
+// TestLoss: two chunk servers share no chunk, and one of them is gone with its disk. Reading
+// the bytes of this server gives EIO, and their files are listed by path; the bytes of the
+// other server read as before. Once the loss is accepted it stays accepted, even if the server
+// comes back with every byte.
 func TestLoss(t *testing.T) {
 	r := newRig(t, 2, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms", "--balance", "-1")
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "1")

@@ -98,8 +98,8 @@ func (r *rig) disk(node int) diskView {
 	return all[0]
 }
 
-// What docs/operations.md says about growing, upgrading and replacing a node is
-// done as it is written, while a mount writes and reads: every file stays as it was.
+// TestManual does what docs/operations.md says about growing, upgrading and replacing a node,
+// while a mount writes and reads: every file stays as it was.
 func TestManual(t *testing.T) {
 	t.Parallel() // with a test that waits
 	r := newSecureRig(t, 3, nil, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms")

@@ -222,9 +222,9 @@ func (r *rig) hoarder(name string, of meta.ChunkPlace) (read, write func() error
 	return read, write
 }
 
-// A grant is revoked and another client is evicted while each reads and writes
-// through a mount, and with capabilities that it hoards: nothing of it works for
-// longer than a minute, and whoever was granted something else is not disturbed.
+// TestRevocation revokes a grant and evicts another client while each client reads and writes
+// through a mount, and with capabilities that the client hoards. Nothing of this works for
+// longer than a minute, and clients with other grants are not disturbed.
 func TestRevocation(t *testing.T) {
 	t.Parallel() // it waits for capabilities to expire
 	r := newSecureRig(t, 1, []string{"PENSTOCK_CONTROL=" + *off})

@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// What docs/volumes.md says is done as it is written, from its beginning to its end.
+// TestVolumesPage runs docs/volumes.md as written, from its beginning to its end.
 func TestVolumesPage(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := newSecureRig(t, 1, nil)
