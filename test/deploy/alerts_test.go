@@ -166,8 +166,8 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// TestAlertsTell: Prometheus reads the rules, and each tells when it should and not when
-// it should not.
+// TestAlertsTell: Prometheus reads the rules. Each rule fires on the series for which it must
+// fire, and does not fire on the series for which it must not.
 func TestAlertsTell(t *testing.T) {
 	promtool(t, "check", "rules", alertsFile)
 	dir := t.TempDir()

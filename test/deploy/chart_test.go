@@ -164,7 +164,8 @@ func (c chart) header() string {
 	return "# Made from deploy/helm/" + filepath.Base(c.path) + " by `go generate ./test/deploy`; edit that.\n"
 }
 
-// TestPlainManifests: they are what the chart gives with the values that it has.
+// TestPlainManifests: the plain manifests equal the output of the chart with the chart's own
+// values.
 func TestPlainManifests(t *testing.T) {
 	for _, c := range charts {
 		plainManifests(t, c)
@@ -286,7 +287,7 @@ func (c chart) objects(t *testing.T, change func(map[string]any)) map[string]obj
 // clusterWide are kinds without a namespace.
 var clusterWide = map[string]bool{"CSIDriver": true, "StorageClass": true, "ClusterRole": true, "ClusterRoleBinding": true, "VolumeSnapshotClass": true, "VolumeGroupSnapshotClass": true}
 
-// TestObjectsFit: what refers to something refers to what is there.
+// TestObjectsFit: each reference in an object leads to an object that exists.
 func TestObjectsFit(t *testing.T) {
 	for _, c := range charts {
 		objectsFit(t, c.objects(t, asIs))
@@ -464,7 +465,7 @@ func words(v any) (l []string) {
 	return l
 }
 
-// TestDriverObject: Kubernetes is told what the driver does.
+// TestDriverObject: the CSIDriver object tells Kubernetes what the driver can do.
 func TestDriverObject(t *testing.T) {
 	all := objects(t, asIs)
 	d := all["CSIDriver/"+driver.Name]
@@ -518,7 +519,7 @@ func texts(t *testing.T, o object, path ...string) map[string]string {
 	return all
 }
 
-// TestValues: what can be switched off is gone, and nothing refers to it.
+// TestValues: a part that is switched off is gone, and nothing refers to it.
 func TestValues(t *testing.T) {
 	off := func(part string) func(map[string]any) {
 		return func(v map[string]any) { v[part].(map[string]any)["enabled"] = false }
@@ -567,9 +568,9 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestTopologyLabels: where nodes are placed by their labels, an init container alone
-// has the account, which may get nodes and nothing else; the driver reads what it wrote,
-// and the component of the plain manifests does the same.
+// TestTopologyLabels: where nodes are placed by their labels, only an init container has the
+// account, which may get nodes and nothing else. The driver reads the file that the init
+// container wrote, and the component of the plain manifests does the same.
 func TestTopologyLabels(t *testing.T) {
 	const labels = "topology.kubernetes.io/zone,example.com/rack"
 	all := objects(t, func(v map[string]any) {
@@ -658,9 +659,9 @@ func TestTopologyLabels(t *testing.T) {
 // groups switches snapshots of groups on.
 func groups(v map[string]any) { v["snapshots"].(map[string]any)["groups"] = true }
 
-// TestGroupSnapshots: where they are switched on the sidecar is told so, may do what it
-// then does, and there is a class of them; the component of the plain manifests does the
-// same. By default nothing speaks of them: their kinds may not be there.
+// TestGroupSnapshots: with snapshots of groups switched on, the sidecar has the flag and the
+// rights for them, and there is a class for them; the component of the plain manifests does the
+// same. By default no object names groups, because their kinds may not exist in the cluster.
 func TestGroupSnapshots(t *testing.T) {
 	const controller, role, gate = "Deployment/penstock-controller", "ClusterRole/penstock-controller", "CSIVolumeGroupSnapshot=true"
 	before, after := objects(t, asIs), objects(t, groups)
@@ -758,8 +759,8 @@ func step(t *testing.T, o object, op, path string, value any) {
 	}
 }
 
-// TestTokensAreKept: the controller may read and change the Secrets that pods join by,
-// and no others, and is told what each is for.
+// TestTokensAreKept: the controller may read and change the Secrets with which pods join, and
+// no other Secrets, and is told the purpose of each Secret.
 func TestTokensAreKept(t *testing.T) {
 	for inline, role := range map[bool]string{false: "client", true: "admin"} {
 		all := objects(t, func(v map[string]any) { v["node"].(map[string]any)["inline"] = inline })
@@ -805,8 +806,9 @@ func TestTokensAreKept(t *testing.T) {
 	}
 }
 
-// TestNetworkPolicies: the holder talks to nobody; the controller to the ports that are
-// said to be the API server's.
+// TestNetworkPolicies: the holder may neither connect nor be reached. The controller may
+// connect to DNS, to metadata servers, and to the ports that the values name as those of the
+// API server.
 func TestNetworkPolicies(t *testing.T) {
 	all := objects(t, func(v map[string]any) { v["networkPolicy"].(map[string]any)["apiPorts"] = []any{16443} })
 	hold := all["NetworkPolicy/penstock-hold"]
@@ -827,8 +829,8 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// TestMetrics: metrics are at a port of each pod that has any, the policy lets in who may
-// read them, and the monitor names that port; by default nobody may.
+// TestMetrics: each pod that has metrics serves them at a port, the policy admits the readers
+// that the values name, and the monitor names the port. By default no reader is admitted.
 func TestMetrics(t *testing.T) {
 	for _, c := range charts {
 		all := c.objects(t, func(v map[string]any) {
@@ -894,7 +896,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestCriticalPods: a quota for the classes that the pods are of, where it is asked for.
+// TestCriticalPods: where the values ask for it, there is a quota for the priority classes of
+// the pods.
 func TestCriticalPods(t *testing.T) {
 	for _, c := range charts {
 		all := c.objects(t, func(v map[string]any) { v["criticalPods"] = "1000" })
@@ -921,15 +924,16 @@ func TestCriticalPods(t *testing.T) {
 	}
 }
 
-// TestClusterMustBeNamed: without the one value that nobody can guess there is nothing.
+// TestClusterMustBeNamed: without the one value that has no default, the address of the
+// cluster, the chart renders nothing.
 func TestClusterMustBeNamed(t *testing.T) {
 	if _, err := driverChart.try(t, func(v map[string]any) { v["cluster"] = []any{} }); err == nil || !strings.Contains(err.Error(), "where metadata servers are") {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestHold: the driver's mounts are left to what outlives its pod, and by default to
-// nothing where that is switched off.
+// TestHold: the driver leaves its mounts to a holder that outlives the driver's pod; where the
+// holder is switched off, the driver leaves them to nothing.
 func TestHold(t *testing.T) {
 	flag := func(o object, name string) (value string) {
 		for _, c := range o.list("spec", "template", "spec", "containers") {
@@ -1004,8 +1008,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestInline: pods may bring volumes along where the chart says so, and by default
-// they may not.
+// TestInline: pods may bring volumes along where the chart says so; by default pods may not.
 func TestInline(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		all := objects(t, func(v map[string]any) { v["node"].(map[string]any)["inline"] = on })
@@ -1017,9 +1020,10 @@ func TestInline(t *testing.T) {
 	}
 }
 
-// TestGrantNodes: where nodes are granted what is published to them, Kubernetes attaches,
-// and who does it is there; elsewhere neither. An upgrade that would have to change the
-// CSIDriver's word, which nobody can, is refused before anything is changed.
+// TestGrantNodes: where nodes get grants for the volumes that are published to them, Kubernetes
+// attaches volumes, and the attacher is there; elsewhere there is neither. An upgrade that
+// would have to change the immutable field of the CSIDriver is refused before anything is
+// changed.
 func TestGrantNodes(t *testing.T) {
 	for _, x := range []struct{ grants, inline, attach bool }{{true, false, true}, {false, false, false}, {true, true, false}} {
 		set := func(v map[string]any) {
@@ -1051,7 +1055,8 @@ func TestGrantNodes(t *testing.T) {
 	}
 }
 
-// TestVolumesOfANode: what bounds them is told to the driver if it is asked for.
+// TestVolumesOfANode: the driver gets the bound on the volumes of a node if the values have
+// one.
 func TestVolumesOfANode(t *testing.T) {
 	args := func(change map[string]any) string {
 		all := objects(t, func(v map[string]any) { maps.Copy(v["node"].(map[string]any), change) })
@@ -1068,7 +1073,7 @@ func TestVolumesOfANode(t *testing.T) {
 	}
 }
 
-// TestExamples: they parse, and the driver takes what they say.
+// TestExamples: the examples parse, and the driver takes their parameters.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(driverChart.plain, "examples", "*.yaml"))
 	if err != nil || len(files) == 0 {

@@ -41,8 +41,8 @@ func (o object) flag(container, name string) string {
 	return strings.Join(o.flags(container, name), " ")
 }
 
-// TestClusterStands: of each kind of server one may be taken away at a time, no two are
-// on one node, each has an address that stays, and says when it can serve.
+// TestClusterStands: one server of each kind may be taken away at a time. No two servers of a
+// kind are on one node, each has an address that stays, and each tells when it can serve.
 func TestClusterStands(t *testing.T) {
 	all := clusterChart.objects(t, asIs)
 	if got := fmt.Sprint(sets(all)); got != "[StatefulSet/penstock-chunkserver-a StatefulSet/penstock-etcd StatefulSet/penstock-meta StatefulSet/penstock-meta-first]" {
@@ -94,8 +94,8 @@ func TestClusterStands(t *testing.T) {
 	}
 }
 
-// TestClusterTry: the values to try it out with are values of the chart, and the
-// servers they give fit onto one small node.
+// TestClusterTry: the values for a trial are values of the chart, and the servers of a trial
+// fit onto one small node.
 func TestClusterTry(t *testing.T) {
 	milli := 0
 	for _, o := range sets(clusterChart.objects(t, clusterChart.tried(t))) {
@@ -138,8 +138,8 @@ func (c chart) tried(t *testing.T) func(values map[string]any) {
 	return func(values map[string]any) { merge("", values, try) }
 }
 
-// TestDriverTry: with the values to try it out with the driver is of the cluster that is
-// made to try things out, and its volumes fit onto one node.
+// TestDriverTry: with the values for a trial the driver uses the cluster of the trial, and its
+// volumes fit onto one node.
 func TestDriverTry(t *testing.T) {
 	servers := clusterChart.objects(t, clusterChart.tried(t))
 	all := objects(t, driverChart.tried(t))
@@ -162,8 +162,8 @@ func TestDriverTry(t *testing.T) {
 	}
 }
 
-// TestClusterWithoutFirst: what made the cluster can be left out when it is there, and
-// all others stay what they are.
+// TestClusterWithoutFirst: the objects that made the cluster can be left out when the cluster
+// exists, and all other objects stay as they are.
 func TestClusterWithoutFirst(t *testing.T) {
 	all := clusterChart.objects(t, asIs)
 	without := clusterChart.objects(t, func(v map[string]any) { v["meta"].(map[string]any)["first"] = false })
@@ -178,8 +178,8 @@ func TestClusterWithoutFirst(t *testing.T) {
 	}
 }
 
-// TestClusterCommands: in a metadata server's pod commands find the cluster and a
-// certificate that always holds.
+// TestClusterCommands: in the pod of a metadata server, commands find the cluster and a
+// certificate that is always valid.
 func TestClusterCommands(t *testing.T) {
 	for _, o := range sets(clusterChart.objects(t, asIs)) {
 		if o.pod().text("metadata", "labels", "app.kubernetes.io/component") != "meta" {
@@ -195,7 +195,8 @@ func TestClusterCommands(t *testing.T) {
 	}
 }
 
-// TestClusterMakesItself: one server makes the cluster, the others join what it made.
+// TestClusterMakesItself: one server makes the cluster, and the other servers join this
+// cluster.
 func TestClusterMakesItself(t *testing.T) {
 	all := clusterChart.objects(t, asIs)
 	first, more, chunks := all["StatefulSet/penstock-meta-first"], all["StatefulSet/penstock-meta"], all["StatefulSet/penstock-chunkserver-a"]
@@ -282,8 +283,8 @@ func TestClusterGroups(t *testing.T) {
 	}
 }
 
-// TestUninstallKeepsData: what helm takes away with a release, or what goes with it,
-// holds nobody's bytes, keys or mounts.
+// TestUninstallKeepsData: the objects that helm deletes with a release, and the objects that go
+// with them, have no bytes, keys or mounts of users.
 func TestUninstallKeepsData(t *testing.T) {
 	for _, c := range charts {
 		for _, o := range c.objects(t, asIs) {

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestGuard: before a release of the driver is uninstalled a Job runs the program's guard,
-// once, with the rights that this asks for and no more, and nothing is run when it is
-// installed; switched off, nothing of it is left.
+// TestGuard: before a release of the driver is uninstalled, a Job runs the program's guard,
+// once, with the rights that the guard needs and no more. The Job does not run when a release
+// is installed. With the guard switched off, none of its objects are left.
 func TestGuard(t *testing.T) {
 	all := objects(t, asIs)
 	job := all["Job/penstock-guard"]

@@ -82,8 +82,7 @@ func alerts(t *testing.T) (all []rule) {
 	return all
 }
 
-// TestAlerts: rules have the fields that Prometheus knows and look at what is
-// served.
+// TestAlerts: rules have the fields that Prometheus knows, and read metrics that are served.
 func TestAlerts(t *testing.T) {
 	known, seen := metrics(t), map[string]bool{}
 	for _, r := range alerts(t) {
@@ -115,7 +114,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestDashboard: panels look at what is served, and none covers another.
+// TestDashboard: panels read metrics that are served, and no panel covers another panel.
 func TestDashboard(t *testing.T) {
 	type panel struct {
 		ID          int

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestRoll: roll.sh replaces what is old, metadata servers first, each when all was
-// well three times in a row after the one before; and nothing when it is run again.
+// TestRoll: roll.sh replaces old pods, metadata servers first, and goes on to the next pod when
+// all was well three times in a row after the pod before. Run again, roll.sh replaces nothing.
 func TestRoll(t *testing.T) {
 	dir, run := rolling(t, "roll.sh", "kubectl")
 	roll := func() []string {
@@ -53,8 +53,8 @@ func TestRoll(t *testing.T) {
 	}
 }
 
-// TestRollSeesFailures: roll.sh stops with an error when kubectl fails, whatever it asked
-// for, and does not take no answer for one. Nothing goes after that.
+// TestRollSeesFailures: roll.sh stops with an error when kubectl fails, whatever roll.sh asked
+// for, and does not take a missing answer for an answer. After that roll.sh deletes no pod.
 func TestRollSeesFailures(t *testing.T) {
 	for _, asked := range []string{
 		"get statefulsets -l *", "get statefulset.*component}", "*metadata.generation*", "*observedGeneration*", "*updateRevision*",
@@ -72,11 +72,12 @@ func TestRollSeesFailures(t *testing.T) {
 	}
 }
 
-// TestRollNodes: roll-nodes.sh replaces the driver where it is old and pods keep their
-// mounts, and each node is ready before the next one goes. Where they would lose them
-// (an old kernel, no holder, or a driver that gave it nothing) it does nothing, says so and ends with an error; with
-// --drain such a node is drained before, and used again after if it was before. Run
-// again it does nothing.
+// TestRollNodes: roll-nodes.sh replaces the driver where the driver is old and pods keep their
+// mounts, and each node is ready before the next node is begun. Where pods would lose their
+// mounts (an old kernel, no holder, or a driver that gave the holder nothing) roll-nodes.sh
+// does nothing, says so and ends with an error. With --drain, roll-nodes.sh drains such a node
+// first, and afterwards uncordons the node if it was in use before. Run again, roll-nodes.sh
+// does nothing.
 func TestRollNodes(t *testing.T) {
 	const held = "delete pod penstock-node-held\nready held\n"
 	drained := func(node string, back bool) string {
@@ -110,8 +111,8 @@ func TestRollNodes(t *testing.T) {
 }
 
 // TestRollNodesOfNewer: another version is asked for while the driver is replaced.
-// roll-nodes.sh does not wait for what nobody makes any more, and ends with all nodes at
-// the last one.
+// roll-nodes.sh does not wait for pods that are made no more, and ends with all nodes at the
+// last version.
 func TestRollNodesOfNewer(t *testing.T) {
 	t.Setenv("ROLL_NEWER", "yes")
 	dir, run := rolling(t, "roll-nodes.sh", "kubectl-nodes")
@@ -130,8 +131,8 @@ func TestRollNodesOfNewer(t *testing.T) {
 	}
 }
 
-// TestRollNodesSeesFailures: roll-nodes.sh stops when kubectl fails, and replaces nothing
-// after that; a node that it took out of use is named.
+// TestRollNodesSeesFailures: roll-nodes.sh stops when kubectl fails, and replaces nothing after
+// that. The script names a node that it took out of use.
 func TestRollNodesSeesFailures(t *testing.T) {
 	for _, asked := range []string{
 		"*metadata.generation*", "*observedGeneration*", "get controllerrevisions *", "get pods -l *component=node -o *", "get pod penstock-node-held *", "get daemonset *args}", "*component=hold *",

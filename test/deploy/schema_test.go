@@ -11,8 +11,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// TestSchemaKnowsValues: the values that a chart's schema lets people set are those that
-// the chart has, no more and no less. That helm refuses others is tried in test/helm.
+// TestSchemaKnowsValues: the schema of a chart admits the values that the chart has, no more
+// and no fewer. test/helm tries that helm refuses other values.
 func TestSchemaKnowsValues(t *testing.T) {
 	for _, c := range charts {
 		var values, schema map[string]any

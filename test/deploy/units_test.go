@@ -26,7 +26,7 @@ func settings(text []byte) map[string][]string {
 	return all
 }
 
-// TestUnits: units start commands that there are, as users that are made.
+// TestUnits: units start commands that exist, as users that the sysusers file makes.
 func TestUnits(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(units, "*.service"))
 	if err != nil || len(files) == 0 {
@@ -54,8 +54,8 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// TestDriverUnit: its restart leaves mounts alone, they are seen by pods, and its
-// example is one that the program reads.
+// TestDriverUnit: a restart of the driver's unit leaves mounts alone, pods see the mounts, and
+// the program reads the example configuration.
 func TestDriverUnit(t *testing.T) {
 	text := read(t, units, "penstock-csi-node.service")
 	s := settings(text)
@@ -69,8 +69,8 @@ func TestDriverUnit(t *testing.T) {
 	}
 }
 
-// TestUnitsConfigure: what units give their command, and the configurations in their
-// comments, are of that command.
+// TestUnitsConfigure: the flags that units give to their command, and the configurations in the
+// comments of the units, are those of that command.
 func TestUnitsConfigure(t *testing.T) {
 	examples := 0
 	for name, text := range shippedUnits(t) {
@@ -157,8 +157,9 @@ func TestSystemdTakesUnits(t *testing.T) {
 	}
 }
 
-// TestHolderIsThere: after a boot, and however often it ended, the holder is there for
-// those that leave mounts to it: something starts it, and they come after it.
+// TestHolderIsThere: after a boot, and after every end, the holder runs for the units that
+// leave mounts to it: something starts the holder, and these units are ordered after the
+// holder.
 func TestHolderIsThere(t *testing.T) {
 	all := shippedUnits(t)
 	const holder = "penstock-hold.service"

@@ -72,8 +72,8 @@ func (m *machine) rate(target, to string) {
 	m.Must("mirror", "set", target, "--rate", to)
 }
 
-// TestPromoteDuringCopy promotes while a round fills the target: it holds what its
-// readers saw, can be written, and stays as it is; then it is made a mirror again.
+// TestPromoteDuringCopy promotes a target while a round fills it. The target has the contents
+// that its readers saw, can be written, and stays as it is; then it is made a mirror again.
 func TestPromoteDuringCopy(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -119,8 +119,8 @@ func TestPromoteDuringCopy(t *testing.T) {
 	}
 }
 
-// TestPromoteAgain repeats a promotion whose last step was lost: what was written
-// since the volume could be is kept, and nobody fills it.
+// TestPromoteAgain repeats a promotion whose last step was lost: bytes written since the volume
+// became writable are kept, and no process fills the volume any more.
 func TestPromoteAgain(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -201,8 +201,8 @@ func TestPromoteAgain(t *testing.T) {
 	m.Must("mirror", "delete", "dst", "--yes")
 }
 
-// TestSourceDead promotes while the source's cluster stands still: while a round
-// copies, and when one begins.
+// TestSourceDead promotes while the source's cluster stands still: while a round copies, and
+// when a round begins.
 func TestSourceDead(t *testing.T) {
 	t.Parallel()
 	m, far := newCluster(t), newCluster(t)
@@ -250,9 +250,8 @@ func TestSourceDead(t *testing.T) {
 // held holds something up from when it has begun.
 type held struct{ begun, over chan struct{} }
 
-// TestPromoteWhileWaiting promotes while a round waits: for the connection to its
-// source, before the record says that there is a round; and for the digest of a
-// source that stands still.
+// TestPromoteWhileWaiting promotes while a round waits: for the connection to the source,
+// before the record has the round; and for the digest of a source that stands still.
 func TestPromoteWhileWaiting(t *testing.T) {
 	t.Parallel()
 	m, far := newCluster(t), newCluster(t)
@@ -357,9 +356,9 @@ func TestPromoteWhileWaiting(t *testing.T) {
 	w.must(<-ended)
 }
 
-// TestStoppedCopier stops the process that copies for longer than its session
-// lasts. Another one goes on meanwhile, or the target is promoted; the first one
-// wakes and changes nothing.
+// TestStoppedCopier stops the process that copies for longer than its session lasts. Meanwhile
+// another process goes on, or the target is promoted. The first process wakes and changes
+// nothing.
 func TestStoppedCopier(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -429,8 +428,8 @@ func TestStoppedCopier(t *testing.T) {
 	}
 }
 
-// TestPausedRound changes a byte of what a round copied while that is paused: the
-// digests tell, and it is copied again. Rounds begin by themselves.
+// TestPausedRound changes a byte that a round copied, while the round is paused: the digests
+// show the change, and the byte is copied again. Rounds begin by themselves.
 func TestPausedRound(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -502,8 +501,9 @@ func TestPausedRound(t *testing.T) {
 	same(t, src, dst, &r.Mirror)
 }
 
-// TestFlippedBeforeShown changes a byte on the disk of what a round copied, and summed,
-// before it was paused: its readers see nothing of that round, and its status says why.
+// TestFlippedBeforeShown changes a byte on the disk after a round copied the byte and computed
+// its digest, and before the round was paused: readers see nothing of this round, and the
+// mirror's status says why.
 func TestFlippedBeforeShown(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -572,8 +572,8 @@ func TestFlippedBeforeShown(t *testing.T) {
 	}
 }
 
-// TestWrongTurns: what was refused leaves nothing behind, and what leads to
-// another volume than the user means is refused.
+// TestWrongTurns: a refused command leaves nothing behind, and a command is refused if it would
+// lead to another volume than the user means.
 func TestWrongTurns(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)

@@ -475,8 +475,8 @@ func (w *writer) steps(n int) {
 
 // ---- tests
 
-// TestMirror copies random trees to another volume, round after round; each time
-// everything arrives exactly, and nobody else can change the target.
+// TestMirror copies random trees to another volume, round after round. Each time the target has
+// exactly the source's contents, and no other session can change the target.
 func TestMirror(t *testing.T) {
 	m := newMachine(t)
 	m.Must("volume", "create", "src")
@@ -519,8 +519,8 @@ func TestMirror(t *testing.T) {
 	}
 }
 
-// TestReadMeanwhile reads a target while a slow round fills it: readers see the
-// snapshot before, whole, and then the next.
+// TestReadMeanwhile reads a target while a slow round fills it: readers see the whole snapshot
+// of the round before, and then the next snapshot.
 func TestReadMeanwhile(t *testing.T) {
 	m := newMachine(t)
 	m.Must("volume", "create", "src")
@@ -635,8 +635,8 @@ func TestTwoClusters(t *testing.T) {
 	b.Must("fsck", "--volume", "dst")
 }
 
-// TestKilledInBulk kills either side while a large file is copied, and then is as
-// any kill: the next try finishes it, and all is as it was in the source.
+// TestKilledInBulk kills either side while a large file is copied. This kill has the same
+// outcome as any other: the next attempt finishes the round, and the target equals the source.
 func TestKilledInBulk(t *testing.T) {
 	t.Parallel()
 	a, b := newMachine(t), newMachine(t)
@@ -673,8 +673,8 @@ func TestKilledInBulk(t *testing.T) {
 	b.Must("fsck", "--volume", "dst")
 }
 
-// TestBytes changes 1 % of a volume: at most 1.5 % of it is sent. It tells how
-// fast the first round was, beside plain TCP to a file.
+// TestBytes changes 1 % of a volume: at most 1.5 % of the volume's bytes are sent. The test
+// prints the speed of the first round beside plain TCP to a file.
 func TestBytes(t *testing.T) {
 	a, b := newMachine(t), newMachine(t)
 	a.Must("volume", "create", "src")

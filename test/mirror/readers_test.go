@@ -15,9 +15,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestStoppedReader stops a mount of a target (SIGSTOP), which holds leases then that
-// it does not give back: what is shown next waits for its session's end, and other
-// readers don't.
+// TestStoppedReader stops a mount of a target (SIGSTOP), which then does not give its leases
+// back: the next snapshot is shown only after the end of the mount's session, and other readers
+// do not wait.
 func TestStoppedReader(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -99,8 +99,8 @@ func TestStoppedReader(t *testing.T) {
 	}
 }
 
-// TestBehind: how many bytes the next round would send is told before, whatever the
-// files are like; and a round that is under way keeps to a rate that is set meanwhile.
+// TestBehind: the number of bytes that the next round would send is told before the round, for
+// files of every kind. A round under way keeps to a rate that is set meanwhile.
 func TestBehind(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)

@@ -8,8 +8,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestResumedSendsTheRest: a round that goes on after either side was killed sends what is
-// not there yet. Of what was on its way some is sent again; it does not begin anew.
+// TestResumedSendsTheRest: a round that goes on after a kill of either side sends the bytes
+// that the target lacks. Some bytes that were on their way are sent again; the round does not
+// begin anew.
 func TestResumedSendsTheRest(t *testing.T) {
 	t.Parallel()
 	a, b := newMachine(t), newMachine(t)

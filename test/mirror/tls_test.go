@@ -36,10 +36,9 @@ func newSecure(t *testing.T) *machine {
 	return m
 }
 
-// TestSecureClusters mirrors between two clusters that each believe their own
-// authority only, with a certificate that a join token of the source's cluster
-// gave. What belongs to the wrong cluster is refused, at the beginning and in the
-// middle, with words that say so.
+// TestSecureClusters mirrors between two clusters that each believe only their own authority,
+// with a certificate from a join token of the source's cluster. Certificates and addresses of
+// the wrong cluster are refused, at the beginning and in the middle, with words that say so.
 func TestSecureClusters(t *testing.T) {
 	t.Parallel()
 	a, b := newSecure(t), newSecure(t)
