@@ -44,16 +44,17 @@ const (
 // fileOf is where a data set's file lies: a hundred in each directory.
 func fileOf(i int) string { return fmt.Sprintf("d%d/f%d", i/100, i) }
 
-// TestBurst: many nodes come within a short time; on each a pod uses a claim of a data
-// set, reads it and writes. Then they go, three of four by a drain and the others by a
-// loss of power, after which they are evicted. Nothing is lost, nothing of them stays,
-// and what one of them costs the servers does not grow with the files there are.
+// TestBurst: many nodes come within a short time; on each node a pod uses a claim of a data
+// set, reads the claim and writes. Then the nodes go: three of four by a drain, the others by a
+// loss of power, after which they are evicted. Nothing is lost, nothing of the nodes stays, and
+// the cost of a node for the servers does not grow with the number of files.
 //
-// A node is a network name space with its own address and certificate, and in it what
-// Kubernetes runs on one: the holder of mounts and the node part of the driver, which the
-// test calls as a kubelet does; the controller grants it the volume, as Kubernetes' attacher
-// asks it to. Their kernel and clock are this machine's, and there is
-// no kubelet, container or supervisor. Its start is where it asks for its certificate.
+// A node is a network name space with an address and a certificate of its own. In the name
+// space run the processes that Kubernetes runs on a node: the holder of mounts and the node
+// part of the driver, which the test calls as a kubelet does; the controller grants the node
+// the volume, as Kubernetes' attacher asks. The kernel and the clock are those of this machine,
+// and there is no kubelet, container or supervisor. A node starts when it asks for its
+// certificate.
 func TestBurst(t *testing.T) {
 	// Looks through all files for fragments are as rare as anywhere.
 	c := start(t, Config{Racks: 2, EtcdMembers: 1, Metas: 1, ChunkServers: 2, Mounts: 1, DiskBytes: 2 << 30, MetaArgs: []string{"--join-interval", "5m"}})

@@ -99,8 +99,8 @@ func start(t *testing.T, cfg Config) *Cluster {
 	return c
 }
 
-// TestReadOnAfterServerDies: what was written with three copies on one node is
-// read on another, also while a chunk server is dead, and after it came back.
+// TestReadOnAfterServerDies: bytes that one node wrote with three copies are read on another
+// node, also while a chunk server is dead, and after the server came back.
 func TestReadOnAfterServerDies(t *testing.T) {
 	c := start(t, Config{Racks: 2, Metas: 1, ChunkServers: 4, Mounts: 2})
 	check := func(err error) {

@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// TestDrain: what a drained server had lies elsewhere, whole, and the server
+// TestDrain: all data of a drained server lies on other servers, whole, and the drained server
 // can be killed for good.
 func TestDrain(t *testing.T) {
 	c := start(t, Config{Racks: 2, Metas: 2, ChunkServers: 4, Mounts: 1})

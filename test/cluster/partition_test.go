@@ -37,10 +37,9 @@ type parted struct {
 	looker *Mount
 }
 
-// TestPartitions: whatever is cut off from whatever, a name that one client was
-// told of is never missing for another that asks later, nothing that was
-// answered is lost or doubled, and all goes on when the cut is healed, or before
-// where that is possible.
+// TestPartitions: whichever parts are cut off from each other, a name that one client was told
+// of is never missing for another client that asks later, and no answered change is lost or
+// done twice. All parts go on when the cut is healed, or before where that is possible.
 func TestPartitions(t *testing.T) {
 	c := start(t, Config{Racks: 1, EtcdMembers: 1, Metas: 3, ChunkServers: 2, Mounts: 2})
 	if _, err := c.Penstock(t.Context(), "volume", "create", "data", "--force", "--attach", "/data", "--replicas", "2"); err != nil {

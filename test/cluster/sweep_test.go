@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/test/disk"
 )
 
-// TestSweep: what a dead test left goes, what a living one has stays.
+// TestSweep: the remains of a dead test are removed, and those of a living test stay.
 func TestSweep(t *testing.T) {
 	dir, held, err := claim()
 	if err != nil {

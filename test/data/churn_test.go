@@ -104,9 +104,9 @@ func (c *churn) verify(mount string) error {
 	return nil
 }
 
-// etcd's database stays small through many creates and deletes, since what is
-// journaled is checkpointed and trimmed; the state survives SIGKILL, and can be
-// made again from checkpoint and journal when the local copy is gone.
+// TestEtcdStaysSmall: etcd's database stays small through many creates and deletes, since
+// journal entries are checkpointed and trimmed. The state survives SIGKILL, and can be made
+// again from checkpoint and journal when the local copy is gone.
 func TestEtcdStaysSmall(t *testing.T) {
 	s := newSystem(t)
 	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{"unix:" + filepath.Join(s.dir, "meta.sock")}, Name: "churn"})

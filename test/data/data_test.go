@@ -88,8 +88,8 @@ func (s *system) shrinks(t *testing.T, live int64) {
 	t.Fatalf("%d bytes on disk, %d of them live: the space of deleted files did not come back", use, live)
 }
 
-// Deleted small files give their space back, also those that lie between
-// files that stay.
+// TestDeletedSmallFilesGiveTheirSpaceBack: the space of deleted small files comes back, also of
+// files that lie between files that stay.
 func TestDeletedSmallFilesGiveTheirSpaceBack(t *testing.T) {
 	t.Run("many", func(t *testing.T) { spaceComesBack(t, amount(10_000, 100_000), 20<<10) })
 	t.Run("few and small", func(t *testing.T) { spaceComesBack(t, amount(1_500, 100_000), 6<<10) })
@@ -125,8 +125,8 @@ func spaceComesBack(t *testing.T, count, size int) {
 	}
 }
 
-// SIGKILL while extents move to another chunk: nothing is lost, and the space
-// comes back afterwards.
+// TestKilledWhileCompacting: SIGKILL while extents move to another chunk loses nothing, and the
+// space comes back afterwards.
 func TestKilledWhileCompacting(t *testing.T) {
 	s := newSystem(t)
 	f := files{dir: s.mount, count: amount(3000, 30_000), size: 20 << 10}
@@ -179,9 +179,9 @@ func (s *system) compacting(t *testing.T) error {
 	return errors.New("no compaction begins")
 }
 
-// A process that stood still for longer than its leases (SIGSTOP, a machine
-// that slept) goes on: the mount works, nothing that was written is lost, an
-// open file stays open.
+// TestProcessThatStoodStill: a process that stood still for longer than its leases (SIGSTOP, a
+// machine that slept) goes on: the mount works, no written byte is lost, an open file stays
+// open.
 func TestProcessThatStoodStill(t *testing.T) {
 	s := newSystem(t)
 	f := files{dir: s.mount, count: 50, size: 20 << 10}

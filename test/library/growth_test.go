@@ -23,8 +23,9 @@ func record(off int64, n int) []byte {
 	return p
 }
 
-// Readers of a file to which another client appends see every write that returned before they
-// asked, never a shorter file than before, and take nothing from the writer.
+// TestReadersTakeNothingFromAWriter: another client appends to a file. Readers see every write
+// that returned before they asked, never see a shorter file than before, and take no lease from
+// the writer.
 func TestReadersTakeNothingFromAWriter(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()

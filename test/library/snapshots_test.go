@@ -220,7 +220,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestPins: a run names what it reads, keeps it, and proves it.
+// TestPins: a run names the snapshot that it reads, keeps the snapshot, and proves its
+// contents.
 func TestPins(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()

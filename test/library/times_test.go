@@ -7,8 +7,8 @@ import (
 	penstock "penstock.io/penstock"
 )
 
-// Readers of the same files tell when they read them, and take from each other neither
-// leases nor what they cached.
+// TestReadersKeepLeases: readers of the same files report their access times, and take from
+// each other neither leases nor cached pages.
 func TestReadersKeepLeases(t *testing.T) {
 	c := newCluster(t)
 	ctx := t.Context()

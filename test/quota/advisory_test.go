@@ -25,9 +25,9 @@ func (r *rig) metric(name string) string {
 	return ""
 }
 
-// An advisory quota refuses nothing. That it is crossed is told once, in the
-// volume's row, the log and the metrics, stays so across a restart of the owner and a
-// use that falls a little, and ends when the use is well below it.
+// TestAdvisory: an advisory quota refuses nothing. When the use crosses the quota, the volume's
+// row, the log and the metrics tell this once. The state stays across a restart of the owner
+// and a use that falls a little, and ends when the use is well below the quota.
 func TestAdvisory(t *testing.T) {
 	const limit = 8 << 20
 	r := newRig(t)

@@ -250,8 +250,8 @@ func syncAll(mounts []string) error {
 	return nil
 }
 
-// Three mounts fill a volume: what is committed never exceeds the limit, what a
-// write took is there, and who is refused hears it from write.
+// TestRace: three mounts fill a volume. The committed bytes never exceed the limit, all bytes
+// that a write took are there, and a program that is refused hears of it from write.
 func TestRace(t *testing.T) {
 	const limit = 24 << 20
 	r := newRig(t)
@@ -297,8 +297,8 @@ func TestRace(t *testing.T) {
 	r.fsck()
 }
 
-// The metadata server is killed and comes back while two mounts fill and empty
-// the volume.
+// TestRaceWithOwnerKilled: the metadata server is killed and comes back while two mounts fill
+// and empty the volume.
 func TestRaceWithOwnerKilled(t *testing.T) {
 	const limit = 24 << 20
 	r := newRig(t)
@@ -378,8 +378,8 @@ func TestRaceWithOwnerKilled(t *testing.T) {
 	r.fsck()
 }
 
-// What another mount leaves idle is recalled before anyone is refused, and what
-// a mount that is killed was promised is free again.
+// TestIdleIsRecalled: bytes promised to a mount that leaves them idle are recalled before any
+// mount is refused, and bytes promised to a killed mount become free again.
 func TestIdleIsRecalled(t *testing.T) {
 	const limit = 400 << 20 // 1 % of it is idle at most: 4 MiB
 	r := newRig(t)
@@ -470,8 +470,8 @@ func TestIdleIsRecalled(t *testing.T) {
 	r.fsck()
 }
 
-// A quota comes, is lowered below what is there, raised and taken away while
-// files are being written.
+// TestChangedOnline: while files are being written, a quota is set, lowered below the present
+// use, raised and removed.
 func TestChangedOnline(t *testing.T) {
 	r := newRig(t)
 	r.volume("create", "q", "--attach", "/q")

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// What one mount removes goes from the quota, though another one's kernel remembers its
-// names, and has one of the files open until then.
+// TestRemovedElsewhere: files that one mount removes no longer count in the quota, although the
+// kernel of another mount remembers their names, and has had one of the files open until then.
 func TestRemovedElsewhere(t *testing.T) {
 	const files = 40
 	r := newRig(t)

@@ -78,9 +78,9 @@ func (r *rig) asUsage() {
 	})
 }
 
-// What snapshots alone hold counts by policy, over a real mount: what was there before
-// the policy, what is overwritten since, also when its owner is killed. In a full volume
-// nobody is refused who needs no room.
+// TestSnapshotsCount: bytes that only snapshots hold count if the policy says so, over a real
+// mount: bytes from before the policy, and bytes overwritten since, also when the owner is
+// killed. In a full volume no request is refused that needs no room.
 func TestSnapshotsCount(t *testing.T) {
 	const mb, limit = 1 << 20, 32 << 20
 	r := newRig(t)
@@ -239,9 +239,9 @@ func (c *changer) run(seed uint64, until time.Time) error {
 	return nil
 }
 
-// Two mounts overwrite their files at random while snapshots are taken and deleted and
-// the metadata server is killed: what they and the snapshots hold together never
-// exceeds the quota by a byte, and whatever a write took is there.
+// TestRaceWithSnapshots: two mounts overwrite their files at random while snapshots are taken
+// and deleted and the metadata server is killed. The bytes of the files and of the snapshots
+// together never exceed the quota by a byte, and all bytes that a write took are there.
 func TestRaceWithSnapshots(t *testing.T) {
 	const limit = 24 << 20
 	r := newRig(t)

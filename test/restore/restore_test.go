@@ -233,8 +233,8 @@ func (r *rig) restore(args ...string) (map[string]any, string, error) {
 	return v, errs.String() + out.String(), err
 }
 
-// Files are written, some before the last checkpoint, some after; then etcd is
-// gone, with all it held.
+// TestEtcdLostWhole: files are written, some before the last checkpoint, some after; then etcd
+// is gone with all its data.
 func TestEtcdLostWhole(t *testing.T) {
 	r := newRig(t, 3)
 	r.until("three chunk servers", func() error {
@@ -347,9 +347,9 @@ func TestEtcdLostWhole(t *testing.T) {
 	fresh.Close(closing)
 }
 
-// A backup is taken of a cluster that goes on, and etcd is lost: all that was there at the
-// backup is there again, although no checkpoint has it. A backup that was changed, or is
-// of a newer program, changes nothing.
+// TestBackup: a backup is taken of a cluster that goes on, and etcd is lost. All data of the
+// moment of the backup is there again, although no checkpoint has it. A backup that was
+// changed, or that a newer program made, changes nothing.
 func TestBackup(t *testing.T) {
 	r := newRig(t, 3)
 	r.until("three chunk servers", func() error {

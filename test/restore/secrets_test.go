@@ -185,9 +185,9 @@ func (r *rig) dump() []byte {
 	return b.Bytes()
 }
 
-// A cluster with certificates: what its checkpoints write on the disks of chunk
-// servers, what it tells administrators and what it logs holds no secret. And
-// although the authority is in no checkpoint, it is back after etcd is lost.
+// TestSecretsStayWhereTheyAre: in a cluster with certificates, the checkpoints on the disks of
+// chunk servers, the answers to administrators and the logs have no secret. The authority is in
+// no checkpoint, and is there again all the same after etcd is lost.
 func TestSecretsStayWhereTheyAre(t *testing.T) {
 	r := newBareRig(t)
 	addr := port.Free(t)

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(child.Main[role](m)) }
 
-// Creates with one, two and three metadata servers, alone and with followers.
-// PENSTOCK_SCALE=full runs it long enough for figures.
+// TestMetadataServers measures creates with one, two and three metadata servers, alone and with
+// followers. PENSTOCK_SCALE=full runs the test long enough for figures.
 func TestMetadataServers(t *testing.T) {
 	volumes, length, most := 4, 1500*time.Millisecond, 2
 	if os.Getenv("PENSTOCK_SCALE") == "full" {
@@ -35,7 +35,8 @@ func TestMetadataServers(t *testing.T) {
 	}
 }
 
-// What a client that only stays connected costs its metadata server.
+// TestSessions measures the cost, for its metadata server, of a client that only stays
+// connected.
 func TestSessions(t *testing.T) {
 	n, length := 300, 2*time.Second
 	if os.Getenv("PENSTOCK_SCALE") == "full" {
