@@ -298,7 +298,7 @@ func (cl *clones) noJunctions(ctx context.Context, at meta.Generation) error {
 
 // finishClone pins the snapshot of a clone being created, and makes the clone's row active. If
 // the snapshot is gone, or can't be pinned for lack of room, finishClone deletes the row. The
-// caller holds cloning.
+// caller holds clones.one.
 func (cl *clones) finishClone(ctx context.Context, row *cluster.Volume) error {
 	c := cl.o.srv.cfg.Cluster
 	if err := cl.o.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
@@ -446,7 +446,7 @@ func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Gener
 
 // dropSnapshot records in the volume's row that the snapshot is to be deleted when no clone
 // needs it and no pin made meanwhile holds it. The settling of the last clone's end runs after
-// dropSnapshot, since both hold cloning, and reads the row. Errors: Busy (the snapshot is
+// dropSnapshot, since both hold clones.one, and reads the row. Errors: Busy (the snapshot is
 // pinned, or its last clone was just deleted).
 func (cl *clones) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.SnapshotInfo, error) {
 	o := cl.o

@@ -25,8 +25,8 @@ const eventPrefix = namespace.EventPrefix
 
 // owner serves one volume while this server owns it.
 //
-// Lock order: hanging, or the lock of cloning; then mu; then a session's sender. No goroutine holds
-// hanging and the lock of cloning at once, and both are held across calls to etcd. No call to
+// Lock order: hanging, or clones.one; then mu; then a session's sender. No goroutine holds
+// hanging and clones.one at once, and both are held across calls to etcd. No call to
 // etcd, disk sync or network is made under mu; the store is read under mu.
 type owner struct {
 	srv  *Server

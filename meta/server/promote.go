@@ -171,7 +171,7 @@ func newPromotionTask(o *owner) *task.Task {
 }
 
 // toPromote reads the volume's row. It returns the origin if a promotion is wanted, else nil,
-// and sets the rate from the row. cloning is held meanwhile, so that a rate set by promote at
+// and sets the rate from the row. clones.one is held meanwhile, so that a rate set by promote at
 // the same time is stored later, and stays.
 func (pr *promotion) toPromote() (*cluster.Origin, error) {
 	o := pr.o
