@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -107,6 +108,30 @@ func TestLeadership(t *testing.T) {
 	if third := a.leads(t, ino, "a:2", nothing); third <= second {
 		t.Errorf("DATA: epoch %d after epoch %d", third, second)
 	}
+}
+
+// A session begins many leaderships at a time, while its other calls acknowledge what is
+// durable: each Lead gets its own reply.
+func TestManyLeadAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, 60*time.Second)
+	a := s.dial("a")
+	const files, tasks = 320, 16
+	var inos []meta.Ino
+	for i := range files {
+		inos = append(inos, a.create(t, fmt.Sprintf("log%d", i)).Attr.Ino)
+	}
+	var wg sync.WaitGroup
+	for task := range tasks {
+		wg.Go(func() {
+			for i := task; i < files; i += tasks {
+				if _, err := a.Do(t.Context(), 1, meta.OpID{}, &meta.Lead{Ino: inos[i], Address: "a:1"}, meta.LeaseNone); err != nil {
+					t.Errorf("file %d, which nobody leads: %v", i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // A file that a session of the present writes, without leading it, is sealed before another

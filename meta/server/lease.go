@@ -107,6 +107,9 @@ type ticket struct {
 	growth  growthWait
 	// entry is the session's entry number when the call came; see owner.entered.
 	entry uint64
+	// led is the reply to a Lead that was executed and waits for the journal. The session may
+	// acknowledge the entry before the next attempt, so that its kept replies lack this one.
+	led *wire.Reply
 }
 
 // noteHolders adds the sessions that have or had a lease on an inode to k.

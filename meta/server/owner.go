@@ -363,6 +363,12 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if c.ID.IsZero() {
 		return o.refuse(meta.E("call", meta.Protocol, "", errors.New("a mutation without an operation id")))
 	}
+	if k.led != nil {
+		if k.led.Seq > o.durable {
+			return nil, o.untilDurable(k.led.Seq)
+		}
+		return k.led, nil
+	}
 	if j := o.sessions[s.id]; j != nil {
 		if kept := j.replies[c.ID]; kept != nil {
 			// The operation was executed before: send the same reply without leases, since the
@@ -483,6 +489,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		// the next owner could give the same epoch to another session.
 		o.leases.leaders.begin(m.Ino, s.id)
 		if re.Seq > o.durable {
+			led := *re
+			led.Grants = nil // the leases may be recalled until the reply goes out
+			k.led = &led
 			return nil, o.untilDurable(re.Seq)
 		}
 	case *meta.EndLead:
