@@ -522,6 +522,21 @@ func cloneInterrupted(t *testing.T, step, snapshot string) {
 	s.exactIn(1)
 }
 
+// listsGone is a cluster that lists a volume which is deleted right afterwards.
+type listsGone struct{ Cluster }
+
+func (c listsGone) Volumes(ctx context.Context) ([]cluster.Volume, error) {
+	all, err := c.Cluster.Volumes(ctx)
+	return append(all, cluster.Volume{ID: 99, Name: "gone", State: cluster.VolumeActive}), err
+}
+
+// A server starts although a volume is deleted while the server opens its volumes.
+func TestStartsBesideADeletion(t *testing.T) {
+	t.Parallel()
+	s := newSiteWith(t, 10*time.Second, func(c *Config) { c.Cluster = listsGone{c.Cluster} })
+	s.dial("a").createIn(t, 1, "f")
+}
+
 // A clone that has no checkpoint of its own is loaded from its origin's, which
 // has gone on since, where the origin is not served by the same process.
 func TestCloneFromCheckpoint(t *testing.T) {

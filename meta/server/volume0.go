@@ -101,7 +101,8 @@ func (s *Server) OpenAll(ctx context.Context) error {
 		if err == nil {
 			_, err = s.open(ctx, v.ID)
 		}
-		if err != nil && !errors.Is(err, meta.NotOwner) {
+		// Since Volumes, another server may have opened the volume, or the volume was deleted.
+		if err != nil && !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.NoSuchVolume) {
 			errs = append(errs, fmt.Errorf("volume %s: %w", v.Name, err))
 		}
 	}
