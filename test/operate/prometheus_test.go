@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
 	"penstock.io/penstock/test/port"
 )
 
@@ -106,16 +107,52 @@ func (p *prom) alerts() (map[string]string, error) {
 	return states, nil
 }
 
-// TestPrometheus: a Prometheus that scrapes servers and a mount has an answer to each
+// readers use a stream through a gateway: a producer, and the only member of a group.
+type readers struct{ producer, member *kgo.Client }
+
+func newReaders(t *testing.T, gateway, topic string) readers {
+	t.Helper()
+	client := func(opts ...kgo.Opt) *kgo.Client {
+		c, err := kgo.NewClient(append(opts, kgo.SeedBrokers(gateway))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		return c
+	}
+	return readers{
+		client(kgo.DefaultProduceTopic(topic)),
+		client(kgo.ConsumerGroup("g"), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit()),
+	}
+}
+
+// use appends a record, and reads and commits what is there.
+func (s readers) use(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := s.producer.ProduceSync(ctx, kgo.StringRecord("a")).FirstErr(); err != nil {
+		return err
+	}
+	if err := s.member.PollFetches(ctx).Err(); err != nil {
+		return err
+	}
+	return s.member.CommitUncommittedOffsets(ctx)
+}
+
+// TestPrometheus: a Prometheus that scrapes servers, a gateway and a mount has an answer to each
 // query of the dashboard, but for those about the CSI driver, which is not there; no rule
 // of ours alerts while all is well, and one does when there is no chunk server.
 func TestPrometheus(t *testing.T) {
 	t.Parallel()
-	targets := []string{port.Free(t), port.Free(t), port.Free(t)}
+	targets := []string{port.Free(t), port.Free(t), port.Free(t), port.Free(t)}
 	r := newRig(t, 0, "--metrics", targets[0])
 	chunks := r.Run("chunkserver", "--data", filepath.Join(r.Dir, "c"), "--cluster", r.Addr, "--metrics", targets[1], "--local-clients=false")
 	r.Until("a volume", func() error { _, err := r.Ctl("volume", "create", "v", "--replicas", "1"); return err })
 	at := r.mount("v:/", "w", "--admin", targets[2])
+	kafka := port.Free(t)
+	r.Run("gateway", "--cluster", r.Addr, "--kafka", kafka, "--admin", targets[3])
+	r.Until("a stream", func() error { _, err := r.Ctl("stream", "create", "/s"); return err })
+	streams := newReaders(t, kafka, "s")
 	p := newProm(t, r.Dir, targets...)
 
 	r.Until("all are scraped", func() error {
@@ -160,6 +197,11 @@ func TestPrometheus(t *testing.T) {
 			r.Until(panel.Title, func() error {
 				if err := os.WriteFile(f, []byte("bytes"), 0o600); err != nil {
 					t.Fatal(err)
+				}
+				if strings.Contains(q.Expr, "penstock_stream_") {
+					if err := streams.use(t.Context()); err != nil {
+						return err
+					}
 				}
 				var data struct {
 					Result []struct{ Value [2]any }
