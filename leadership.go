@@ -81,22 +81,13 @@ func (ls Leaderships) Lead(ctx context.Context, ino meta.Ino, how LeadOptions) (
 }
 
 func (ls Leaderships) try(ctx context.Context, ino meta.Ino, how LeadOptions) (*Leadership, error) {
-	v, tidied := ls.v, false
+	v := ls.v
 	for {
 		since := v.epoch.Load()
 		res, _, err := v.do(ctx, nil, &meta.Lead{Ino: ino, Address: how.Address}, meta.LeaseNone)
 		switch {
 		case err == nil:
 			return &Leadership{v: v, ino: ino, epoch: res.Off, since: since, done: make(chan struct{})}, nil
-		case errors.Is(err, meta.Busy) && !tidied:
-			// The owner may still believe that this session leads the file: a request to lead was
-			// given up without an answer, or a request to end a leadership failed. The end of a
-			// leadership that another session has does nothing.
-			tidied = true
-			if err := ls.end(ctx, ino, 0); err != nil {
-				return nil, err
-			}
-			continue
 		case !how.Wait || !errors.Is(err, meta.Busy) && !errors.Is(err, meta.SessionExpired):
 			return nil, err
 		}

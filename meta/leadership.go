@@ -6,8 +6,9 @@ package meta
 // Lead makes the calling session the leader of a regular file without an open end. Result.Off
 // is the epoch of the leadership: greater than the epoch of every earlier leadership in the
 // volume, also after a rollback. The owner ends an open end first, and answers when the
-// journal has the epoch. Errors: Busy (a session leads the file), Invalid (Address is longer
-// than MaxLeaderAddress, or the inode is no regular file).
+// journal has the epoch. A session that leads the file already leads it anew, in a later epoch:
+// the session may have lost the answer to an earlier Lead. Errors: Busy (another session leads
+// the file), Invalid (Address is longer than MaxLeaderAddress, or the inode is no regular file).
 type Lead struct {
 	Ino Ino
 	// Address is told to everybody who asks for the leader.

@@ -93,7 +93,7 @@ func (t leaderships) begin(op *meta.Lead, res *meta.Result) error {
 	if err != nil {
 		return err
 	}
-	if led {
+	if led && now.session != t.c.Session {
 		return fail(name, meta.Busy, fmt.Sprintf("inode %d is led in epoch %d from %q", op.Ino, now.epoch, now.address))
 	}
 	if err := in.checkClosed(name); err != nil {

@@ -85,9 +85,9 @@ func (l *leaders) admit(o *owner, s *session, op meta.Op) error {
 	if !ok {
 		return l.check(s, op)
 	}
-	if of := l.of[m.Ino]; of != 0 {
+	if of := l.of[m.Ino]; of != 0 && of != s.id {
 		o.refusedFor(of)
-		return meta.E("lead", meta.Busy, fmt.Sprintf("inode %d", m.Ino), errors.New("a session leads the file"))
+		return meta.E("lead", meta.Busy, fmt.Sprintf("inode %d", m.Ino), errors.New("another session leads the file"))
 	}
 	return nil
 }

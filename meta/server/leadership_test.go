@@ -105,8 +105,13 @@ func TestLeadership(t *testing.T) {
 	b.do(t, &meta.EndLead{Ino: ino, Epoch: second - 1}, meta.LeaseNone)
 	led(a, second, "b:1")
 	b.do(t, &meta.EndLead{Ino: ino, Epoch: second}, meta.LeaseNone)
-	if third := a.leads(t, ino, "a:2", nothing); third <= second {
+	third := a.leads(t, ino, "a:2", nothing)
+	if third <= second {
 		t.Errorf("DATA: epoch %d after epoch %d", third, second)
+	}
+	// A session that leads and does not know it leads anew.
+	if fourth := a.leads(t, ino, "a:3", nothing); fourth <= third {
+		t.Errorf("DATA: epoch %d after epoch %d", fourth, third)
 	}
 }
 
