@@ -1,6 +1,6 @@
-// Package compress proves that a compressed volume is one like any other: real
-// processes and mounts, random changes compared with plain files, chunk servers
-// that are killed while they compress.
+// Package compress tests that compression changes nothing for users of a volume: with
+// real processes and mounts, random changes compared with plain files, and chunk servers
+// killed while the servers compress.
 package compress
 
 import (
@@ -48,7 +48,7 @@ func (r *rig) startChunk() {
 	r.chunk = r.Run("chunkserver", "--data", r.disk(), "--cluster", r.Addr, "--topology", "/dc/r/n")
 }
 
-// second starts another chunk server, on what counts as another machine.
+// second starts another chunk server, with the topology of another machine.
 func (r *rig) second() *spawn.Process {
 	return r.Run("chunkserver", "--data", filepath.Join(r.Dir, "c2"), "--cluster", r.Addr, "--topology", "/dc/r/n2")
 }
@@ -58,8 +58,8 @@ func (r *rig) volume(args ...string) {
 	r.Until(args[0], func() error { _, err := r.Ctl(append([]string{"volume"}, args...)...); return err })
 }
 
-// mount mounts a path of the tree; the function ends the mount in order, which
-// seals what it wrote.
+// mount mounts a path of the tree. unmount ends the mount in order, which seals the
+// chunks that the mount wrote.
 func (r *rig) mount(path, name string) (at string, unmount func()) {
 	r.T.Helper()
 	at = filepath.Join(r.Dir, name)
@@ -126,7 +126,7 @@ func (r *rig) compressed(name string, open uint64) (s shown) {
 	return s
 }
 
-// prose is n bytes that shrink.
+// prose returns n bytes that compress well.
 func prose(r *rand.Rand, n int) []byte {
 	words := []string{"flow ", "penstock ", "head ", "weir ", "gate ", "turbine ", "\n"}
 	b := make([]byte, 0, n+16)
@@ -136,7 +136,7 @@ func prose(r *rand.Rand, n int) []byte {
 	return b[:n]
 }
 
-// model is files of the volume and what they must hold.
+// model is a set of files of the volume with the contents that each file must have.
 type model struct {
 	r     *rand.Rand
 	files map[string][]byte
@@ -144,7 +144,7 @@ type model struct {
 
 const maxFile = 3 << 20
 
-// step changes, or reads, one file.
+// step changes or reads one random file.
 func (m *model) step(dir string) error {
 	r := m.r
 	name := fmt.Sprint("f", r.IntN(12))
@@ -231,11 +231,11 @@ func (m *model) check(dir string) error {
 	return nil
 }
 
-// Random changes of a compressed volume, compared with a model; between rounds
-// the mount ends and its chunks are compressed, so that later rounds change, cut
-// and overwrite compressed data. In the second round the chunk server is killed
-// while it compresses. A snapshot of the first round stays as it was, and its
-// digest tells so; fsck agrees.
+// TestModel makes random changes in a compressed volume and compares the volume with a
+// model. Between rounds, the mount ends and the chunks are compressed, so later rounds
+// change, cut and overwrite compressed data. In the second round, the chunk server is
+// killed while compressing. A snapshot of the first round keeps its contents and its
+// digest, and fsck finds no problem.
 func TestModel(t *testing.T) {
 	s := *seed
 	if s == 0 {
@@ -248,7 +248,7 @@ func TestModel(t *testing.T) {
 	var first model
 	for round := range 3 {
 		if round == 2 {
-			r.Must("volume", "set", "z", "--compression", "s2") // for what is new
+			r.Must("volume", "set", "z", "--compression", "s2") // for new chunks
 		}
 		at, unmount := r.mount("/z", fmt.Sprint("a", round))
 		if err := m.check(at); err != nil {
@@ -298,7 +298,7 @@ func TestModel(t *testing.T) {
 	if jerr := json.Unmarshal(out, &rep); err != nil || jerr != nil || rep.Compressed == 0 || len(rep.Problems) > 0 {
 		t.Fatalf("%v, %v: %s", err, jerr, out)
 	}
-	// Compressed bytes rot: what is read to verify fails rather than differ.
+	// Compressed bytes rot: reads that verify must fail, not return other bytes.
 	packs, err := filepath.Glob(filepath.Join(r.disk(), "chunks", "chunks", "*", "*.pack"))
 	if err != nil || len(packs) == 0 {
 		t.Fatal(packs, err)
@@ -328,10 +328,10 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// A file that a program reads at the disk's own speed, as seal-on-close volumes
-// have it, is compressed under it; it goes on, and so does who opens it later. A
-// second replica is copied from the compressed one and compressed, too, and serves
-// alone when the first is gone.
+// TestCompressedUnderReaders compresses a file of a seal-on-close volume while a program
+// reads the file directly from the disk. The program goes on reading, and so does a
+// program that opens the file later. A second replica is copied from the compressed
+// replica, is compressed, too, and serves alone when the first replica is gone.
 func TestCompressedUnderReaders(t *testing.T) {
 	r := newRig(t)
 	r.volume("create", "z", "--attach", "/z", "--seal-on-close")
@@ -353,7 +353,7 @@ func TestCompressedUnderReaders(t *testing.T) {
 		}
 	}
 	look("plain", f)
-	r.Must("volume", "set", "z", "--compression", "s2") // what is there, too
+	r.Must("volume", "set", "z", "--compression", "s2") // for existing chunks, too
 	if s := r.compressed("z", 1); s.Compression != "s2" || s.Data.Stored.Ratio < 2 {
 		t.Fatalf("%+v", s)
 	}

@@ -98,8 +98,8 @@ var allControls = []control{
 	{"meta-norecall", coherenceGuard},
 }
 
-// TestControls runs each guard with its mechanism off. A guard that stays green
-// guards nothing.
+// TestControls runs each guard, a test of this package, with its mechanism off. A guard
+// that passes without its mechanism guards nothing.
 func TestControls(t *testing.T) {
 	if !*controls {
 		t.Log("only with -controls (make controls)")
@@ -117,8 +117,9 @@ func TestControls(t *testing.T) {
 	}
 }
 
-// TestUnitControls: the same for the tests of packages. Each must be green
-// without the control, and red, not broken, with it.
+// TestUnitControls does the same with the tests of other packages. Each test must pass
+// without the control, and with the control must fail by its own checks, not by a broken
+// build.
 func TestUnitControls(t *testing.T) {
 	if !*controls {
 		t.Log("only with -controls (make controls)")
@@ -173,7 +174,8 @@ func coherenceGuard(t *testing.T, env string) error {
 	return s.twoMounts(t.Context(), 500, *seed)
 }
 
-// TestTwoMounts: what one mount changed, the other sees when the call returned.
+// TestTwoMounts: a change on one mount is visible on the other mount as soon as the
+// system call returns.
 func TestTwoMounts(t *testing.T) {
 	if err := newSystem(t).twoMounts(t.Context(), few(5)*100, *seed); err != nil {
 		t.Fatal(err)

@@ -1,12 +1,12 @@
-// Package crash owns the tests that break a real system from outside: SIGKILL
-// at any moment, power cuts of either disk, full disks, failing disks, flipped
-// bits. The system is the built binary with its own processes, a real mount
-// and real file systems on loop devices; what must hold afterwards is checked
-// by a load that knows what was acknowledged (load.go), and by penstock fsck.
+// Package crash owns the tests that break a real system from outside: SIGKILL at any
+// moment, power cuts of either disk, full disks, failing disks, flipped bits. The system
+// is the built binary with its own processes, a real mount and real file systems on loop
+// devices. A load (load.go) that remembers every acknowledgement checks the state
+// afterwards, and so does penstock fsck.
 //
-// Each test runs a few rounds in go test, and many with -rounds. Positive
-// controls (-controls) switch one mechanism of the system off and demand that
-// the test which guards it fails.
+// Each test runs a few rounds in go test, and many with -rounds. Positive controls
+// (-controls) switch one mechanism of the system off and demand that the guarding test
+// fails.
 package crash
 
 import (
@@ -27,12 +27,11 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// ControlEnv names the environment variable that switches a mechanism of
-// penstock up off.
+// ControlEnv names the environment variable that switches a mechanism of penstock up off.
 const ControlEnv = "PENSTOCK_CONTROL"
 
-// system is a penstock with its data directory and mount point; it may be
-// started and killed many times.
+// system is a penstock up with its data directory and mount point. A test may start and
+// kill the system many times.
 type system struct {
 	binary      string
 	dir         string // data directory
@@ -40,7 +39,7 @@ type system struct {
 	env         []string
 	log         io.Writer
 	process     *spawn.Process
-	compression string       // of the root volume; empty: as it is
+	compression string       // of the root volume; empty: unchanged
 	verified    func() error // called after each round of kills, if set
 	killed      atomic.Bool  // on purpose: errors of the load are expected from then on
 }
@@ -124,7 +123,7 @@ func (s *system) under(ctx context.Context, l *load.Load, d time.Duration, blow 
 		if err != nil && !s.killed.Load() {
 			err = fmt.Errorf("before anything was broken (%s): %w", s.process.State(), err)
 		} else {
-			err = nil // that is what the blow was for
+			err = nil // the injected fault explains the error
 		}
 		done <- err
 	}()
@@ -181,7 +180,7 @@ func (s *system) killRounds(ctx context.Context, rounds int, seed uint64, logf f
 	return s.stop()
 }
 
-// powerTarget says which disk loses its power.
+// powerTarget selects the disk that loses power.
 type powerTarget int
 
 const (
@@ -202,9 +201,8 @@ type machine struct {
 	chunks *disk.Disk
 }
 
-// newMachine makes the disks below scratch. The data directory is made by a
-// first start; then the chunks move to a disk of their own, as an operator would
-// move them.
+// newMachine makes the disks below scratch. A first start makes the data directory; then
+// the chunks move to a separate disk, by the steps that an operator would take.
 func newMachine(ctx context.Context, scratch, binary string, metaBytes, chunkBytes int64, log io.Writer) (*machine, error) {
 	m := &machine{system: system{binary: binary, dir: filepath.Join(scratch, "meta", "data"), mount: filepath.Join(scratch, "mnt"), log: log}}
 	if err := os.Mkdir(m.mount, 0o755); err != nil {
@@ -247,8 +245,8 @@ func (m *machine) end() error {
 	return err
 }
 
-// cut takes the power away: nothing that is not on the disks by now will be.
-// Then the processes end, and the disks are mounted again as after a reboot.
+// cut takes the power away: from then on no byte reaches the disks. Then the processes
+// end, and the disks are mounted again as after a reboot.
 func (m *machine) cut(target powerTarget) error {
 	m.killed.Store(true)
 	var errs []error
@@ -258,13 +256,13 @@ func (m *machine) cut(target powerTarget) error {
 	if target != cutMeta {
 		errs = append(errs, m.chunks.Cut())
 	}
-	// A moment in which the processes see their disks fail.
+	// For a moment the processes see their disks fail.
 	time.Sleep(20 * time.Millisecond)
 	m.kill()
 	return errors.Join(errs...)
 }
 
-// reboot mounts the disks again; what the kernel cached of them is gone.
+// reboot mounts the disks again, with an empty page cache.
 func (m *machine) reboot() error {
 	if err := spawn.Unmount(m.mount); err != nil {
 		return err

@@ -44,7 +44,8 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-// logFile collects what the processes print; a failing test shows where it is.
+// logFile returns the file that collects the output of the processes. A failing test
+// prints the file's path.
 func logFile(t *testing.T) io.Writer {
 	t.Helper()
 	f, err := os.CreateTemp("", "penstock-crash-*.log")
@@ -95,20 +96,20 @@ func machineOf(t *testing.T, metaBytes, chunkBytes int64) *machine {
 	return m
 }
 
-// TestSIGKILL: whatever the moment, all that was synced is there, the rest is a
-// prefix, and fsck finds nothing.
+// TestSIGKILL kills the system at random moments. All synced data must be there, the
+// unsynced changes must form a prefix, and fsck must find nothing.
 func TestSIGKILL(t *testing.T) {
 	if err := newSystem(t).killRounds(t.Context(), few(4), *seed, t.Logf); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestCompressed: the same of a compressed volume, whose chunks are compressed
-// while the load goes on and the process dies, or the power of its disks.
+// TestCompressed is TestSIGKILL and TestPowerCut on a compressed volume: chunks are
+// compressed under the load, while the process is killed or its disks lose power.
 func TestCompressed(t *testing.T) {
 	s := newSystem(t)
 	s.compression = "zstd"
-	// The load's bytes hardly shrink; these do.
+	// The load's bytes hardly compress; prose does.
 	prose := bytes.Repeat([]byte("under pressure to a turbine "), 150_000)
 	files, seen := 0, false
 	s.verified = func() error {
@@ -152,7 +153,7 @@ func TestCompressed(t *testing.T) {
 	}
 }
 
-// TestPowerCut: the same with what was not on the disks lost.
+// TestPowerCut is TestSIGKILL with a loss of power: unsynced bytes are lost, too.
 func TestPowerCut(t *testing.T) {
 	if err := machineOf(t, 512<<20, 512<<20).powerRounds(t.Context(), few(3), *seed, t.Logf); err != nil {
 		t.Fatal(err)

@@ -5,10 +5,11 @@ import (
 	"testing"
 )
 
-// etcdRoom is what is left free when the metadata disk is filled from outside, between
-// two looks of the metadata server: less than the eighth, and the quarter of that, at
-// which it refuses changes, and enough for what etcd writes of those before. An etcd
-// without any room ends the process.
+// etcdRoom is the room, in bytes, left on the metadata disk when a test fills the disk
+// between two checks by the metadata server. The room is less than the eighth of the
+// disk, and less than the quarter of this eighth, at which the server refuses changes,
+// and is enough for etcd's writes of earlier changes. An etcd without any room ends the
+// process.
 const etcdRoom = 8 << 20
 
 // TestFullDisk: each disk in turn.
@@ -27,8 +28,8 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// TestFailingSyncs: EIO of a sync reaches fsync and close, and no success that
-// follows is false.
+// TestFailingSyncs: EIO of a sync on the disk reaches fsync and close, and no later call
+// reports a success falsely.
 func TestFailingSyncs(t *testing.T) {
 	for name, chunksOnly := range map[string]bool{"all files": false, "the chunk disk's files": true} {
 		t.Run(name, func(t *testing.T) {
@@ -39,12 +40,12 @@ func TestFailingSyncs(t *testing.T) {
 	}
 }
 
-// damaged are the kinds of files whose bits are flipped.
+// damaged lists the kinds of files in which the test flips bits.
 var damaged = []struct {
 	name, folder string
 	match        func(string) bool
-	// trials in go test, and how many of them at least must be noticed, in
-	// percent: where every byte is somebody's, nearly all.
+	// trials is the number of trials in go test. noticed is the least percentage of flips
+	// that must be noticed: nearly all in files without unused bytes.
 	trials, noticed int
 }{
 	{"chunk data", "chunks", func(n string) bool { return strings.HasSuffix(n, ".data") }, 3, 60},

@@ -21,7 +21,7 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// diskFarm is a chunk server, in this process, with disks that break for real.
+// diskFarm is a chunk server in this process, with disks that really break.
 type diskFarm struct {
 	*testing.T
 	disks []*disk.Disk
@@ -61,7 +61,7 @@ func newDiskFarm(t *testing.T, n int) *diskFarm {
 	return f
 }
 
-// add writes, syncs and seals a chunk, wherever it goes.
+// add writes, syncs and seals a chunk on the disk that the server chooses.
 func (f *diskFarm) add(size int) (meta.ChunkID, error) {
 	ctx := context.Background()
 	f.next++
@@ -133,8 +133,8 @@ func (f *diskFarm) toldOf(id string) func() bool {
 	}
 }
 
-// A disk that is full takes nothing new, its neighbour does, and it is used
-// again once there is room.
+// TestDiskFull: a full disk takes no new chunks, the other disk does, and the first disk
+// is used again once it has room.
 func TestDiskFull(t *testing.T) {
 	f := newDiskFarm(t, 2)
 	f.mustAdd(12, 100_000)
@@ -163,13 +163,14 @@ func TestDiskFull(t *testing.T) {
 	f.until("the room is not noticed", func() bool { return f.state(0).State == meta.DiskOK })
 }
 
-// A disk that the kernel made read-only is noticed though nobody writes, takes
-// nothing new, and serves what it has until that is elsewhere.
+// TestDiskReadOnly: the server notices that the kernel made a disk read-only even if
+// nobody writes. The disk takes no new chunks, and serves its chunks until other disks
+// have copies.
 func TestDiskReadOnly(t *testing.T) {
 	f := newDiskFarm(t, 2)
 	f.mustAdd(12, 100_000)
 	generation := f.s.Generation()
-	// As the kernel does after an error: files that are open for writing stay open.
+	// The kernel does the same after an error: files that are open for writing stay open.
 	if out, err := exec.Command("mount", "-o", "remount,abort,errors=remount-ro", f.disks[0].At).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -193,14 +194,14 @@ func TestDiskReadOnly(t *testing.T) {
 	}
 }
 
-// A disk every access to which is an I/O error: its chunks count as lost, the
-// others' are served, and a new disk takes its place without a restart.
+// TestDiskDies: every access to a disk is an I/O error. The disk's chunks count as lost,
+// the chunks of other disks are served, and a new disk takes the place without a restart.
 func TestDiskDies(t *testing.T) {
 	f := newDiskFarm(t, 3)
 	f.mustAdd(18, 100_000)
 	before, _ := f.listed()
 	bad := f.state(1).ID
-	// One that holds less than three is never seen to be lost by what can't be read.
+	// Failed reads prove the loss only of a disk with at least three chunks.
 	for _, n := f.reads(before, bad); n < 3; _, n = f.reads(before, bad) {
 		f.mustAdd(1, 100_000)
 		before, _ = f.listed()
@@ -213,8 +214,8 @@ func TestDiskDies(t *testing.T) {
 	}
 	f.until("the dead disk is not noticed", func() bool { return f.state(1).State != meta.DiskOK })
 	f.until("the dead disk is not reported", f.toldOf(bad))
-	// Whoever lists is told nothing, rather than half of it, until it is clear
-	// that the disk is lost.
+	// Until the server has declared the disk lost, a listing fails rather than leaving
+	// out the disk's chunks.
 	f.until("the dead disk goes on to be listed", func() bool {
 		on, r := f.listed()
 		if r.Err != 0 || f.state(1).State != meta.DiskFailed {
@@ -238,7 +239,8 @@ func TestDiskDies(t *testing.T) {
 	replace := func() meta.OrderResult {
 		return f.s.Order(ctx, meta.Order{Kind: meta.OrderDisk, Disk: bad, Adopt: true})
 	}
-	// The first time the server lets go of it, so that it can be unmounted.
+	// At the first call, the server closes the disk's files, so that the disk can be
+	// unmounted.
 	if r := replace(); r.Err == 0 {
 		t.Fatalf("a dead disk was taken for a new one: %+v", r)
 	}

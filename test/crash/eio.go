@@ -13,11 +13,10 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// failingSyncs lets fsync and fdatasync fail for a while, of the whole process or
-// of the chunk disk's files only, then cuts the power: what was acknowledged as
-// synced must be there, in particular what was acknowledged after a sync had
-// failed. The process may end when its journal's disk fails, and must not when
-// a chunk's does.
+// failingSyncs makes fsync and fdatasync fail for a while, for the whole process or only
+// for files of the chunk disk, then cuts the power. All bytes acknowledged as synced must
+// be there, above all the bytes acknowledged after a sync had failed. The process may end
+// when its journal's disk fails, and must not end when a chunk disk fails.
 func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool, seed uint64, logf func(string, ...any)) error {
 	if err := m.start(ctx); err != nil {
 		return err
@@ -48,12 +47,12 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool,
 	return m.stop()
 }
 
-// failSyncsUnder runs the load, breaks syncs with strace for half a second, and
-// cuts the power while the load goes on. It returns what the load was told.
+// failSyncsUnder runs the load, breaks syncs with strace for half a second, and cuts the
+// power while the load goes on. It returns the errors that the load got.
 func (m *machine) failSyncsUnder(ctx context.Context, l *load.Load, chunksOnly bool) (told error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Each worker goes on after an error as programs do that retry.
+	// Each worker continues after an error, as programs with retries do.
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i, w := range l.Workers {
@@ -90,9 +89,9 @@ func (m *machine) failSyncsUnder(ctx context.Context, l *load.Load, chunksOnly b
 		return nil, err
 	}
 	time.Sleep(500 * time.Millisecond)
-	// SIGINT detaches: the process goes on, with a disk that works again.
+	// SIGINT makes strace detach: the process continues with a working disk.
 	serr := strace.Process.Signal(syscall.SIGINT)
-	_ = strace.Wait() // its status is the signal
+	_ = strace.Wait() // the exit status only says that SIGINT ended strace
 	time.Sleep(300 * time.Millisecond)
 	select {
 	case <-m.process.Done():

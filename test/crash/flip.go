@@ -14,11 +14,11 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// flips changes one bit at a time in what a stopped system left on its disks,
-// starts it, and reads everything: each byte must be right, or an error.
+// flips changes one bit at a time on the disks of a stopped system, starts the system,
+// and reads everything: each read must return the right byte or an error.
 //
-// It returns how many of the flips were noticed. A flip in bytes that nothing
-// refers to can't be noticed by reading.
+// flips counts how many changes were noticed. No read can notice a flip in bytes that no
+// metadata refers to.
 type flips struct {
 	tried, refused, errors, unnoticed int
 }
@@ -43,8 +43,8 @@ func (s *system) prepareFlips(ctx context.Context) error {
 	return s.stop()
 }
 
-// flip makes n trials on files below folder (relative to the data directory)
-// that match.
+// flip makes n trials on files below folder (relative to the data directory) for which match
+// is true.
 func (s *system) flip(ctx context.Context, n int, seed uint64, folder string, match func(name string) bool) (flips, error) {
 	var total flips
 	r := rand.New(rand.NewPCG(seed, 97))
@@ -78,7 +78,7 @@ func filesBelow(dir string, match func(string) bool) ([]string, error) {
 	return files, err
 }
 
-// flipOnce damages one bit on a copy of the data directory.
+// flipOnce damages one bit in a copy of the data directory.
 func (s *system) flipOnce(ctx context.Context, r *rand.Rand, files []string, total *flips) error {
 	file := files[r.IntN(len(files))]
 	saved := s.dir + ".saved"
@@ -96,7 +96,8 @@ func (s *system) flipOnce(ctx context.Context, r *rand.Rand, files []string, tot
 	return errors.Join(outcome, s.end(), os.RemoveAll(s.dir), os.Rename(saved, s.dir))
 }
 
-// flipBit prefers bytes that are in use: pre-allocated files are mostly zeros.
+// flipBit flips a random bit of a file, preferably among the non-zero bytes:
+// pre-allocated files are mostly zeros.
 func flipBit(file string, r *rand.Rand) (at int64, bit int, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -157,7 +158,7 @@ func (s *system) readFlipped(ctx context.Context, where string, total *flips) er
 	return nil
 }
 
-// copyTree copies files and folders with their modes; sockets are left out.
+// copyTree copies files and folders with their modes, and leaves out sockets.
 func copyTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// secondMount runs `penstock mount` in a process of its own.
+// secondMount runs `penstock mount` in a separate process.
 func (s *system) secondMount(ctx context.Context, at string) (end func() error, err error) {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return nil, err
@@ -56,8 +56,7 @@ func (s *system) secondMount(ctx context.Context, at string) (end func() error, 
 	}
 }
 
-// twoMounts changes on one mount and looks on the other, at once, again and
-// again.
+// twoMounts repeatedly makes a change on one mount and checks the other mount at once.
 func (s *system) twoMounts(ctx context.Context, operations int, seed uint64) error {
 	if err := s.start(ctx); err != nil {
 		return err
@@ -73,8 +72,8 @@ func (s *system) twoMounts(ctx context.Context, operations int, seed uint64) err
 	return errors.Join(end(), s.fsck(ctx), s.stop())
 }
 
-// crossed does one operation after the other on either mount, and after each
-// compares what the other mount shows.
+// crossed does one operation after the other on either mount, and after each operation
+// compares the files on the other mount.
 func crossed(a, b string, operations int, seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 96))
 	roots := []string{a, b}

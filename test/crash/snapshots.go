@@ -10,30 +10,29 @@ import (
 	"path/filepath"
 )
 
-// snapshots are taken a moment before something breaks, of files that are open, with
-// bytes that nobody synced: once the command has returned, all of that must be there.
+// snapshots takes snapshots a moment before a fault, of open files with unsynced bytes:
+// once the snapshot command has returned, the snapshot must have all of these bytes.
 type snapshots struct {
 	s    *system
 	have []snapshotted
 }
 
-// snapshotted is what a snapshot must show, by name.
+// snapshotted is the contents that a snapshot must show, by name.
 type snapshotted struct {
 	name  string
 	files map[string][]byte
 }
 
-// snapshotTries is how often one is asked for that has everything: on a busy machine
-// clients may take longer than a snapshot waits.
+// snapshotTries is the number of attempts to take a complete snapshot: on a busy machine
+// clients may need longer than a snapshot waits.
 const snapshotTries = 20
 
-// take writes files and takes a snapshot. The files are closed when what comes next is
-// over.
+// take writes files and takes a snapshot. end closes the files, after the fault.
 func (k *snapshots) take(ctx context.Context, round int) (end func(), err error) {
 	var open []*os.File
 	end = func() {
 		for _, f := range open {
-			f.Close() // of a mount that is gone
+			f.Close() // the mount is gone
 		}
 	}
 	content := func(n int) []byte { return bytes.Repeat(fmt.Appendf(nil, "round %d: %d bytes\n", round, n), n/16)[:n] }
@@ -59,7 +58,7 @@ func (k *snapshots) take(ctx context.Context, round int) (end func(), err error)
 	}
 	if err := errors.Join(
 		write("kept-large", false, 3<<20, 70_000),
-		write("kept-log", true, 9000, 8000, 7000, 6000, 50_000), // an open end, and bytes after it
+		write("kept-log", true, 9000, 8000, 7000, 6000, 50_000), // an open-ended file, and bytes after its recorded end
 		write("kept-small", false, 500),
 	); err != nil {
 		return end, err
@@ -77,7 +76,7 @@ func (k *snapshots) take(ctx context.Context, round int) (end func(), err error)
 	return end, err
 }
 
-// verify reads every snapshot that was taken.
+// verify reads every snapshot that take made.
 func (k *snapshots) verify() error {
 	for _, sn := range k.have {
 		for name, want := range sn.files {

@@ -15,9 +15,9 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// full fills one of the machine's disks under a system in use, up to so many bytes,
-// and checks that the writer is told, that nothing synced is lost, and that the
-// system goes on by itself once space is back.
+// full fills one of the machine's disks under a system in use, except for left bytes. It
+// checks that the writer gets an error, that no synced data is lost, and that the system
+// continues by itself once the disk has room.
 func (m *machine) full(ctx context.Context, d *disk.Disk, left int64, seed uint64, logf func(string, ...any)) error {
 	if err := m.start(ctx); err != nil {
 		return err
@@ -46,8 +46,9 @@ func (m *machine) full(ctx context.Context, d *disk.Disk, left int64, seed uint6
 			return err
 		}
 	}
-	// What was synced before and while the disk was full is there, also after
-	// a crash. The first check takes what it finds as durable: so it is made so.
+	// Data synced before and during the full disk must be there, also after a crash. The
+	// first Verify takes the data on the mount for durable, so SyncAll makes the data
+	// durable first.
 	if err := errors.Join(load.SyncAll(m.mount), l.Verify()); err != nil {
 		return err
 	}
@@ -61,10 +62,10 @@ func (m *machine) full(ctx context.Context, d *disk.Disk, left int64, seed uint6
 	return m.stop()
 }
 
-// lastBlock fills the disk of an etcd under a writer, at once and with nothing left.
-// etcd ends the process if it can't write what it needs for itself, so the writer is
-// told of that, or ENOSPC if the disk's being full is seen before. What was synced
-// is compared later.
+// lastBlock fills the disk of an etcd under a writer, at once and to the last block. etcd
+// ends the process if it can't write its own files; the writer then gets this error, or
+// ENOSPC if the metadata server notices the full disk earlier. checkTold compares the
+// synced files later.
 func (m *machine) lastBlock(ctx context.Context, d *disk.Disk, from int, logf func(string, ...any)) error {
 	release, err := d.Fill(0)
 	if err != nil {
@@ -75,7 +76,7 @@ func (m *machine) lastBlock(ctx context.Context, d *disk.Disk, from int, logf fu
 		logf("%v: without a block left told after %d files: ENOSPC", filepath.Base(d.At), told-from)
 		return errors.Join(release(), m.goesOn(ctx))
 	}
-	select { // callers hear of its end before we do
+	select { // callers see the process end before this function does
 	case <-m.process.Done():
 	case <-time.After(30 * time.Second):
 		return errors.Join(err, release())
@@ -94,9 +95,9 @@ func (m *machine) toldPath(i int) string {
 
 const toldBytes = 64 << 10
 
-// writeUntilTold writes and syncs files, from one on, until one of the calls gives
-// ENOSPC, and tells for which. Any other error is a failure, and so is a disk that
-// never fills.
+// writeUntilTold writes and syncs numbered files, beginning with from, until a call fails
+// with ENOSPC, and returns the number of that file. Any other error is a failure, and so
+// is a disk that never fills.
 func (m *machine) writeUntilTold(ctx context.Context, from int) (int, error) {
 	deadline := time.Now().Add(time.Minute)
 	b := make([]byte, toldBytes)
@@ -133,8 +134,8 @@ func writeSynced(path string, b []byte) error {
 	return errors.Join(werr, serr, f.Close())
 }
 
-// goesOn waits until a file can be written and synced again: a file in a chunk,
-// since one that is stored inline needs no room on the disk of chunks.
+// goesOn waits until a file can be written and synced again. The file lies in a chunk,
+// because a file stored inline needs no room on the chunk disk.
 func (m *machine) goesOn(ctx context.Context) error {
 	var err error
 	b := make([]byte, toldBytes)
@@ -160,7 +161,7 @@ func (m *machine) checkTold() error {
 			return err
 		}
 		if _, err := os.Stat(m.toldPath(i + 1)); err != nil {
-			return nil // the last one is the one that failed
+			return nil // the write of the last file failed
 		}
 		if len(b) != toldBytes {
 			return fmt.Errorf("DATA: %s has %d bytes, %d were synced", m.toldPath(i), len(b), toldBytes)

@@ -1,6 +1,7 @@
-// Package formats owns a data directory of each version of the formats, made by the
-// program that had it last, and the test that the program of today opens it. Before the
-// first release there is version 1 alone, and a change of a format makes v1.tar.gz anew:
+// Package formats owns a data directory of each version of the formats, made by the last
+// program with that version, and the test that today's program opens each directory.
+// Before the first release, version 1 is the only version, and a change of a format makes
+// v1.tar.gz anew:
 //
 //	go test ./test/formats -run TestDataDirectories -make
 package formats
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 // unpack makes a copy of the data directory of a format.
 func unpack(t *testing.T, version string) (data, mount string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/var/tmp", "pf-") // short: sockets lie in it
+	dir, err := os.MkdirTemp("/var/tmp", "pf-") // short: the paths of sockets are bounded
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func unpack(t *testing.T, version string) (data, mount string) {
 	return filepath.Join(dir, "data"), mount
 }
 
-// lines is what seq(1) prints from first on, cut to n bytes.
+// lines returns the output of seq(1) from first on, cut to n bytes.
 func lines(first, n int) string {
 	var b bytes.Buffer
 	for i := first; b.Len() < n; i++ {
@@ -58,7 +59,7 @@ func lines(first, n int) string {
 	return b.String()[:n]
 }
 
-// check compares the tree with what the program that made it wrote.
+// check compares the tree with the files that build wrote.
 func check(t *testing.T, root string) {
 	sparse := make([]byte, 1<<20)
 	copy(sparse[1000000:], "end")
@@ -115,8 +116,8 @@ func check(t *testing.T, root string) {
 
 var makeNew = flag.Bool("make", false, "make testdata/v1.tar.gz anew")
 
-// build writes the tree that check compares, and a volume with a snapshot and a clone:
-// both changed since.
+// build writes the tree that check compares, and a volume with a snapshot and a clone.
+// Volume and clone have changed since the snapshot.
 func build(t *testing.T, root string, penstock func(args ...string) string) {
 	t.Helper()
 	ok := func(err error) {
@@ -152,7 +153,7 @@ func build(t *testing.T, root string, penstock func(args ...string) string) {
 	}
 	ok(unix.Setxattr(at("dir/packed"), "system.posix_acl_access", list, 0))
 	ok(os.Chown(at("dir/sub"), 12, 34))
-	year2400 := unix.Timespec{Sec: 13569465600} // beyond the nanoseconds that 64 bits hold
+	year2400 := unix.Timespec{Sec: 13569465600} // beyond the range of nanoseconds in 64 bits
 	ok(unix.UtimesNanoAt(unix.AT_FDCWD, at("dir/sub"), []unix.Timespec{year2400, year2400}, 0))
 
 	penstock("volume", "create", "vol", "--attach", "/vol")
@@ -176,7 +177,8 @@ func build(t *testing.T, root string, penstock func(args ...string) string) {
 	penstock("volume", "set", "copy", "--events", "on")
 }
 
-// checkClone compares a clone and its origin with what build wrote; a is what copy/a has.
+// checkClone compares a clone and its origin with the files that build wrote; a is the
+// contents of copy/a.
 func checkClone(t *testing.T, root, a string) {
 	t.Helper()
 	for name, want := range map[string]string{
@@ -193,8 +195,8 @@ func checkClone(t *testing.T, root, a string) {
 	}
 }
 
-// The data directory of each version is opened, tells what it held, takes changes, and is
-// opened again.
+// TestDataDirectories opens the data directory of each version, checks the contents,
+// makes changes, and opens the directory again.
 func TestDataDirectories(t *testing.T) {
 	if *makeNew {
 		makeDirectory(t)
@@ -224,7 +226,7 @@ func TestDataDirectories(t *testing.T) {
 	}
 }
 
-// serve runs the program of today over a data directory; penstock runs a command on it.
+// serve runs today's program on a data directory; penstock runs a command of the program.
 func serve(t *testing.T, data, mount string) (p *spawn.Process, penstock func(args ...string) string) {
 	t.Helper()
 	p, err := spawn.Start(t.Context(), spawn.Config{Binary: program.Path, Dir: data, Mount: mount})
@@ -278,7 +280,7 @@ func makeDirectory(t *testing.T) {
 	}
 }
 
-// A mirror's record in etcd, as drawn in docs/formats.md, says what it said.
+// TestOldMirrorRecord reads a mirror's record in etcd, as drawn in docs/formats.md.
 func TestOldMirrorRecord(t *testing.T) {
 	kept, err := os.ReadFile("testdata/mirror-v1.json")
 	if err != nil {
@@ -307,7 +309,7 @@ func TestOldMirrorRecord(t *testing.T) {
 	}
 }
 
-// The record of a group of snapshots in etcd says what it said.
+// TestOldGroupRecord reads the record of a group of snapshots in etcd.
 func TestOldGroupRecord(t *testing.T) {
 	kept, err := os.ReadFile("testdata/group-v1.json")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// TestPageTellsVersions: what docs/formats.md says a format's version is, is what the
-// program writes.
+// TestPageTellsVersions compares the versions in docs/formats.md with the versions that
+// the program writes.
 func TestPageTellsVersions(t *testing.T) {
 	b, err := os.ReadFile("../../docs/formats.md")
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 
 // appender appends to one file after the other, with fsync now and then.
 //
-// After a crash a file has at least its synced bytes, at most what was
-// written, and all of them are right.
+// After a crash a file has at least its synced bytes, at most the written bytes, and all
+// of these bytes are right.
 type appender struct {
 	dir   string
 	rand  *rand.Rand
@@ -27,14 +27,14 @@ type appender struct {
 	files []*appended
 
 	mu    sync.Mutex
-	shown []appended // what others may look at: files that are durable, and how far
-	lost  int        // how often less was there than was acknowledged
+	shown []appended // for other goroutines: the files with durable bytes, and the durable lengths
+	lost  int        // how often acknowledged bytes were missing
 }
 
 type appended struct {
 	name      string
 	id        uint64
-	attempted int64 // bytes that a write was called for
+	attempted int64 // bytes handed to write(2), also by failed calls
 	most      int64 // the same, also before the file was verified
 	written   int64 // bytes acknowledged
 	synced    int64 // bytes acknowledged by fsync
@@ -88,7 +88,7 @@ func (a *appender) Step() error {
 	return err
 }
 
-// show tells others what is durable.
+// show updates shown.
 func (a *appender) show() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -100,7 +100,7 @@ func (a *appender) show() {
 	}
 }
 
-// progress gives how far each file is that is durable.
+// progress returns how far the durable files are.
 func (a *appender) progress() (files map[uint64]progress, names map[uint64]string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -252,14 +252,14 @@ func (f *appended) verify(dir string, meter *Meter) (there bool, err error) {
 	return true, nil
 }
 
-// overwriter writes blocks of one file again and again. Each block names its
-// file, place and the number of the write:
+// overwriter writes blocks of one file again and again. Each block names its file, place
+// and the number of the write:
 //
 //	+0   8  file          +16  8  number of the write
-//	+8   8  block         +24  4  CRC32C of all but itself
+//	+8   8  block         +24  4  CRC32C of the other bytes
 //
-// After a crash the blocks are those after some prefix of the writes, not
-// before the last synced one.
+// After a crash, the blocks have the state after some prefix of the writes, which
+// includes the last synced write.
 type overwriter struct {
 	dir    string
 	rand   *rand.Rand
@@ -289,7 +289,7 @@ type blocks struct {
 	base   uint64
 }
 
-// tell notes how far it is: that the writes up to one were acknowledged.
+// tell notes that the writes up to done were acknowledged.
 func (o *overwriter) tell(done uint64) {
 	p := o.told.progress
 	p.begun, p.done, p.synced = o.seq, done, o.synced
@@ -329,7 +329,8 @@ func (o *overwriter) Freeze() func(bool) Check {
 	}
 }
 
-// prefix finds up to which write the file has all of them: to least at least.
+// prefix finds the last write of a prefix, of least or more, that explains the whole
+// file.
 func (o *overwriter) prefix(b []byte, t *blocks, least uint64) (found [overwriteBlocks]uint64, last uint64, err error) {
 	if len(b) != overwriteBlocks*blockSize {
 		return found, 0, violated("the file of blocks has %d bytes, want %d", len(b), overwriteBlocks*blockSize)
@@ -402,7 +403,7 @@ func (o *overwriter) prepare() error {
 	return nil
 }
 
-// show tells others what is durable.
+// show updates shown.
 func (o *overwriter) show() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -505,8 +506,8 @@ func (o *overwriter) Verify() error {
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		// The next file has none of the writes to this one. Its own go on with
-		// the next number, so that a block of this one would be known.
+		// The next file has no writes of this file. Its writes continue the numbers, so
+		// that a block of this file would be recognised.
 		o.start, o.writes, o.synced = [overwriteBlocks]uint64{}, nil, o.seq
 		o.is(o.told.verified(0))
 		return nil
@@ -522,19 +523,20 @@ func (o *overwriter) Verify() error {
 	if err != nil {
 		return err
 	}
-	// The next write takes the next number; what is there now is durable.
+	// The next write takes the next number; the present state is durable.
 	o.start, o.writes, o.seq, o.synced = found, nil, last, last
 	o.show()
 	o.is(o.told.verified(last))
 	return nil
 }
 
-// replacer replaces a file by a new version, as editors and checkpoints do:
-// write beside, rename over; with fsync of the new bytes before, or without,
-// which must not lose both versions either.
+// replacer replaces a file by a new version, as editors and checkpoints do: it writes a
+// second file and renames it over the first. It syncs the new bytes before the rename or
+// does not; even without the sync a crash must not lose both versions.
 //
-// After a crash there is one whole version, not older than the last one whose
-// directory was synced; or the first, empty, if that is all that ever was.
+// After a crash, one whole version is there, at least as new as the last version after
+// which the directory was synced. If no version was ever synced, the first, empty version
+// is valid, too.
 type replacer struct {
 	dir     string
 	rand    *rand.Rand
@@ -549,7 +551,7 @@ type replacer struct {
 	told progress
 }
 
-// tell notes how far it is.
+// tell notes that the version done was acknowledged.
 func (r *replacer) tell(done uint64) {
 	p := r.told
 	p.begun, p.done, p.synced = r.version, done, r.synced
@@ -677,8 +679,8 @@ func (r *replacer) Verify() error {
 		return err
 	}
 	if len(b) == 0 && r.synced == 0 {
-		// The first version took no other's place: a rename that replaces nothing
-		// waits for no bytes, and nobody asked for them.
+		// The first version replaced no file: such a rename waits for no bytes, and the
+		// worker did not sync the bytes.
 		r.is(r.told.verified(0))
 		return os.Remove(filepath.Join(r.dir, "current"))
 	}
@@ -695,7 +697,7 @@ func (r *replacer) Verify() error {
 	return nil
 }
 
-// judge demands one whole version, not older than one that was durable.
+// judge returns an error unless b is one whole version, least or newer.
 func (r *replacer) judge(b []byte, least uint64) (uint64, error) {
 	if len(b) < 16 {
 		return 0, violated("current has %d bytes: no version is so short; version %d was synced", len(b), least)

@@ -1,7 +1,7 @@
-// Package load owns the work that tests give a mount while they break what is
-// below it, and the models that know what must be there afterwards. Every byte
-// can be checked alone: it follows from its file, its place and, where a file is
-// written again, the number of the write.
+// Package load owns the work that tests give a mount while the tests break the system
+// below, and the models that know the state that must follow. Each byte can be checked
+// alone: a byte is a function of its file, its place and, in files with overwrites, the
+// number of the write.
 package load
 
 import (
@@ -16,58 +16,62 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Worker does one kind of work below one folder, and keeps a model of it:
-// what was acknowledged, and what of that was made durable. After a crash
-// Verify compares what is there with the model: everything durable, and beyond
-// it what some prefix of the rest explains.
+// A Worker does one kind of work below one folder, and keeps a model of the folder: the
+// acknowledged operations, and how many of them are durable. After a crash Verify
+// compares the folder with the model: all durable operations must be there, and some
+// prefix of the later operations must explain the rest.
 type Worker interface {
-	// Step does one operation or a few. An error means that the mount failed;
-	// the model then knows which operation has an unknown outcome.
+	// Step does one operation or a few. An error means that the mount failed; the model
+	// then marks the outcome of the failed operation as unknown.
 	Step() error
-	// Settle makes durable what is there, after a Step failed and while the system
-	// goes on. What it makes durable need not be what the model had written.
+	// Settle syncs the folder after a Step failed, while the system runs. The synced
+	// state may differ from the state that the model wrote.
 	Settle() error
-	// Verify checks what is there after a restart, or after Settle, and takes it as
-	// the state to go on from. What must not be is a Violation; any other error
-	// says that it could not look.
+	// Verify checks the folder after a restart, or after Settle, and makes its state the
+	// model's state. Errors: a Violation if no prefix explains the folder; any other
+	// error means that Verify could not read the folder.
 	Verify() error
-	// Close gives up what is open; errors are those of a dead mount.
+	// Close closes the open files. Errors come from a dead mount.
 	Close()
 }
 
-// A Watched worker lets others look at its files while it works.
+// A Watched worker lets other goroutines look at its files while it works.
 type Watched interface {
-	// Look reads something of the worker in its folder as another mount shows it.
-	// Less than what was durable before, or wrong bytes, is a Violation.
+	// Look reads a random part of the worker's folder, as another mount shows the folder
+	// in dir. Errors: a Violation if bytes are wrong, or if less is there than was
+	// durable before.
 	Look(dir string, r *rand.Rand) error
 }
 
-// A Frozen worker's folder can be checked in a snapshot that was taken while it
+// A Frozen worker's folder can be checked in a snapshot that was taken while the worker
 // worked.
 type Frozen interface {
-	// Freeze is called before a snapshot is asked for, and what it gives once the
-	// snapshot is there; that gives the check of the folder in the snapshot: as it
-	// was at one moment between the two, with what was durable at the first. In one
-	// that is whole is what was acknowledged at the first, too, unless it was lost
-	// since: a sync that succeeds later, before the check, says that it was not. Nil:
-	// the worker was verified in between, and may have gone back.
+	// The test calls Freeze before it asks for a snapshot, and taken once the snapshot is
+	// there. taken returns the check of the folder in the snapshot. The folder must be in
+	// a state between the two calls, and must have all operations that were durable at
+	// Freeze. If whole, the snapshot must also have the operations acknowledged at
+	// Freeze, unless these were lost since (a later sync that succeeds before the check
+	// shows that they were not lost). taken returns nil if the worker was verified
+	// between the two calls, and may have gone back.
 	Freeze() (taken func(whole bool) Check)
 }
 
-// Check checks a worker's folder in a snapshot, as a directory shows it; what must
-// not be is a Violation. It may be called again, also while the worker works.
+// Check checks a worker's folder in a snapshot, which dir shows. Errors: a Violation if
+// the state is impossible. A Check may be called several times, also while the worker
+// works.
 type Check func(dir string) error
 
-// progress is how far a worker is, in the numbers of its operations.
+// progress says how far a worker is, in the numbers of its operations.
 type progress struct {
-	past   int    // how often it was verified,
-	lost   int    // and how often it had lost then what was acknowledged
-	begun  uint64 // the last one tried,
+	past   int    // verifications so far
+	lost   int    // verifications that found acknowledged operations lost
+	begun  uint64 // the last operation tried
 	done   uint64 // acknowledged,
 	synced uint64 // durable
 }
 
-// least is what a snapshot has at least that was asked for at p; now is a later moment.
+// least returns the number of operations that a snapshot must have that was asked for at
+// p; now is a later moment.
 func (p progress) least(now progress, whole bool) uint64 {
 	if whole && now.lost == p.lost && now.synced >= p.done {
 		return p.done
@@ -85,8 +89,8 @@ func (p progress) verified(found uint64) progress {
 	return p
 }
 
-// Violation is what no working system shows: acknowledged bytes or names lost,
-// or bytes that nobody wrote.
+// Violation is an error that no working system causes: acknowledged bytes or names are
+// lost, or bytes are there that no worker wrote.
 type Violation struct{ Text string }
 
 func (v *Violation) Error() string { return "DATA: " + v.Text }
@@ -102,15 +106,15 @@ type Load struct {
 	meter   *Meter
 }
 
-// Options are what a load may be told.
+// Options configures a load.
 type Options struct {
 	Seed uint64
-	// Over: what was synced counts only if it was still false when the sync had
-	// returned. While a power cut takes its way through the kernel, a sync in
-	// flight may succeed without its bytes (ext4's shutdown does so in 7 of 100
-	// cuts); with real power nobody would have heard of that success. Nil is never.
+	// Over, if not nil, is asked after a sync has returned: if it returns true, the sync
+	// counts as not done. While a power cut passes through the kernel, a sync in flight
+	// may succeed without its bytes (ext4's shutdown does so in 7 of 100 cuts); with real
+	// power no program would have received that success.
 	Over func() bool
-	// Each is how many workers of each kind there are; 0 means 2.
+	// Each is the number of workers of each kind; 0 means 2.
 	Each int
 	// Meter counts; nil does not.
 	Meter *Meter
@@ -164,8 +168,8 @@ func (l *Load) Prepare(root string) error {
 	return SyncDir(root)
 }
 
-// Run lets all workers step until ctx ends or one fails. It tells the first
-// failure of each.
+// Run lets all workers step until ctx ends or a worker fails. It returns the first
+// failure of each worker.
 func (l *Load) Run(ctx context.Context) error {
 	errs := make([]error, len(l.Workers))
 	ctx, stop := context.WithCancel(ctx)
@@ -207,9 +211,9 @@ func SyncDir(dir string) error {
 	return d.Sync()
 }
 
-// SyncAll makes all that was changed on the file system of a directory durable.
-// sync(2) would wait for every mount of the machine, also for one that stands
-// still, and can't be killed meanwhile.
+// SyncAll makes all changes on the file system of a directory durable. sync(2) would wait
+// for every mount of the machine, also for a mount that stands still, and can't be killed
+// while it waits.
 func SyncAll(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -219,8 +223,8 @@ func SyncAll(dir string) error {
 	return os.NewSyscallError("syncfs", unix.Syncfs(int(d.Fd())))
 }
 
-// Pattern fills b with the bytes that file id has at off. Any run of them can
-// be checked alone, and none is zero.
+// Pattern fills b with the bytes of file id at offset off. Any run of these bytes can be
+// checked alone, and no byte is zero.
 func Pattern(b []byte, id uint64, off int64) {
 	for i := range b {
 		at := uint64(off) + uint64(i)

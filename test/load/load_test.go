@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestWorkersKnow is the control of the load itself: on a plain directory it
-// finds nothing, and each planted loss is found.
+// TestWorkersKnow is the control of the load itself: on a plain directory the load finds
+// nothing, and finds each planted loss.
 func TestWorkersKnow(t *testing.T) {
 	root := t.TempDir()
 	seed := uint64(time.Now().UnixNano())
@@ -73,11 +73,11 @@ func TestWorkersKnow(t *testing.T) {
 	}
 }
 
-// TestFrozen: a copy of a folder that was made while its worker stood still is a
-// snapshot of it; one from before what was acknowledged is none that is whole, and one
-// with a planted loss is none at all.
+// TestFrozen: a copy of a folder, made while the worker stood still, passes as a
+// snapshot. A copy from before the acknowledged operations does not pass as a whole
+// snapshot, and a copy with a planted loss does not pass at all.
 func TestFrozen(t *testing.T) {
-	const seed = 6 // the appender syncs the file again that it has open
+	const seed = 6 // with this seed the appender syncs its open file again
 	root, dark := t.TempDir(), false
 	l := New(root, Options{Seed: seed, Each: 1, Over: func() bool { return dark }})
 	if err := l.Prepare(root); err != nil {
@@ -102,7 +102,7 @@ func TestFrozen(t *testing.T) {
 		}
 		frozen := func() func(bool) Check { return w.(Frozen).Freeze() }
 		steps(200)
-		dark = true // what follows is acknowledged, not durable
+		dark = true // the next operations are acknowledged, but not durable
 		early := shot(l.Names[i])
 		steps(5)
 		taken := frozen()
@@ -113,7 +113,7 @@ func TestFrozen(t *testing.T) {
 			t.Errorf("%s: %v", l.Names[i], err)
 		}
 		dark = false
-		steps(100) // it turns out that nothing was lost
+		steps(100) // the later syncs prove that nothing was lost
 		var v *Violation
 		if err := whole(now); err != nil {
 			t.Errorf("%s: %v", l.Names[i], err)
@@ -124,8 +124,8 @@ func TestFrozen(t *testing.T) {
 		if err := taken(false)(early); err != nil {
 			t.Errorf("%s: %v", l.Names[i], err)
 		}
-		// What began after it is not in it.
-		if late := shot(l.Names[i]); l.Names[i] != "append-0" { // of whose files these may be others
+		// Operations begun after the snapshot are not in the snapshot.
+		if late := shot(l.Names[i]); l.Names[i] != "append-0" { // an appender may have begun another file
 			if err := whole(late); !errors.As(err, &v) {
 				t.Errorf("%s: it has what came later: %v", l.Names[i], err)
 			}
@@ -147,9 +147,9 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
-// TestBegunInTheDark: what is begun while syncs don't count is not held against
-// a mount, neither when the file is given up and begun anew nor when a later
-// sync counts; and what that sync made durable is demanded.
+// TestBegunInTheDark: an operation begun while syncs do not count is not held against a
+// mount, neither when the file is replaced by a new file nor when a later sync counts.
+// All operations that the later sync made durable are demanded.
 func TestBegunInTheDark(t *testing.T) {
 	const seed, steps = 5, 100 // with a sync in each of the eight on average
 	for _, again := range []bool{true, false} {
@@ -206,7 +206,7 @@ func TestBegunInTheDark(t *testing.T) {
 	}
 }
 
-// plant damages what a worker synced.
+// plant damages data that a worker synced.
 func plant(root, name string, w Worker) error {
 	dir := filepath.Join(root, name)
 	switch w := w.(type) {

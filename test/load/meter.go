@@ -11,7 +11,7 @@ import (
 // Kind is a kind of call to the kernel.
 type Kind int
 
-// The kinds that a Meter tells apart.
+// Kinds of calls that a Meter counts separately.
 const (
 	Write Kind = iota // and close
 	Sync
@@ -22,9 +22,9 @@ const (
 
 func (k Kind) String() string { return [...]string{"write", "fsync", "read", "name"}[k] }
 
-// Meter counts calls and keeps how long they took.
+// Meter counts calls and stores their durations.
 type Meter struct {
-	// Observe, if not nil, hears of each call when it is over.
+	// Observe, if not nil, is called after each call.
 	Observe func(k Kind, bytes int, took time.Duration, err error)
 
 	mu    sync.Mutex
@@ -37,13 +37,13 @@ type measured struct {
 	buckets              [64]int64 // by quarter of a power of two, from 1 µs
 }
 
-// Figures are what a Meter knows of one kind.
+// Figures has the counts and durations of one kind of call.
 type Figures struct {
 	Calls, Failed, Bytes int64
-	Median, P99, Worst   time.Duration // of calls that succeeded
+	Median, P99, Worst   time.Duration // of successful calls
 }
 
-// Time runs f, which moves a number of bytes, and counts it.
+// Time runs f, which moves a number of bytes, and counts the call.
 func (m *Meter) Time(k Kind, bytes int, f func() error) error {
 	began := time.Now()
 	err := f()
@@ -51,7 +51,7 @@ func (m *Meter) Time(k Kind, bytes int, f func() error) error {
 	return err
 }
 
-// Count counts a call that was made.
+// Count counts a call that the caller made and timed.
 func (m *Meter) Count(k Kind, bytes int, d time.Duration, err error) {
 	if m.Observe != nil {
 		m.Observe(k, bytes, d, err)
@@ -60,7 +60,7 @@ func (m *Meter) Count(k Kind, bytes int, d time.Duration, err error) {
 	defer m.mu.Unlock()
 	at := &m.kinds[k]
 	at.calls++
-	if err != nil && !os.IsNotExist(err) && !os.IsExist(err) { // those are answers
+	if err != nil && !os.IsNotExist(err) && !os.IsExist(err) { // these two are answers, not failures
 		at.failed++
 		return
 	}
@@ -79,7 +79,7 @@ func upTo(b int) time.Duration {
 	return time.Duration(math.Exp2(float64(b+1)/2) * float64(time.Microsecond))
 }
 
-// Figures gives what was counted of a kind.
+// Figures returns the figures of a kind.
 func (m *Meter) Figures(k Kind) Figures {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,12 +10,11 @@ import (
 	"sync"
 )
 
-// namer creates, renames and removes names. The names are symbolic links,
-// whose targets tell which operation made them: a name and its contents in one
-// atomic step.
+// namer creates, renames and removes names. The names are symbolic links with targets
+// that name the operation: so one atomic step makes a name and its contents.
 //
-// After a crash the directory is as it was after some prefix of the operations,
-// at least as long as what the last fsync of the directory covered.
+// After a crash, the directory is in the state after some prefix of the operations, which
+// includes all operations that the last fsync of the directory covered.
 type namer struct {
 	dir    string
 	rand   *rand.Rand
@@ -23,15 +22,16 @@ type namer struct {
 	meter  *Meter
 	count  uint64
 	start  map[string]string // before ops
-	now    map[string]string // after ops, the last one included
+	now    map[string]string // after all of ops
 	ops    []nameOp
-	synced int // ops that are durable
+	synced int // number of durable ops
 
 	mu   sync.Mutex
 	told names
 }
 
-// names is how far a namer is. Its numbers count all operations: those before start, too.
+// names says how far a namer is. Its numbers count all operations, also the operations
+// before start.
 type names struct {
 	progress
 	base  uint64 // of the first in ops
@@ -39,7 +39,7 @@ type names struct {
 	ops   []nameOp
 }
 
-// tell notes how far it is: that so many of ops were acknowledged.
+// tell notes that the first done of ops were acknowledged.
 func (n *namer) tell(done int) {
 	t := n.told
 	t.start, t.ops = n.start, n.ops
@@ -99,7 +99,8 @@ func (n *namer) Step() error {
 			return nil
 		}
 	}
-	// Known before it is tried: if the mount dies, its outcome is open.
+	// The operation is noted before it is tried: if the mount dies, its outcome is
+	// unknown.
 	n.ops = append(n.ops, op)
 	n.tell(len(n.ops) - 1)
 	if err := n.meter.Time(Name, 0, func() error { return n.do(op) }); err != nil {
@@ -153,15 +154,15 @@ func (n *namer) Verify() error {
 		return err
 	}
 	n.start, n.now, n.ops, n.synced = found, maps.Clone(found), nil, 0
-	// The numbers of operations that were not done are not given again.
+	// The numbers of operations that were not done are not used again.
 	begun := t.base + uint64(len(t.ops))
 	t.progress = t.verified(last)
 	n.is(names{progress{t.past, t.lost, begun, begun, begun}, begun, n.start, nil})
 	return nil
 }
 
-// explain reads a directory, which some prefix of the operations must explain, of
-// least at least. It tells the longest that does.
+// explain reads a directory and finds the longest prefix of the operations, of least or
+// more, that explains the names.
 func (t *names) explain(dir string, least uint64) (found map[string]string, last uint64, err error) {
 	found = map[string]string{}
 	entries, err := os.ReadDir(dir)

@@ -21,14 +21,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// debianPackage names the package of each program that the tests run.
+// debianPackage names the Debian package of each program that the tests run.
 var debianPackage = map[string]string{
 	"git": "git", "tar": "tar", "rsync": "rsync", "sqlite3": "sqlite3", "initdb": "postgresql", "pg_ctl": "postgresql", "pgbench": "postgresql-contrib",
 	"psql": "postgresql-client", "pg_checksums": "postgresql", "go": "golang", "sh": "dash", "find": "findutils",
 }
 
-// find gives the path of a program. Debian keeps those of PostgreSQL out of
-// PATH.
+// find returns the path of a program. Debian keeps PostgreSQL's programs out of PATH.
 func find(t *testing.T, name string) string {
 	t.Helper()
 	if p, err := exec.LookPath(name); err == nil {
@@ -42,8 +41,7 @@ func find(t *testing.T, name string) string {
 	return ""
 }
 
-// app runs a program and gives its output; it fails the test unless the program
-// succeeds.
+// app runs a program and returns its output. The test fails unless the program succeeds.
 type app struct {
 	t   *testing.T
 	dir string
@@ -67,7 +65,7 @@ func (p app) try(name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, find(p.t, name), args...)
 	cmd.Dir, cmd.Env = p.dir, append(os.Environ(), p.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.as}
-	// A program that leaves a server behind (pg_ctl) also leaves it our pipe.
+	// A server that the program leaves behind (pg_ctl) keeps the output pipe open.
 	cmd.WaitDelay = 2 * time.Second
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrWaitDelay) {
@@ -76,8 +74,8 @@ func (p app) try(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestGit makes a repository with a history, clones it, packs it and checks
-// that nothing changed on the way.
+// TestGit makes a repository with a history, clones and packs it, and checks that no
+// content changed.
 func TestGit(t *testing.T) {
 	dir := subject(t)
 	p := app{t: t, dir: dir, env: []string{"HOME=" + dir, "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org"}}
@@ -167,8 +165,8 @@ func main() {
 	}
 }
 
-// TestTar takes a tree with everything that a tree can have through an
-// archive.
+// TestTar packs a tree with every kind of object into an archive, unpacks the archive and
+// compares.
 func TestTar(t *testing.T) {
 	dir := subject(t)
 	p := app{t: t, dir: dir}
@@ -180,8 +178,8 @@ func TestTar(t *testing.T) {
 	p.run("tar", "--xattrs", "--xattrs-include=*", "--acls", "-df", "tree.tar")
 }
 
-// TestRsync copies a tree from the native file system and back with all that
-// rsync knows, changes it, and copies the changes.
+// TestRsync copies a tree from the native file system and back with all that rsync can
+// preserve, changes the tree, and copies the changes.
 func TestRsync(t *testing.T) {
 	dir := subject(t)
 	native, err := os.MkdirTemp(scratchDir, "rsync-")
@@ -238,8 +236,8 @@ func TestSQLite(t *testing.T) {
 	}
 }
 
-// TestPostgreSQL makes a cluster with checksums, runs pgbench, kills the
-// server, lets it recover, and checks the books.
+// TestPostgreSQL makes a cluster with checksums, runs pgbench, kills the server, lets the
+// server recover, and checks the sums of the accounts.
 func TestPostgreSQL(t *testing.T) {
 	dir := subject(t)
 	u, err := user.Lookup("postgres")
@@ -285,7 +283,7 @@ func TestPostgreSQL(t *testing.T) {
 	p.run("pg_checksums", "-D", data, "--check")
 }
 
-// TestShell does what people do all day with small tools.
+// TestShell runs common small tools in their everyday use.
 func TestShell(t *testing.T) {
 	dir := subject(t)
 	app{t: t, dir: dir}.run("sh", "-ex", "-c", `
@@ -322,9 +320,9 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// plant makes a tree with everything: files small and large, a sparse one,
-// hard links, symbolic links, a fifo, devices, owners, odd modes, times,
-// attributes, ACLs, long and strange names.
+// plant makes a tree with all kinds of objects: files small and large, a sparse file,
+// hard links, symbolic links, a fifo, devices, owners, odd modes, times, attributes,
+// ACLs, long and strange names.
 func plant(t *testing.T, root string) {
 	t.Helper()
 	must(t, os.MkdirAll(root, 0o755))
@@ -369,8 +367,8 @@ func plant(t *testing.T, root string) {
 	}
 }
 
-// compareTrees demands that two trees are the same in everything but change
-// and access times.
+// compareTrees demands that two trees are equal in all properties except the times of
+// change and access.
 func compareTrees(t *testing.T, a, b string) {
 	t.Helper()
 	x, y := describe(t, a), describe(t, b)
@@ -391,7 +389,7 @@ func compareTrees(t *testing.T, a, b string) {
 	}
 }
 
-// describe says all about every object of a tree in one line each.
+// describe returns a line with all properties of each object of a tree.
 func describe(t *testing.T, root string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -455,8 +453,8 @@ func describe(t *testing.T, root string) map[string]string {
 	return all
 }
 
-// TestManyProcesses runs many small processes on one directory: each makes,
-// reads and removes its own files and appends to one log.
+// TestManyProcesses runs many small processes on one directory: each process makes, reads
+// and removes its own files and appends to a common log.
 func TestManyProcesses(t *testing.T) {
 	dir := subject(t)
 	var wg sync.WaitGroup

@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/test/posix/suite"
 )
 
-// twoMounts is one fresh directory by the paths of two mounts of one cluster,
-// each served by a process of its own.
+// twoMounts returns the paths of one fresh directory on two mounts of one cluster, each
+// served by a separate process.
 func twoMounts(t *testing.T) (a, b string) {
 	t.Helper()
 	if *dirFlag != "" {
@@ -43,11 +43,12 @@ func TestCoherence(t *testing.T) {
 	conform(t, a, b, suite.CoherenceCases())
 }
 
-// mappedTable are the cases of files that are mapped and stored into, or open, while
-// others change them or make them longer.
+// mappedTable returns the cases of files that one process has mapped or open while other
+// processes change the files or make them longer.
 func mappedTable() []suite.Case { return slices.Concat(suite.MappedCases(), suite.GrownCases()) }
 
-// TestMapped runs them in a plain volume, in one that compresses, and in its clone.
+// TestMapped runs mappedTable in a plain volume, in a compressed volume, and in the clone
+// of the compressed volume.
 func TestMapped(t *testing.T) {
 	if *dirFlag != "" {
 		a, b := twoMounts(t)
@@ -79,7 +80,8 @@ func TestMapped(t *testing.T) {
 	}
 }
 
-// TestWhatCantBeHad: what the table excuses is what users are told, and nothing else.
+// TestWhatCantBeHad compares the exceptions of the table of cases with the exceptions
+// that the documentation tells users.
 func TestWhatCantBeHad(t *testing.T) {
 	b, err := os.ReadFile("../../docs/parts/posix.md")
 	if err != nil {

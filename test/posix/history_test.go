@@ -10,10 +10,10 @@ import (
 	"penstock.io/penstock/test/history"
 )
 
-// TestDirectoryHistory crosses creates, renames, exchanges and unlinks of a few
-// names from two mounts, two threads each, in one small directory after the
-// other, and demands of each history that some order of its operations
-// explains all answers. PENSTOCK_HISTORY sets the time that it goes on.
+// TestDirectoryHistory crosses creates, renames, exchanges and unlinks of a few names
+// from two mounts, two threads each, in one small directory after the other. For each
+// history, some order of the operations must explain all answers. PENSTOCK_HISTORY sets
+// the duration.
 func TestDirectoryHistory(t *testing.T) {
 	within := 10 * time.Second
 	if s := os.Getenv("PENSTOCK_HISTORY"); s != "" {

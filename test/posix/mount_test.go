@@ -25,18 +25,18 @@ var binary = sync.OnceValues(func() (string, error) {
 	return path, program.Build(path, "penstock.io/penstock/cmd/penstock")
 })
 
-// scratchDir is for everything that the tests make. Its path is short: sockets
-// in it have 107 bytes.
+// scratchDir is the directory for all files that the tests make. Its path is short: the
+// path of a socket has at most 107 bytes.
 var scratchDir string
 
 // cluster is a penstock of one machine with any number of mounts.
 type cluster struct {
 	dir   string
-	mount string // of penstock up itself
+	mount string // the mount that penstock up serves
 	log   *os.File
 }
 
-// startCluster brings a cluster up for one test.
+// startCluster starts a cluster for one test.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	bin, err := binary()
@@ -79,7 +79,7 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
-// fsck demands that the cluster is consistent after whatever the test did.
+// fsck demands that the cluster is consistent after the test.
 func (c *cluster) fsck(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -93,8 +93,7 @@ func (c *cluster) fsck(t *testing.T) {
 	}
 }
 
-// tail is what penstock logged at the end: all of it from a panic on, if it
-// ended in one.
+// tail returns the end of penstock's log; if the log ends in a panic, all of the panic.
 func (c *cluster) tail() string {
 	b, err := os.ReadFile(c.log.Name())
 	if err != nil {
@@ -106,8 +105,7 @@ func (c *cluster) tail() string {
 	return string(b[max(0, len(b)-4000):])
 }
 
-// mountAgain mounts the cluster's tree a second time, from a process of its
-// own.
+// mountAgain mounts the cluster's tree a second time, from a separate process.
 func (c *cluster) mountAgain(t *testing.T) string {
 	t.Helper()
 	bin, err := binary()
@@ -127,7 +125,7 @@ func (c *cluster) mountAgain(t *testing.T) string {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
+		_ = cmd.Process.Signal(syscall.SIGTERM) // the process may have ended already
 		select {
 		case err := <-ended:
 			if err != nil {
@@ -155,14 +153,14 @@ func (c *cluster) mountAgain(t *testing.T) string {
 	return at
 }
 
-// startMount brings a cluster up and gives its mount.
+// startMount starts a cluster and returns its mount.
 func startMount(t *testing.T) string {
 	t.Helper()
 	return startCluster(t).mount
 }
 
-// subject is the directory that a test works in: a fresh one below -dir, or
-// else below a mount.
+// subject returns the directory that a test works in: a fresh directory below -dir, or
+// without -dir below a mount.
 func subject(t *testing.T) string {
 	t.Helper()
 	base := *dirFlag

@@ -32,14 +32,13 @@ var (
 const leastCases = 1500
 
 func TestMain(m *testing.M) {
-	suite.RunAsHelper() // doesn't return when this process was started as one
+	suite.RunAsHelper() // does not return in a helper process
 	calmRuntime()
 	flag.Parse()
 	os.Exit(program.InOwnMounts(func() int { return withScratch(m) }))
 }
 
-// withScratch gives the tests their scratch directory. Other users walk
-// through it.
+// withScratch makes the tests' scratch directory. Its mode lets other users walk through.
 func withScratch(m *testing.M) int {
 	var err error
 	if scratchDir, err = os.MkdirTemp("/var/tmp", "pp-"); err == nil {
@@ -53,9 +52,9 @@ func withScratch(m *testing.M) int {
 	return m.Run()
 }
 
-// calmRuntime starts the test again without the runtime's preemption signals:
-// one of them may interrupt a system call on a file system in user space. A C
-// program that uses no signals never sees EINTR; nor shall the cases.
+// calmRuntime runs the test binary again without the runtime's preemption signals: such a
+// signal may interrupt a system call on a FUSE file system. A C program without signals
+// never sees EINTR, and the cases must not either.
 func calmRuntime() {
 	const setting = "asyncpreemptoff=1"
 	if strings.Contains(os.Getenv("GODEBUG"), setting) {
@@ -69,7 +68,7 @@ func calmRuntime() {
 	os.Exit(2)
 }
 
-// TestCount guards the size of the suite and that no name stands twice.
+// TestCount checks the number of cases, and that no two cases have the same name.
 func TestCount(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range slices.Concat(suite.Cases(), suite.CoherenceCases(), mappedTable()) {
@@ -84,17 +83,18 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestConformance runs the suite in the directory that -dir names, or else on
-// a Penstock mount.
+// TestConformance runs the suite in the directory of -dir, or without -dir on a Penstock
+// mount.
 func TestConformance(t *testing.T) {
 	dir := subject(t)
 	conform(t, dir, dir, suite.Cases())
 }
 
-// TestExt4 proves that the suite tests POSIX and not Penstock.
+// TestExt4 runs the suite on ext4, which proves that the suite tests POSIX and not
+// Penstock.
 func TestExt4(t *testing.T) {
 	if *dirFlag != "" {
-		return // one directory was asked for
+		return // -dir: only this directory
 	}
 	dir := ext4Dir(t)
 	conform(t, dir, dir, slices.Concat(suite.Cases(), suite.CoherenceCases(), mappedTable()))
@@ -133,7 +133,8 @@ func conform(t *testing.T, dir, other string, all []suite.Case) {
 	}
 }
 
-// left lists what this process still holds in the directories.
+// left lists the open files and working directories of this process that lie in the
+// directories.
 func left(dirs ...string) []string {
 	time.Sleep(50 * time.Millisecond) // the threads of the last cases end
 	var found []string
@@ -145,7 +146,7 @@ func left(dirs ...string) []string {
 		for _, l := range links {
 			target, err := os.Readlink(l)
 			if err != nil {
-				continue // it went meanwhile
+				continue // the descriptor was closed meanwhile
 			}
 			for _, d := range dirs {
 				if strings.HasPrefix(target, d) {
@@ -157,8 +158,8 @@ func left(dirs ...string) []string {
 	return found
 }
 
-// ext4Dir is a directory on native ext4: the scratch directory if that is
-// ext4, else on a loop device made for the test.
+// ext4Dir returns a directory on native ext4: the scratch directory if it is on ext4,
+// otherwise a directory on a loop device made for the test.
 func ext4Dir(t *testing.T) string {
 	dir, err := os.MkdirTemp(scratchDir, "ext4-")
 	if err != nil {

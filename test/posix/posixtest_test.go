@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// againstPOSIX names tests of go-fuse that ask for what POSIX forbids; native
-// ext4 fails them too.
+// againstPOSIX names tests of go-fuse that demand behaviour forbidden by POSIX; native
+// ext4 fails these tests, too.
 var againstPOSIX = map[string]string{
 	"FcntlFlockLocksFile": "it wants two POSIX record locks of one process to conflict; by fcntl(2) they never do",
 }
 
-// TestGoFUSE runs the conformance tests that go-fuse has for its own file
-// systems.
+// TestGoFUSE runs go-fuse's own conformance tests.
 func TestGoFUSE(t *testing.T) {
 	dir := subject(t)
 	var ours, passwd unix.Stat_t
@@ -34,7 +33,7 @@ func TestGoFUSE(t *testing.T) {
 			continue
 		}
 		if name == "OpenSymlinkRace" && ours.Dev == passwd.Dev {
-			continue // it tells the file systems apart by their device numbers
+			continue // the test needs a device number of each file system
 		}
 		t.Run(name, func(t *testing.T) {
 			own := filepath.Join(dir, name)

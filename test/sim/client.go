@@ -16,7 +16,7 @@ type client struct {
 	stopping bool
 }
 
-// clientVolume is a client's side of one session.
+// clientVolume is the client's state of one session.
 type clientVolume struct {
 	c           *client
 	w           *world
@@ -33,7 +33,7 @@ type clientVolume struct {
 	retained   []retained
 	seen       meta.Seq
 	durable    meta.Seq
-	// ackHold is what may be acknowledged while answers are awaited that an
+	// ackHold bounds the acknowledged entries while the client awaits answers that an
 	// earlier connection may have lost.
 	ackHold meta.Seq
 	leases  map[meta.Ino]bool
@@ -49,10 +49,10 @@ type request struct {
 	replay bool
 	resent bool
 	done   func(r any)
-	ops    []meta.OpID // of a sync: what it makes durable
+	ops    []meta.OpID // for a sync: the operations that it makes durable
 }
 
-// retained is a mutation that was answered early.
+// retained is a mutation with an early answer.
 type retained struct {
 	call *call
 	seq  meta.Seq
@@ -125,7 +125,8 @@ func (cv *clientVolume) disconnect() {
 	cv.w.after(cv.w.rng.Int64N(backAfter)+1, &cv.c.node, cv.connect)
 }
 
-// connect dials a server: the owner, or one that was it or will be.
+// connect dials a server: the present owner of the volume, a former owner, or a later
+// owner.
 func (cv *clientVolume) connect() {
 	if cv.conn != nil {
 		return
@@ -230,8 +231,9 @@ func (cv *clientVolume) welcome(m welcomeMsg) {
 	if !cv.resent() {
 		cv.ackHold = cv.durable
 	}
-	// What was answered, in the order of the answers, what was asked again
-	// before and not answered, then what was never answered.
+	// The order of the requests: answered requests by the order of their answers, then
+	// unanswered replays of an earlier connection, then requests that were never
+	// answered.
 	var replays []*request
 	for _, r := range cv.retained {
 		replays = append(replays, &request{msg: r.call, replay: true, start: cv.w.res.Events})
@@ -258,8 +260,8 @@ func (cv *clientVolume) welcome(m welcomeMsg) {
 		cv.conn.send(&c)
 	}
 	for _, id := range asked {
-		// Not as replays: they were given nothing, and must not take what others
-		// were given and bring along.
+		// These requests are no replays: nobody assigned numbers to them, so they must
+		// not bring along numbers that belong to others.
 		r := cv.pending[id]
 		if m, ok := r.msg.(syncMsg); ok {
 			r.msg = syncMsg{m.req, syncAll} // entries have other numbers now
@@ -305,7 +307,7 @@ func (cv *clientVolume) do(id meta.OpID, op meta.Op, done func(*reply)) {
 	})
 }
 
-// answered books a reply: a mutation is kept until it is durable.
+// answered handles a reply. A mutation is retained until it is durable.
 func (cv *clientVolume) answered(r *request, m *reply) {
 	c := r.msg.(*call)
 	if r.replay && m.err != nil {
@@ -320,7 +322,7 @@ func (cv *clientVolume) answered(r *request, m *reply) {
 	}
 	if m.seq != 0 && m.err == nil {
 		cv.w.truth.answered(cv, m, c)
-		clear(cv.cache) // of its own changes nobody tells it
+		clear(cv.cache) // no recall announces the client's own changes
 		cv.seen = max(cv.seen, m.seq)
 		if m.seq > cv.durable {
 			kept := *c
@@ -417,7 +419,7 @@ func (cv *clientVolume) act() {
 	}
 }
 
-// lookup finds a name, in the cache if the lease lets it.
+// lookup finds a name, in the cache if the lease allows this.
 func (cv *clientVolume) lookup(name string, done func(meta.Ino)) {
 	if c, ok := cv.cache[name]; ok && cv.leases[meta.RootIno] && cv.w.clock(&cv.c.node) < cv.leaseUntil {
 		cv.w.truth.saw(cv, "its cache", c.sees, cv.w.res.Events)
@@ -457,10 +459,10 @@ func (cv *clientVolume) sync() {
 	r.ops = ops
 }
 
-// syncAll stands for everything that was answered.
+// syncAll means: every answered operation.
 const syncAll = meta.Seq(1<<64 - 1)
 
-// write appends to the session's packed chunk on every replica, syncs them, and
+// write appends to the session's packed chunk on every replica, syncs the replicas, and
 // commits the extent.
 func (cv *clientVolume) write(ino meta.Ino, done func(*reply)) {
 	if cv.chunk == nil {
@@ -518,7 +520,7 @@ func (cv *clientVolume) write(ino meta.Ino, done func(*reply)) {
 	cv.w.after(150, &cv.c.node, finish)
 }
 
-// retire gives a chunk up: the owner seals it.
+// retire stops the use of a chunk: the owner seals it.
 func (cv *clientVolume) retire(ch *writer) {
 	if cv.chunk == ch {
 		cv.chunk = nil
@@ -528,8 +530,8 @@ func (cv *clientVolume) retire(ch *writer) {
 	}
 }
 
-// read asks where a file's bytes are, and reads them from some replica. They
-// may have moved or gone by then: it asks again.
+// read asks for the places of a file's bytes, and reads the bytes from a replica. If the
+// bytes have moved or gone by then, read asks again.
 func (cv *clientVolume) read(ino meta.Ino, try int) {
 	cv.do(meta.OpID{}, &meta.Open{Ino: ino}, func(r *reply) {
 		if r == nil || r.err != nil || len(r.res.Extents) == 0 {

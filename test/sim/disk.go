@@ -7,8 +7,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// disk is a chunk server with one disk: what is not synced is lost when it
-// crashes.
+// disk is a chunk server with one disk: a crash loses unsynced bytes.
 type disk struct {
 	node
 	w      *world
@@ -21,14 +20,14 @@ type replica struct {
 	synced int
 	fence  meta.Fence
 	sealed bool
-	gone   bool // deleted: a late append must not make it again
+	gone   bool // deleted: a late append must not make the replica again
 }
 
 func newDisk(w *world, i int) *disk {
 	return &disk{w: w, id: meta.ServerID(i + 1), node: node{name: fmt.Sprintf("disk%d", i+1)}, chunks: map[meta.ChunkID]*replica{}}
 }
 
-// crash keeps what was synced, and of the rest some beginning.
+// crash keeps the synced bytes and a random prefix of the later bytes.
 func (d *disk) crash() {
 	d.w.res.Crashes++
 	d.w.trace("%s crashes", d.name)
@@ -45,7 +44,8 @@ func (d *disk) crash() {
 	}
 }
 
-// append adds p at off; a repeated one is acknowledged if its bytes are there.
+// append adds p at off. A repeated append is acknowledged if the replica has the same
+// bytes.
 func (d *disk) append(id meta.ChunkID, f meta.Fence, off int, p []byte) error {
 	r := d.chunks[id]
 	if r == nil {
@@ -83,7 +83,7 @@ func (d *disk) sync(id meta.ChunkID, upTo int) error {
 	return nil
 }
 
-// freeze raises the fence, durably, and tells what is here.
+// freeze raises the fence, durably, and returns the state of the replica.
 func (d *disk) freeze(id meta.ChunkID, f meta.Fence) meta.OrderResult {
 	r := d.chunks[id]
 	if r == nil {
@@ -94,7 +94,7 @@ func (d *disk) freeze(id meta.ChunkID, f meta.Fence) meta.OrderResult {
 		return meta.OrderResult{Err: meta.Fenced}
 	}
 	r.fence = f
-	r.synced = len(r.data) // what is told of must not be lost later
+	r.synced = len(r.data) // bytes in the answer must not be lost later
 	return meta.OrderResult{Length: uint64(len(r.data)), Synced: uint64(r.synced), Fence: f, Existing: true}
 }
 

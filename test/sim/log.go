@@ -6,22 +6,22 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// proposal is a journal entry on its way, with what it changes for the checks.
+// proposal is a journal entry under way, with its changes for the checks of truth.go.
 type proposal struct {
 	entry   journal.Entry
 	changes []change
 }
 
-// verdict is what the store of the log says of a proposal, and of who owns the
-// volume now.
+// verdict is the log's answer to a proposal: its fate, and the present owner of the
+// volume.
 type verdict struct {
-	in    bool // the entry is there, with these bytes
-	other bool // another entry has its place
+	in    bool // the log has the entry, with the same bytes
+	other bool // the log has another entry in the same place
 	owned bool
 }
 
-// volumeLog is one volume's log as etcd keeps it: entries that are put only if
-// the proposer owns the volume, the entry before exists and this one doesn't.
+// volumeLog is the log of a volume, as etcd stores it: an entry is put only if the
+// proposer owns the volume, the previous entry exists and the new entry does not.
 type volumeLog struct {
 	w      *world
 	vol    meta.VolumeID
@@ -37,7 +37,7 @@ type volumeLog struct {
 	tokens int64
 }
 
-// checkpoint is a copy of the state and where it stands.
+// checkpoint is a copy of the state and its position in the log.
 type checkpoint struct {
 	state *store
 }
@@ -55,7 +55,7 @@ func (l *volumeLog) end() journal.Position {
 	return l.all[len(l.all)-1].entry.Position()
 }
 
-// taken is the answer to who took a volume.
+// taken is the answer to a server that takes a volume.
 type taken struct {
 	token int64
 	term  meta.Term
@@ -63,8 +63,8 @@ type taken struct {
 	recs  []proposal
 }
 
-// take gives the volume to s if nobody's lease stands. It also reads the log:
-// linearizably, since it is one step.
+// take gives the volume to s if no other lease is valid. In the same step it reads the
+// log, so the read is linearizable.
 func (l *volumeLog) take(s *server, life int) (taken, bool) {
 	if l.owner != nil && l.until > l.w.Now && !(l.owner == s && l.life == life) {
 		return taken{}, false
@@ -88,7 +88,7 @@ func (l *volumeLog) renew(token int64) bool {
 
 // propose is the transaction.
 func (l *volumeLog) propose(token int64, p proposal) verdict {
-	// A lease that ran out takes the owner's key with it.
+	// An expired lease deletes the owner's key.
 	owned := l.token == token && l.until > l.w.Now || l.w.cfg.Off.Fence
 	seq := p.entry.Seq
 	if i := int(seq) - 1; i < len(l.all) {
@@ -106,7 +106,8 @@ func (l *volumeLog) propose(token int64, p proposal) verdict {
 	return verdict{in: true, owned: owned}
 }
 
-// trim records a checkpoint and drops entries before it, never the last one.
+// trim records a checkpoint and drops the entries before the checkpoint, but never the
+// last entry.
 func (l *volumeLog) trim(token int64, cp *checkpoint) {
 	if l.token != token || l.until <= l.w.Now {
 		return

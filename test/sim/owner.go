@@ -12,13 +12,13 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// server is a metadata server: it takes volumes and serves them.
+// server is a metadata server: it takes over volumes and serves the volumes.
 type server struct {
 	node
 	w      *world
 	owners map[meta.VolumeID]*owner
-	stores map[meta.VolumeID]*store // of volumes that are not owned here now
-	kept   map[meta.VolumeID]*store // what of a store a crash leaves
+	stores map[meta.VolumeID]*store // of volumes that the server does not own now
+	kept   map[meta.VolumeID]*store // the part of a store that survives a crash
 	taking map[meta.VolumeID]bool
 }
 
@@ -44,7 +44,7 @@ func (s *server) crash() {
 	s.w.after(10+s.w.rng.Int64N(300), &s.node, s.boot)
 }
 
-// poll looks for volumes that nobody owns.
+// poll looks for volumes without an owner.
 func (s *server) poll() {
 	for _, l := range s.w.log {
 		if s.owners[l.vol] != nil || s.taking[l.vol] {
@@ -81,17 +81,17 @@ type session struct {
 	id      meta.SessionID
 	conn    *conn
 	heard   int64
-	started meta.Seq // entry that journals it; zero: not yet
+	started meta.Seq // entry that journals the session; zero: not yet
 	replies map[meta.OpID]*reply
 	order   []*reply
 	acked   meta.Seq
 	forgot  meta.Seq
-	inbox   []any // behind a replay that waits
+	inbox   []any // messages behind a waiting replay
 	stuck   bool
-	fresh   bool // taken up here, and its first keep-alive has not come
+	fresh   bool // resumed by this owner; no keep-alive came yet
 }
 
-// waiting is a call that can't be answered yet.
+// waiting is a call without an answer yet.
 type waiting struct {
 	s      *session
 	conn   *conn
@@ -123,7 +123,7 @@ type owner struct {
 	opened    int64 // on the server's clock
 	waits     []*waiting
 	kicked    bool
-	// leases hold the round in which each is being recalled, zero if it is not.
+	// leases has the round in which each lease is being recalled, or zero.
 	leases  map[meta.Ino]map[meta.SessionID]int
 	rounds  int
 	names   map[place]change
@@ -162,7 +162,7 @@ func (s *server) open(l *volumeLog, t taken, sent int64) {
 		}
 		o.st.apply(p.entry.Position(), effects)
 	}
-	// What the checks know of the entries up to here.
+	// The checks' knowledge of the entries up to here.
 	for _, p := range l.all[:o.st.pos.Seq] {
 		for _, c := range p.changes {
 			o.names[c.at] = c
@@ -238,7 +238,7 @@ func (o *owner) lose(why string) {
 	}
 }
 
-// tick does what is due with time: expiry, recovery, sealing, collecting.
+// tick does the work that is due: expiry, recovery, sealing, collecting.
 func (o *owner) tick() {
 	if o.ended {
 		return
@@ -250,8 +250,8 @@ func (o *owner) tick() {
 	now := o.w.clock(&o.srv.node)
 	for _, id := range sorted(o.live) {
 		if s := o.live[id]; now-s.heard > sessionTTL {
-			// One that is late ends when somebody needs what it has: a lease, or (by chance)
-			// room.
+			// A late session ends when another session needs its leases, or (by chance)
+			// when the owner needs the room.
 			if !o.w.cfg.Off.Courtesy && now-s.heard <= courtesy && !o.inTheWay(id) && !o.w.chance(30) {
 				continue
 			}
@@ -276,7 +276,7 @@ func (o *owner) tick() {
 	o.w.after(20, &o.srv.node, o.tick)
 }
 
-// inTheWay tells whether somebody waits for what a session has.
+// inTheWay says whether a call waits for a lease of a session.
 func (o *owner) inTheWay(id meta.SessionID) bool {
 	for _, holders := range o.leases {
 		if holders[id] > 0 {
@@ -286,7 +286,7 @@ func (o *owner) inTheWay(id meta.SessionID) bool {
 	return false
 }
 
-// end releases what a session held.
+// end releases the leases and chunks of a session.
 func (o *owner) end(id meta.SessionID) {
 	delete(o.live, id)
 	delete(o.awaited, id)
@@ -310,7 +310,7 @@ func (o *owner) end(id meta.SessionID) {
 	o.kick()
 }
 
-// run executes and books an operation of the owner itself.
+// run executes an operation of the owner itself.
 func (o *owner) run(op meta.Op, as meta.SessionID) (*meta.Result, error) {
 	res, effects, err := namespace.Execute(&view{o: o, session: as}, o.context(as), op)
 	for errors.Is(err, meta.Again) {
@@ -375,7 +375,7 @@ func (o *owner) propose(d int64) {
 	})
 }
 
-// forget drops replies that a client acknowledged.
+// forget drops replies that the client acknowledged.
 func (o *owner) forget(e *entry, s *session) {
 	if s.acked <= s.forgot {
 		return
@@ -451,8 +451,8 @@ func (o *owner) committed(p *proposal) {
 	o.kick()
 }
 
-// seal ends the chunks that nobody holds (rule 5): freeze, collect lengths,
-// journal, and only then cut.
+// seal ends the chunks without a session (rule 5): it freezes the replicas, collects
+// lengths, journals the seal, and only then cuts the replicas.
 func (o *owner) seal() {
 	if err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, _ meta.Ino) bool {
 		if o.live[c.Session] == nil && o.awaited[c.Session] == nil && !o.sealing[c.ID] {
@@ -535,7 +535,7 @@ func (o *owner) freeze(c meta.ChunkRecord) {
 	w.after(120, &o.srv.node, decide)
 }
 
-// collect deletes the chunks that nothing refers to, once the journal says so.
+// collect deletes the chunks without references, once the journal says so.
 func (o *owner) collect() {
 	if !o.recovered || o.over.Len() > 0 {
 		return

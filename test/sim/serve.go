@@ -42,8 +42,8 @@ type (
 		res     meta.Result
 		err     error
 		grant   meta.Ino
-		changes []change // that it made
-		sees    []change // last changes of the places that it tells of
+		changes []change // made by the operation
+		sees    []change // last changes of the places in the answer
 	}
 	durableMsg struct{ seq meta.Seq }
 	recallMsg  struct {
@@ -58,7 +58,7 @@ type (
 	syncedMsg struct{ req uint64 }
 )
 
-// conn is a connection: what goes down it arrives in order, or it breaks.
+// conn is a connection: messages arrive in order, or the connection breaks.
 type conn struct {
 	w        *world
 	cv       *clientVolume
@@ -99,12 +99,12 @@ func (s *server) receive(c *conn, m any) {
 	}
 }
 
-// hello takes a session up again, or makes one. One that this owner does not
-// know, but the log does, goes on under its number without leases.
+// hello resumes a session, or makes a new session. A session that the log knows and this
+// owner does not continues under its number, without leases.
 func (o *owner) hello(c *conn, h helloMsg) {
 	s, resumed := o.live[h.session], true
 	if s != nil && s.fresh {
-		resumed = false // it never got our answer: its leases are not known here
+		resumed = false // the client never got the answer, and the owner does not know the client's leases
 	}
 	if s == nil {
 		resumed = false
@@ -117,7 +117,7 @@ func (o *owner) hello(c *conn, h helloMsg) {
 	s.conn, c.accepted = c, s
 	s.heard = o.w.clock(&o.srv.node)
 	s.inbox, s.stuck = nil, false
-	o.waits = slices.DeleteFunc(o.waits, func(w *waiting) bool { return w.s == s }) // it asks again
+	o.waits = slices.DeleteFunc(o.waits, func(w *waiting) bool { return w.s == s }) // the client asks again
 	c.down(welcomeMsg{s.id, resumed})
 	for _, ino := range sorted(o.leases) {
 		if o.leases[ino][s.id] > 0 {
@@ -126,8 +126,7 @@ func (o *owner) hello(c *conn, h helloMsg) {
 	}
 }
 
-// handle takes one message of a session; behind a replay that waits, the rest
-// waits, too.
+// handle handles one message of a session. Messages behind a waiting replay wait, too.
 func (o *owner) handle(s *session, m any) {
 	if s.stuck {
 		s.inbox = append(s.inbox, m)
@@ -138,7 +137,7 @@ func (o *owner) handle(s *session, m any) {
 		w := &waiting{s: s, conn: s.conn, c: m}
 		if r := o.attempt(w); r != nil {
 			s.conn.down(r)
-			o.kick() // it may have blocked others
+			o.kick() // the call may have blocked others
 			return
 		}
 		s.stuck = m.replay
@@ -211,8 +210,8 @@ func (o *owner) alloc(s *session, m allocMsg) {
 	o.await(s, o.cur.seq, func() { s.conn.down(allocated{m.req, res.Chunks[0]}) })
 }
 
-// journaled makes the session known to whoever owns the volume next, before it
-// gets an early reply.
+// journaled journals the session before an early reply, so that the next owner of the
+// volume knows the session.
 func (o *owner) journaled(s *session) bool {
 	if s.started == 0 {
 		if _, err := o.run(&meta.SessionStart{Session: s.id, Name: s.conn.cv.name()}, 0); err != nil {
@@ -227,7 +226,7 @@ func (o *owner) journaled(s *session) bool {
 	return true
 }
 
-// kick tries what waits again, in the order in which it came.
+// kick tries the waiting calls again, in the order of arrival.
 func (o *owner) kick() {
 	if o.kicked {
 		return
@@ -264,8 +263,8 @@ func (o *owner) kick() {
 	})
 }
 
-// blocked: an operation that conflicts with leases on ino waits; new leases
-// queue behind it.
+// blocked says whether an operation conflicts with leases on ino and must wait. New
+// leases queue behind the operation.
 func (o *owner) blocked(ino meta.Ino, but *waiting) bool {
 	return slices.ContainsFunc(o.waits, func(w *waiting) bool { return w != but && slices.Contains(w.blocks, ino) })
 }
@@ -279,7 +278,7 @@ func (o *owner) attempt(w *waiting) *reply {
 	}
 	if kept := s.replies[c.id]; kept != nil {
 		if kept.seq <= o.durable {
-			s.conn.down(durableMsg{kept.seq}) // which it may have missed
+			s.conn.down(durableMsg{kept.seq}) // the client may have missed the earlier message
 		}
 		again := *kept
 		again.req, again.grant = c.req, 0
@@ -335,7 +334,7 @@ func (o *owner) attempt(w *waiting) *reply {
 	return r
 }
 
-// places are what an operation changes, or looked at in vain.
+// places returns the places that an operation changed, or found empty.
 func (o *owner) places(op meta.Op, res *meta.Result) []place {
 	switch m := op.(type) {
 	case *meta.Create:
@@ -358,7 +357,8 @@ func (o *owner) last(at place) change {
 	return c
 }
 
-// recall asks others to give up their leases on what op is going to change.
+// recall asks other sessions to give up their leases on the places that op is going to
+// change.
 func (o *owner) recall(w *waiting) (wait bool) {
 	inos, err := namespace.Touched(&view{o: o}, w.c.op)
 	if err != nil {
@@ -381,7 +381,7 @@ func (o *owner) recall(w *waiting) (wait bool) {
 	return wait
 }
 
-// ask begins a round of recalling, or repeats one on a new connection.
+// ask begins a round of recalling, or repeats a round on a new connection.
 func (o *owner) ask(s *session, ino meta.Ino) {
 	if o.leases[ino][s.id] == 0 {
 		o.rounds++
@@ -395,7 +395,7 @@ func (o *owner) query(w *waiting) *reply {
 	if !o.recovered {
 		return nil
 	}
-	if w.c.at != 0 { // it never changes, and is journaled
+	if w.c.at != 0 { // a snapshot never changes, and is journaled
 		ctx := o.context(w.s.id)
 		ctx.At = w.c.at
 		r := &reply{req: w.c.req}

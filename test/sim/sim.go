@@ -1,15 +1,15 @@
-// Package sim owns the simulation of the metadata protocol: owners of volumes,
-// their sessions, the log that fences them and the chunk servers, run by one
-// goroutine from one random source and one queue of events. No clock, no
-// network and no disk is real; the state machine is (meta/namespace), and so are
-// the log's entries and hashes (meta/journal). The same seed gives the same run,
-// which a hash over every event proves.
+// Package sim owns the simulation of the metadata protocol: owners of volumes, their
+// sessions, the log that fences the owners, and the chunk servers. One goroutine runs the
+// simulation from one random source and one queue of events. Clock, network and disks are
+// simulated; the state machine is real (meta/namespace), and so are the log's entries and
+// hashes (meta/journal). The same seed gives the same run; a hash over every event proves
+// this.
 //
-// The owner here (owner.go) is the algorithm of meta/server without its
-// goroutines, connections and etcd: overlay, early replies, leases and recalls,
-// group commit, recovery with replays, sealing. What must hold is in truth.go;
-// it is checked at every answer and every commit. Off switches mechanisms off:
-// then a check must fail, or it guards nothing.
+// The owner here (owner.go) is the algorithm of meta/server without goroutines,
+// connections and etcd: overlay, early replies, leases and recalls, group commit,
+// recovery with replays, sealing. The rules that must hold are in truth.go, and are
+// checked at every answer and every commit. Off switches mechanisms off: then a check
+// must fail, or the check guards nothing.
 package sim
 
 import (
@@ -27,7 +27,7 @@ import (
 const (
 	ownerTTL   = 500            // an owner's lease at the log's store
 	sessionTTL = 400            // a session's lease at its owner
-	courtesy   = 8 * sessionTTL // until one that is late ends, though nobody needs what it has
+	courtesy   = 8 * sessionTTL // until a late session ends whose leases nobody needs
 	margin     = 8              // an eighth, by which a holder gives up early
 	pollEvery  = 100            // how often servers look for volumes without an owner
 	backAfter  = 30             // until a client with a broken connection dials again
@@ -37,14 +37,14 @@ const (
 type Off struct {
 	Fence       bool // the log takes entries from anyone, chunks take appends at any fence
 	ReplayOrder bool // clients re-send early-answered operations in any order
-	Wait        bool // what is not durable is seen by others
+	Wait        bool // other sessions see changes that are not durable
 	Recall      bool // nothing is recalled
-	OwnerLease  bool // owners answer after their lease
-	Courtesy    bool // a session ends with its lease, though nobody needs what it has
-	Sync        bool // what a chunk server synced is lost in a crash all the same
+	OwnerLease  bool // owners answer after the end of their lease
+	Courtesy    bool // a session ends with its lease, though nobody needs its leases
+	Sync        bool // a crash of a chunk server loses synced bytes, too
 }
 
-// Config of one run.
+// Config configures a run.
 type Config struct {
 	Seed    uint64
 	Events  int // until the world is healed and must come to rest
@@ -58,7 +58,7 @@ type Config struct {
 	Log func(string)
 }
 
-// Result of one run.
+// Result is the outcome of a run.
 type Result struct {
 	Hash                                       uint64
 	Events, Commits, Takeovers, Replays        int
@@ -67,12 +67,12 @@ type Result struct {
 	Snapshots, Shown, Rollbacks                int
 }
 
-// node is a process on a machine: it can stand still, and it can end.
+// node is a process on a machine: a node can stand still and can end.
 type node struct {
 	name   string
 	life   int   // grows with each crash: events of an earlier life are void
 	paused int64 // until then nothing runs
-	drift  int64 // of its clock, in thousandths
+	drift  int64 // of the node's clock, in thousandths
 }
 
 func (n *node) Condition() (life int, paused int64) { return n.life, n.paused }
@@ -94,7 +94,8 @@ type world struct {
 	disks   []*disk
 }
 
-// clock is a node's own: it drifts, and goes on while the node stands still.
+// clock returns the time of a node's own clock, which drifts, and runs while the node
+// stands still.
 func (w *world) clock(n *node) int64 { return w.Now + w.Now*n.drift/1000 }
 
 func (w *world) fail(format string, a ...any) {
@@ -118,7 +119,7 @@ func (w *world) trace(format string, a ...any) {
 // after runs do on a node in d milliseconds, unless the node's life ends first.
 func (w *world) after(d int64, n *node, do func()) {
 	if n == nil {
-		w.At(w.Now+d, nil, do) // no node at all, where a nil one would be asked
+		w.At(w.Now+d, nil, do) // an untyped nil: a nil *node in the interface would be called
 		return
 	}
 	w.At(w.Now+d, n, do)
@@ -134,7 +135,7 @@ func (w *world) delay() int64 {
 	return 1 + w.rng.Int64N(4)
 }
 
-// step runs one event; false when there is none left.
+// step runs one event. It returns false if no event is left.
 func (w *world) step() bool {
 	if w.err != nil {
 		return false
@@ -148,7 +149,7 @@ func (w *world) step() bool {
 	return true
 }
 
-// New makes a world that has not begun.
+// newWorld makes a world before its first event.
 func newWorld(cfg Config) *world {
 	def := func(p *int, n int) {
 		if *p == 0 {
@@ -177,8 +178,8 @@ func newWorld(cfg Config) *world {
 	return w
 }
 
-// Run runs a world with faults, heals it, lets it come to rest and checks what
-// is left.
+// Run runs a world with faults, removes the faults, lets the world come to rest and
+// checks the final state.
 func Run(cfg Config) (Result, error) {
 	w := newWorld(cfg)
 	for _, s := range w.servers {
@@ -198,7 +199,7 @@ func Run(cfg Config) (Result, error) {
 	return w.res, nil
 }
 
-// rest heals everything, ends the load and lets what is under way finish.
+// rest removes the faults, ends the load and lets the operations under way finish.
 func (w *world) rest() {
 	if w.err != nil {
 		return

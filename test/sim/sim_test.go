@@ -12,7 +12,7 @@ var (
 	first = flag.Uint64("seed", 1, "the first seed; with -v its events are shown if it is the only one")
 )
 
-// bound is how many worlds a mechanism that is off may take to be found out.
+// bound is the number of worlds in which a check must notice that a mechanism is off.
 const bound = 100
 
 // TestRandom runs worlds with every fault.
@@ -51,7 +51,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// control reads the switch that make controls sets.
+// control returns the switch that make controls sets.
 func control(t *testing.T) (o Off) {
 	switch c := os.Getenv("PENSTOCK_CONTROL"); c {
 	case "":
@@ -112,12 +112,12 @@ func TestSameSeedSameRun(t *testing.T) {
 	}
 }
 
-// Positive controls: with a mechanism off, the check that guards it fails
-// within a bounded number of seeds, for the reason that is named.
+// TestControls are positive controls: with a mechanism off, its check must fail within a
+// bounded number of seeds, with an expected message.
 func TestControls(t *testing.T) {
 	for name, c := range map[string]struct {
 		off  Off
-		says []string // one of these
+		says []string // one of these messages is expected
 	}{
 		"no fence":            {Off{Fence: true}, []string{"fenced writer", "fenced owner", "is another's", "follow", "store and the log differ"}},
 		"no order of replays": {Off{ReplayOrder: true}, []string{"sent again it fails", "was answered with"}},

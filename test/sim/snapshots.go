@@ -10,17 +10,18 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// Snapshots: a client takes one, reads what others took, deletes some, and now and
-// then rolls the volume back to one. Everything that was finished before it was asked
-// for is in a snapshot; whoever owns the volume later shows the same, to the byte,
-// until it is deleted.
+// Snapshots: a client takes snapshots, reads snapshots of other clients, deletes some,
+// and now and then rolls the volume back. A snapshot has every change that was finished
+// before the request. Every later owner of the volume shows the same bytes, until the
+// snapshot is deleted.
 
-// An orderMsg asks for something about snapshots; ordered answers when it is journaled.
+// An orderMsg is a request about snapshots; ordered is the answer, once the request is
+// journaled.
 type (
 	orderMsg struct {
 		req   uint64
 		what  order
-		token uint64          // of what takes one
+		token uint64          // of the taking of a snapshot
 		at    meta.Generation // of the others
 	}
 	ordered struct {
@@ -37,13 +38,13 @@ const (
 	rolls
 )
 
-// shot is what a snapshot must show.
+// shot is the state that a snapshot must show.
 type shot struct {
-	names map[place]change // when it was taken
+	names map[place]change // at the moment of the snapshot
 	tree  map[string]leaf
 }
 
-// leaf is a file, and the operation that wrote its bytes; zero: none.
+// leaf is a file, and the operation that wrote its bytes (zero: none).
 type leaf struct {
 	ino   meta.Ino
 	wrote meta.OpID
@@ -55,7 +56,7 @@ type shotID struct {
 	at  meta.Generation
 }
 
-// order does what a session asked for.
+// order carries out a session's request.
 func (o *owner) order(s *session, m orderMsg) {
 	c := s.conn
 	if !o.recovered {
@@ -75,7 +76,7 @@ func (o *owner) order(s *session, m orderMsg) {
 			return
 		}
 		m.at = meta.Generation(res.Off)
-		if len(o.cur.effects) > before { // else it was taken before
+		if len(o.cur.effects) > before { // otherwise the snapshot existed already
 			o.w.truth.shots[shotID{o.l.vol, m.at}] = o.shoot()
 			o.w.trace("volume %d: snapshot %d in entry %d", o.l.vol, m.at, o.cur.seq)
 		}
@@ -96,7 +97,7 @@ func (o *owner) order(s *session, m orderMsg) {
 	o.await(s, seq, func() { s.conn.down(ordered{m.req, m.at}) })
 }
 
-// shoot notes what the volume is now.
+// shoot returns the present state of the volume.
 func (o *owner) shoot() shot {
 	sh := shot{maps.Clone(o.names), map[string]leaf{}}
 	dir, err := namespace.Query(&view{o: o}, o.context(0), &meta.ReadDir{Ino: meta.RootIno, Max: 4096})
@@ -110,7 +111,7 @@ func (o *owner) shoot() shot {
 	return sh
 }
 
-// dropSome does a step of what deleting a snapshot takes.
+// dropSome does one step of a snapshot's deletion.
 func (o *owner) dropSome() {
 	all, err := namespace.Snapshots(&view{o: o})
 	if err != nil {
@@ -132,7 +133,7 @@ func (o *owner) close(at meta.Generation) {
 		o.w.fail("%v", err)
 	}
 	if !slices.ContainsFunc(all, func(s meta.Snapshot) bool { return s.At == at && !s.Deleting }) {
-		return // somebody deleted it
+		return // another request deleted the snapshot
 	}
 	o.w.trace("volume %d is rolled back to %d", o.l.vol, at)
 	o.closed = true
@@ -145,7 +146,7 @@ func (o *owner) close(at meta.Generation) {
 	o.roll(at, nil)
 }
 
-// reopen goes on with what the owner before did not finish.
+// reopen continues the work on snapshots that the previous owner did not finish.
 func (o *owner) reopen() {
 	all, err := namespace.Snapshots(o.st)
 	if err != nil {
@@ -178,7 +179,8 @@ func (o *owner) roll(at meta.Generation, from []byte) {
 	o.w.after(1+o.w.rng.Int64N(10), &o.srv.node, func() { o.roll(at, from) })
 }
 
-// rolled: every place is as it was, which is a change like others.
+// rolled notes a rollback: every place returns to its earlier state, and each return
+// counts as a change.
 func (o *owner) rolled(at meta.Generation) {
 	o.w.res.Rollbacks++
 	o.w.truth.last++
@@ -258,7 +260,8 @@ func (cv *clientVolume) readAt(at meta.Generation, name string) {
 	})
 }
 
-// took: a client was told of a snapshot. What was finished before it asked is in it.
+// took notes that a client got the answer about a snapshot. The snapshot has every change
+// that was finished before start, the moment of the request.
 func (t *truth) took(cv *clientVolume, at meta.Generation, start int) {
 	t.w.res.Snapshots++
 	sh, ok := t.shots[shotID{cv.vol, at}]

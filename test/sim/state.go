@@ -15,7 +15,7 @@ type item struct {
 	v []byte
 }
 
-// store is a volume's state at a place of its log.
+// store is a volume's state at a position of the log.
 type store struct {
 	t   *btree.BTreeG[item]
 	pos journal.Position
@@ -55,7 +55,7 @@ func (s *store) apply(pos journal.Position, effects []namespace.Effect) {
 	s.pos = pos
 }
 
-// pending is the newest value of a key whose entry is not in the store.
+// pending is the newest value of a key, of an entry that is not in the store yet.
 type pending struct {
 	k   string
 	v   []byte
@@ -64,8 +64,8 @@ type pending struct {
 	by  meta.SessionID
 }
 
-// view is what one session's operation sees: pending effects over the store. It
-// notes which entry must be durable before its answer may be given (rule 13).
+// view is the state that one session's operation sees: pending effects over the store.
+// view notes which entry must be durable before the answer may be sent (rule 13).
 type view struct {
 	o        *owner
 	session  meta.SessionID

@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// Stories: single interleavings, each behind a rule of docs/rules.md. Nothing goes
-// wrong but what the story says; all checks of truth.go apply.
+// Stories are single interleavings, each behind a rule of docs/rules.md. The faults of
+// the story are the only faults; all checks of truth.go apply.
 
 type stage struct {
 	*world
@@ -26,7 +26,7 @@ func newStage(t *testing.T) *stage {
 		srv.boot()
 	}
 	for _, c := range s.clients {
-		c.stopping = true // nothing of its own
+		c.stopping = true // the client starts no operations by itself
 		c.boot()
 	}
 	s.until("sessions", func() bool {
@@ -67,7 +67,7 @@ func (s *stage) run(ms int64) {
 	}
 }
 
-// end heals the world and checks what is left.
+// end removes the faults and checks the final state.
 func (s *stage) end() {
 	s.t.Helper()
 	s.rest()
@@ -76,7 +76,7 @@ func (s *stage) end() {
 	}
 }
 
-// do starts an operation; the answer is there when r is not nil.
+// do starts an operation. r is nil until the answer arrives.
 func (s *stage) do(cv *clientVolume, op meta.Op) (r **reply) {
 	r = new(*reply)
 	var id meta.OpID
@@ -132,9 +132,9 @@ func (s *stage) sync(cv *clientVolume) {
 	s.until("a sync", func() bool { return cv.busy == 0 })
 }
 
-// Rules 1 and 2: O1 executes a create, stands still before its commit, O2 takes
-// over; O1 wakes: its commit is refused, it answers nobody, and when it owns the
-// volume again there is no ghost.
+// Rules 1 and 2: owner O1 executes a create and stands still before the commit, and O2
+// takes over. O1 wakes: its commit is refused, and O1 sends no answer. When O1 owns the
+// volume again, the file of the create is not there.
 func TestStoryFencedOwnerWakesUp(t *testing.T) {
 	s := newStage(t)
 	a, b := s.clients[0].vols[0], s.clients[1].vols[0]
@@ -164,8 +164,9 @@ func TestStoryFencedOwnerWakesUp(t *testing.T) {
 	s.end()
 }
 
-// Rule 3: C1 was told "a is inode n"; the owner dies before its commit. C2, who
-// wants to create a, too, gets it neither before C1 is back nor under n.
+// Rule 3: client C1 got the answer "a is inode n", and the owner dies before its commit.
+// Client C2, which wants to create a, too, gets no answer before C1 is back, and never
+// gets n.
 func TestStoryEarlyRepliesSurviveTheOwner(t *testing.T) {
 	s := newStage(t)
 	a, b := s.clients[0].vols[0], s.clients[1].vols[0]
@@ -191,8 +192,8 @@ func TestStoryEarlyRepliesSurviveTheOwner(t *testing.T) {
 	s.end()
 }
 
-// Rule 4: an owner that hands out a chunk and dies hands out no chunk twice,
-// and neither does its successor (truth.handedOut).
+// Rule 4: an owner that allocates a chunk and dies never allocates the chunk again, and
+// neither does the owner's successor (truth.handedOut).
 func TestStoryChunksAreHandedOutOnce(t *testing.T) {
 	s := newStage(t)
 	cv := s.clients[0].vols[0]
@@ -209,8 +210,8 @@ func TestStoryChunksAreHandedOutOnce(t *testing.T) {
 	s.end()
 }
 
-// Rule 5: the writer dies with bytes synced and bytes only appended; then a disk
-// crashes. The seal takes no less than what was synced, and the file reads.
+// Rule 5: the writer dies with synced bytes and appended bytes; then a disk crashes. The
+// seal keeps all synced bytes, and the file can be read.
 func TestStorySealKeepsWhatWasSynced(t *testing.T) {
 	s := newStage(t)
 	cv := s.clients[0].vols[0]
@@ -219,7 +220,7 @@ func TestStorySealKeepsWhatWasSynced(t *testing.T) {
 	s.sync(cv)
 	id := cv.chunk.rec.ID
 	synced := s.disks[0].chunks[id].synced
-	// Bytes that one replica alone has, and never synced.
+	// Bytes on a single replica, which never synced the bytes.
 	r := s.disks[0].chunks[id]
 	if err := s.disks[0].append(id, r.fence, len(r.data), block(meta.OpID{Unique: 1})); err != nil {
 		t.Fatal(err)
@@ -235,7 +236,7 @@ func TestStorySealKeepsWhatWasSynced(t *testing.T) {
 	if err != nil || c.State != meta.ChunkSealed || c.Length < uint64(synced) {
 		t.Fatalf("%+v, %v; %d bytes were synced", c, err, synced)
 	}
-	// Who wrote before writes no more.
+	// The previous writer is fenced.
 	for _, d := range s.disks {
 		if err := d.append(id, meta.Fence{Term: 1}, int(c.Length), []byte("late")); err == nil {
 			t.Fatalf("%s takes an append after the seal", d.name)
@@ -244,8 +245,8 @@ func TestStorySealKeepsWhatWasSynced(t *testing.T) {
 	s.end()
 }
 
-// Two open volumes are independent: what happens to the owner of one does not
-// hold up the other, and no number of one is seen in the other.
+// Two open volumes are independent: a fault of one owner does not delay the other volume,
+// and no sequence number of one volume appears in the other.
 func TestStoryTwoVolumesAreIndependent(t *testing.T) {
 	s := newStage(t)
 	s.until("both are owned", func() bool { return s.log[0].owner != nil && s.log[1].owner != nil })
@@ -272,8 +273,8 @@ func TestStoryTwoVolumesAreIndependent(t *testing.T) {
 	s.end()
 }
 
-// Rule 12: the only file in an open packed chunk is unlinked while the writer
-// appends the next: the chunk is held by its session, not judged an orphan.
+// Rule 12: the only file in an open packed chunk is unlinked while the writer appends the
+// next file: the session holds the chunk, so the chunk is no orphan.
 func TestStoryOnlyFileInAnOpenChunkIsUnlinked(t *testing.T) {
 	s := newStage(t)
 	cv := s.clients[0].vols[0]
@@ -297,8 +298,8 @@ func TestStoryOnlyFileInAnOpenChunkIsUnlinked(t *testing.T) {
 	s.end()
 }
 
-// Rule 13: nobody sees what could be lost. What b asks waits until a's change
-// is in the journal: names that are there, names that are gone, counters.
+// Rule 13: no client sees a change that could be lost. A request of b waits until a's
+// change is in the journal: names that exist, names that are gone, counters.
 func TestStoryNobodySeesWhatCouldBeLost(t *testing.T) {
 	s := newStage(t)
 	a, b := s.clients[0].vols[0], s.clients[1].vols[0]
@@ -318,19 +319,20 @@ func TestStoryNobodySeesWhatCouldBeLost(t *testing.T) {
 	if got := (*st).res.StatFS.UsedInodes; got != 4 {
 		t.Fatalf("%d inodes are counted, want 4", got)
 	}
-	s.end() // truth.saw checked that each was journaled when b saw it
+	s.end() // truth.saw has checked that each change was journaled when b saw it
 }
 
-// A client stands still for longer than its lease while nobody needs what it has: it comes
-// back as it was, with an early reply that is not in the journal yet and the names that it may
-// keep. It stands still again while another changes what it has: that one waits no longer
-// than a lease, and the client hears that its session ended.
+// A client stands still for longer than its lease while nobody needs its leases. Its
+// session resumes with an early reply that is not in the journal yet, and with leases on
+// names. The client stands still again while another client changes one of these names:
+// the other client waits no longer than a lease, and the first client learns that its
+// session ended.
 func TestStoryLateSessionComesBack(t *testing.T) {
 	s := newStage(t)
 	s.cfg.Off.Courtesy = os.Getenv("PENSTOCK_CONTROL") == "sim-nocourtesy"
 	a, b := s.clients[0].vols[0], s.clients[1].vols[0]
 	s.create(a, "first")
-	s.lookup(a, "first") // and it may keep the names of the root
+	s.lookup(a, "first") // the answer has a lease on the names of the root
 	was, expired := a.session, s.res.Expired
 	a.c.paused = s.Now + 3*sessionTTL
 	s.run(3*sessionTTL + sessionTTL/2)

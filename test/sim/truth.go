@@ -13,8 +13,8 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// place is what an operation reads or changes: a name in a directory, or with
-// an empty name a file's bytes.
+// place is the subject of a read or a change: a name in a directory, or, with an empty
+// name, a file's bytes.
 type place struct {
 	vol  meta.VolumeID
 	ino  meta.Ino
@@ -30,27 +30,27 @@ type change struct {
 	by  meta.SessionID
 }
 
-// done is a change whose client has the answer.
+// done is a change that was answered to its client.
 type done struct {
 	change
 	event int // when the answer came
 	cv    *clientVolume
 }
 
-// truth knows everything, and checks what must hold.
+// truth knows the whole world, and checks the rules.
 type truth struct {
 	w         *world
 	versions  map[meta.OpID]uint64
 	last      uint64
 	journaled map[meta.OpID]meta.Seq
-	answers   map[meta.OpID]meta.Ino // what the first answer gave
-	inos      map[place]meta.OpID    // name empty: the operation that got this number
+	answers   map[meta.OpID]meta.Ino // inode of the first answer
+	inos      map[place]meta.OpID    // name empty: the operation that got this inode number
 	chunks    map[meta.ChunkID]bool  // handed out
 	sealed    map[meta.ChunkID]meta.Fence
 	done      map[place][]done
 	shots     map[shotID]shot
-	deleted   map[shotID]bool                     // somebody asked for that
-	taken     map[meta.VolumeID][]meta.Generation // somebody was told of them; without the deleted ones
+	deleted   map[shotID]bool                     // a client requested the deletion
+	taken     map[meta.VolumeID][]meta.Generation // a client got the answer; without deleted snapshots
 }
 
 func newTruth(w *world) *truth {
@@ -61,8 +61,8 @@ func newTruth(w *world) *truth {
 	}
 }
 
-// version numbers an operation when an owner runs it; one that was answered
-// before keeps its number.
+// version numbers an operation when an owner runs it. An operation with an earlier answer
+// keeps its number.
 func (t *truth) version(op meta.OpID, replay bool) uint64 {
 	if !replay || t.versions[op] == 0 {
 		t.last++
@@ -112,7 +112,7 @@ func (t *truth) committed(l *volumeLog, p proposal) {
 	}
 }
 
-// answered: a client has a mutation's answer, the first or a repeated one.
+// answered notes that a client got the answer of a mutation, for the first time or again.
 func (t *truth) answered(cv *clientVolume, r *reply, c *call) {
 	ino := r.res.Attr.Ino
 	if was, ok := t.answers[c.id]; ok && was != ino {
@@ -131,9 +131,9 @@ func (t *truth) answered(cv *clientVolume, r *reply, c *call) {
 	}
 }
 
-// saw: a client learned, from an answer or from its cache, what a place's last
-// change was. start is when it asked. Nobody sees what could be lost (rule 13),
-// and nobody sees less than what was finished before he asked.
+// saw notes that a client learned, from an answer or from its cache, the last change s of
+// a place. start is the moment of the request. No client sees a change that could be lost
+// (rule 13), and every client sees the changes finished before its request.
 func (t *truth) saw(cv *clientVolume, what string, s change, start int) {
 	if s.op != (meta.OpID{}) && s.by != cv.session {
 		if _, ok := t.journaled[s.op]; !ok {
@@ -147,7 +147,7 @@ func (t *truth) saw(cv *clientVolume, what string, s change, start int) {
 	}
 }
 
-// synced: a client was told that these operations are durable.
+// synced notes that a client got the answer that these operations are durable.
 func (t *truth) synced(cv *clientVolume, ops []meta.OpID) {
 	for _, op := range ops {
 		if _, ok := t.journaled[op]; !ok {
@@ -156,8 +156,8 @@ func (t *truth) synced(cv *clientVolume, ops []meta.OpID) {
 	}
 }
 
-// dropped: a session is over; what it was answered and is not in the journal
-// may be lost, and it knows.
+// dropped notes that a client knows that its session ended. Answered operations that are
+// not in the journal may be lost.
 func (t *truth) dropped(cv *clientVolume) {
 	for at, l := range t.done {
 		t.done[at] = slices.DeleteFunc(l, func(d done) bool {
@@ -171,8 +171,8 @@ func (t *truth) dropped(cv *clientVolume) {
 	})
 }
 
-// ended: an owner ended a session. What it was answered and is not in the
-// journal may be lost: it will hear so (rule 3).
+// ended notes that an owner ended a session. Answered operations that are not in the
+// journal may be lost; the client will learn this (rule 3).
 func (t *truth) ended(vol meta.VolumeID, id meta.SessionID) {
 	for at, l := range t.done {
 		t.done[at] = slices.DeleteFunc(l, func(d done) bool {
@@ -203,9 +203,9 @@ func (t *truth) appended(d *disk, id meta.ChunkID, f meta.Fence, r *replica) {
 	}
 }
 
-// atRest checks what a world without faults came to: every state follows from
-// its log, no record contradicts another, every byte that a name leads to is
-// there and is the last that was written.
+// atRest checks the final state of a world without faults: every state follows from its
+// log, no record contradicts another record, and every byte of a file is there, as
+// written last.
 func (t *truth) atRest() {
 	for _, l := range t.w.log {
 		st := newStore()
@@ -246,8 +246,8 @@ func (t *truth) atRest() {
 	}
 }
 
-// files reads every file, live or in a snapshot; wrote tells who wrote one, zero if
-// nobody. It gives how many there are.
+// files reads every file, live or in a snapshot, and returns the number of files. wrote
+// returns the operation that wrote a file; zero: none.
 func (t *truth) files(l *volumeLog, st *store, at meta.Generation, wrote func(name string, ino meta.Ino) meta.OpID) int {
 	ctx := namespace.Context{Volume: l.vol, At: at}
 	dir, err := namespace.Query(st, ctx, &meta.ReadDir{Ino: meta.RootIno, Max: 4096, Plus: true})
@@ -284,7 +284,7 @@ func (t *truth) files(l *volumeLog, st *store, at meta.Generation, wrote func(na
 	return len(dir.Entries)
 }
 
-// equal compares all but the replies, whose deletion may be under way.
+// equal compares everything except replies, whose deletion may be under way.
 func equal(a, b *store) (bool, []byte) {
 	list := func(s *store) (all []item) {
 		s.t.Ascend(func(i item) bool { all = append(all, i); return true })
@@ -302,7 +302,7 @@ func equal(a, b *store) (bool, []byte) {
 	return true, nil
 }
 
-// blockSize is the bytes of one write; they name the operation.
+// blockSize is the number of bytes of one write. The bytes name the operation.
 const blockSize = 32
 
 func block(op meta.OpID) []byte {

@@ -1,5 +1,5 @@
-// Package snapshots tests snapshots of a whole system: real clients with
-// buffers, a real metadata server, journal and chunk server, in one process.
+// Package snapshots tests snapshots of a whole system: clients with buffers, a metadata
+// server, a journal and a chunk server, all real, in one process.
 package snapshots
 
 import (
@@ -30,7 +30,7 @@ func up(t *testing.T) *local.System {
 
 func upWith(t *testing.T, log *slog.Logger) *local.System { return upAs(t, local.Config{Logger: log}) }
 
-// upAs starts a system; where it is, and what is unsafe in it, is filled in.
+// upAs starts a system with cfg; upAs fills in the directory and the unsafe switches.
 func upAs(t *testing.T, cfg local.Config) *local.System {
 	t.Helper()
 	unsafe, err := local.Controls(os.Getenv(local.ControlVariable), cfg.Logger)
@@ -86,11 +86,12 @@ func (quiet) Granted(meta.VolumeID, meta.Grant) {}
 func (quiet) Recall(_ meta.Recall, done func()) { done() }
 func (quiet) Expired([]meta.VolumeID, error)    {}
 
-// record is what one append adds; the others are shorter or longer.
+// record is the size in bytes of a usual append; other appends are shorter or longer.
 const record = 6000
 
-// A kind of counter in files of its own. write makes it n, and returns when an
-// application would go on; read tells what it is at a snapshot.
+// A kind is a way to store a counter in files. write sets the counter to n, and returns
+// at the moment when an application would continue; read returns the counter in a
+// snapshot.
 type kind struct {
 	name  string
 	write func(ctx context.Context, v *penstock.Volume, ino meta.Ino, name string, n uint64) error
@@ -184,8 +185,8 @@ var kinds = []kind{
 	}},
 }
 
-// pair is one counter that a client writes, and one that another writes when it
-// was told that the first was written.
+// pair is two counters: one client writes the first, and tells a second client, which
+// then writes the second counter.
 type pair struct {
 	name        [2]string
 	of          [2]kind
@@ -193,7 +194,7 @@ type pair struct {
 	begun, done [2]atomic.Uint64
 }
 
-// newPair makes the files of a pair, one in each volume.
+// newPair makes the files of a pair, one file in each volume.
 func newPair(t *testing.T, vols [2]*penstock.Volume, a, b kind) *pair {
 	t.Helper()
 	p := &pair{of: [2]kind{a, b}}
@@ -227,9 +228,9 @@ func (p *pair) count(ctx context.Context, t *testing.T, vols [2]*penstock.Volume
 	}
 }
 
-// TestAtomic: W1 writes A, tells W2, who writes B. While they do, in files and
-// names of every kind, snapshots are taken: each has what write returned for
-// before the call, nothing that had not begun after it, and never B without A.
+// TestAtomic: client W1 writes A and tells client W2, which then writes B, in files and
+// names of every kind, while the test takes snapshots. Each snapshot must have all writes
+// that returned before the call, no write begun after the call, and never B without A.
 func TestAtomic(t *testing.T) {
 	s := up(t)
 	vols := [2]*penstock.Volume{connect(t, s, "w1"), connect(t, s, "w2")}

@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// TestGroupAtomic is TestAtomic over two volumes: W1 writes A in one, tells W2, who
-// writes B in the other, in files and names of every kind, while groups are taken.
+// TestGroupAtomic is TestAtomic over two volumes: W1 writes A in one volume, and tells
+// W2, which writes B in the other volume, while the test takes group snapshots.
 func TestGroupAtomic(t *testing.T) {
 	s := up(t)
 	clients := [2]*penstock.Client{dial(t, s, "w1"), dial(t, s, "w2")}
@@ -27,7 +27,8 @@ func TestGroupAtomic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Side 0 writes into the volume that comes last in the order of numbers, too.
+	// Writer 0 writes into the volume with the higher number, so the order of the writes
+	// is not the order of the volumes' numbers.
 	ids := [2]meta.VolumeID{second.ID, meta.RootVolume}
 	var vols [2]*penstock.Volume
 	for side := range 2 {

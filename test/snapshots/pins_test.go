@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/test/operator"
 )
 
-// TestViewOfOneThatIsGone: who shows a snapshot that was deleted pins no other one
-// that has its name by now, and proves nothing with the other's digest.
+// TestViewOfOneThatIsGone: a mount that shows a deleted snapshot pins no other snapshot
+// with the same name, and verifies nothing by the other snapshot's digest.
 func TestViewOfOneThatIsGone(t *testing.T) {
 	s := up(t)
 	c, o := dial(t, s, "c"), operator.New(t, s.Meta.Addr, nil)
@@ -59,9 +59,9 @@ func TestViewOfOneThatIsGone(t *testing.T) {
 	}
 }
 
-// TestViewOfOneKeptForClones: a snapshot that was deleted while a clone needs it is
-// there for who shows it, whoever looks which ones there are, and for who comes anew,
-// until the clone goes.
+// TestViewOfOneKeptForClones: a snapshot that was deleted while a clone needs it stays
+// readable for the client that shows it, whichever client lists the snapshots, and for
+// new clients, until the clone is deleted.
 func TestViewOfOneKeptForClones(t *testing.T) {
 	s := up(t)
 	ctx := t.Context()
@@ -83,7 +83,7 @@ func TestViewOfOneKeptForClones(t *testing.T) {
 	if i, err := o.DropSnapshot(ctx, meta.RootVolume, "one"); err != nil || i.State != meta.SnapshotDropped {
 		t.Fatal(i, err)
 	}
-	look := func() { // asks anew, and ends the views of what is not in the list
+	look := func() { // lists the snapshots again, which ends the views of snapshots not in the list
 		t.Helper()
 		if _, err := v.Snapshot(ctx, "none"); !errors.Is(err, meta.NoSuchSnapshot) {
 			t.Fatal(err)

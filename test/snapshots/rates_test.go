@@ -29,7 +29,8 @@ var (
 	writers = flag.String("writers", "10", "numbers of files being written at which the barrier of snapshots is timed, ascending")
 )
 
-// rated is a volume with so many snapshots, and how long each kind of work took in it.
+// rated is a volume with a number of snapshots, and the durations of each kind of work
+// there.
 type rated struct {
 	v         *penstock.Volume
 	o         *operator.Operator
@@ -66,10 +67,11 @@ func (r *rated) snap(t *testing.T) {
 	}
 }
 
-// TestRates times creating files and writing to files, client, server and journal
-// together, in volumes that have snapshots and in one that has none, by turns. Each
-// volume was changed since its last snapshot already ("steady"), or a snapshot was
-// taken a moment ago. Their ratios are the medians of the quotients turn by turn.
+// TestRates times the creation of files and writes to files, with client, server and
+// journal together, in volumes with snapshots and in a volume without, by turns. In the
+// "steady" case each volume was changed since its last snapshot; in the other case the
+// snapshot was taken a moment ago. Each ratio is the median of the quotients of the
+// turns.
 func TestRates(t *testing.T) {
 	s := upAs(t, local.Config{Logger: slog.New(slog.DiscardHandler), DigestRate: *digests})
 	c := dial(t, s, "rates")
@@ -139,8 +141,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestWritersGoOn: after a snapshot the writers of many files get their leases back with
-// few requests, and the next snapshot has what they wrote under them.
+// TestWritersGoOn: after a snapshot, the writers of many files get their leases back with
+// few requests, and the next snapshot has the bytes written under these leases.
 func TestWritersGoOn(t *testing.T) {
 	s := up(t)
 	c := dial(t, s, "writer")
@@ -160,7 +162,7 @@ func TestWritersGoOn(t *testing.T) {
 	} else {
 		t.Logf("%d requests for the leases of %d files", n, files)
 	}
-	for i, ino := range r.inos { // buffered, all of it
+	for i, ino := range r.inos { // all of it stays in the buffer
 		if _, err := v.Write(t.Context(), nil, ino, []byte{byte(i), byte(i >> 8)}, 9000, false, false); err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +193,7 @@ func TestWritersGoOn(t *testing.T) {
 
 func median(l []float64) float64 { return slices.Sorted(slices.Values(l))[len(l)/2] }
 
-// processorTime is that of this process, client, servers and etcd, in seconds.
+// processorTime returns the CPU seconds of this process: client, servers and etcd.
 func processorTime(t *testing.T) float64 {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -200,7 +202,7 @@ func processorTime(t *testing.T) float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// barriers are what a metadata server logs of the snapshots that it took.
+// barriers collects the log lines of a metadata server about snapshots.
 type barriers struct {
 	mu  sync.Mutex
 	all []taken
@@ -227,8 +229,9 @@ func (b *barriers) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestBarrier times the barrier of snapshots by the number of files that are being
-// written, by four clients: it is linear in that, and a second at most.
+// TestBarrier times the barrier of snapshots with a growing number of files under way,
+// from four clients. The time must be linear in the number of files, and a second at
+// most.
 func TestBarrier(t *testing.T) {
 	var log barriers
 	s := upWith(t, slog.New(slog.NewJSONHandler(&log, nil)))

@@ -20,7 +20,7 @@ var (
 	changes = flag.String("changes", "100", "numbers of new files at which comparisons are timed, ascending")
 )
 
-// numbers reads a list of ascending ones.
+// numbers parses a list of ascending numbers.
 func numbers(t *testing.T, list string) (l []int) {
 	t.Helper()
 	for text := range strings.SplitSeq(list, ",") {
@@ -33,11 +33,11 @@ func numbers(t *testing.T, list string) (l []int) {
 	return l
 }
 
-// TestSizes times, in a whole system, what must not grow with a volume: taking a
-// snapshot and making a clone; and a comparison, which grows with the change. The
-// best of three counts. What is journaled for a snapshot and a clone is counted, and
-// is the same for all; what a comparison reads is counted in
-// meta/namespace (TestDiffReadsInProportion), what a clone's store does in meta/state
+// TestSizes times, in a whole system, the steps that must not grow with a volume: taking
+// a snapshot and making a clone; and a comparison, which grows with the change. The best
+// of three runs counts. The test also counts the journaled bytes of a snapshot and a
+// clone, which must be equal for all sizes. Further counts: the reads of a comparison in
+// meta/namespace (TestDiffReadsInProportion), the work of a clone's store in meta/state
 // (TestCopyIsFlat).
 func TestSizes(t *testing.T) {
 	s := up(t)
@@ -87,8 +87,8 @@ func TestSizes(t *testing.T) {
 		}
 		return least
 	}
-	// journaled is how many bytes do journals, and what goes on beside it. An entry is
-	// counted before the next one is written.
+	// count returns the bytes journaled so far, also for work in the background. An entry
+	// is counted before the next entry is written.
 	count := func() uint64 {
 		t.Helper()
 		if _, err := sess.Do(ctx, v.ID, meta.OpID{}, &meta.SetAttr{Ino: meta.RootIno, Mask: meta.SetMtimeNow}, meta.LeaseNone); err != nil {
@@ -145,7 +145,7 @@ func TestSizes(t *testing.T) {
 			took := best(func(string) error {
 				found := 0
 				err := o.DiffSnapshots(ctx, v.ID, of, "", func(meta.Change) error { found++; return nil })
-				// The directory that they are in has other times.
+				// The directory of the changed files has other times, too.
 				if err == nil && (found < changed || found > changed+1) {
 					err = fmt.Errorf("%d changes were found of %d", found, changed)
 				}

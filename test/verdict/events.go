@@ -19,13 +19,14 @@ type event struct {
 	FailedBuild string
 }
 
-// pkg is what was heard of one package.
+// pkg collects the events of one package.
 type pkg struct {
 	name    string
-	verdict string // pass, fail or skip; "" until it has one
-	build   bool   // it could not be built
-	lines   []line // in the order in which they came
-	// tests are how often each ended in which way; begun are those that have not ended.
+	verdict string // pass, fail or skip; "" before the end
+	build   bool   // the package could not be built
+	lines   []line // in the order of arrival
+	// tests counts the results by test and result; begun counts the tests without a
+	// result yet.
 	tests map[string]map[string]int
 	begun map[string]int
 	names []string // of tests, in the order of their beginnings
@@ -33,7 +34,8 @@ type pkg struct {
 
 type line struct{ test, text string }
 
-// ended are the tests that ended so, at least once; with "" those that did not end.
+// ended returns the tests with at least one result how; for "", the tests without a
+// result.
 func (p *pkg) ended(how string) []string {
 	var names []string
 	for _, n := range p.names {
@@ -44,9 +46,9 @@ func (p *pkg) ended(how string) []string {
 	return names
 }
 
-// told says whether what a test said is to be printed: of tests that passed nothing
-// is, as by go test, unless the package ended outside of any test, or in the
-// middle of one.
+// told says whether the output of a test is printed. The output of a passed test is not
+// printed (as by go test), unless the package ended outside of any test, or in the middle
+// of a test.
 func (p *pkg) told(test string) bool {
 	if len(p.ended("fail")) == 0 || len(p.ended("")) > 0 {
 		return true
@@ -54,7 +56,7 @@ func (p *pkg) told(test string) bool {
 	return test == "" || p.tests[test]["fail"] > 0
 }
 
-// output is what the package and those of its tests said.
+// output returns the output of the package and of the tests that of selects.
 func (p *pkg) output(of func(test string) bool) string {
 	var b strings.Builder
 	for _, l := range p.lines {
@@ -65,15 +67,15 @@ func (p *pkg) output(of func(test string) bool) string {
 	return b.String()
 }
 
-// noise are the lines that go test prints with -v alone.
+// noise reports whether go test prints the line only with -v.
 func noise(text string) bool {
 	text = strings.TrimLeft(text, " ")
 	return slices.ContainsFunc([]string{"=== RUN ", "=== PAUSE ", "=== CONT ", "=== NAME ", "--- PASS: "}, func(p string) bool { return strings.HasPrefix(text, p) })
 }
 
-// read hears a run of go test -json to its end. Each package is handed to done as
-// soon as it has a verdict, and what is no event is written to w at once. Those
-// without a verdict at the end come last.
+// read reads the output of go test -json to its end. It calls done for each package as
+// soon as the package has a verdict, and copies lines that are no events to w at once.
+// Packages without a verdict at the end come last.
 func read(from io.Reader, w io.Writer, done func(*pkg)) ([]*pkg, error) {
 	var all []*pkg
 	by := map[string]*pkg{}

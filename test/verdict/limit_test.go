@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// limited runs scripts/limit.sh and gives what it showed and its status.
+// limited runs scripts/limit.sh and returns its output and its status.
 func limited(t *testing.T, seconds string, command ...string) (string, int) {
 	t.Helper()
 	log := filepath.Join(t.TempDir(), "log")
@@ -42,7 +42,7 @@ func TestLimit(t *testing.T) {
 			t.Errorf("%d: %s", status, out)
 		}
 	})
-	// One that doesn't end when it is told to, and a process of a group of its own.
+	// A command that ignores SIGTERM, and a child in a process group of its own.
 	t.Run("not in time", func(t *testing.T) {
 		t.Parallel()
 		out, status := limited(t, "1", "bash", "-c", `trap "echo told" TERM; set -m; sleep 1000 & p=$!; until grep -q ^sleep /proc/$p/cmdline; do :; done; kill -STOP $p; echo pid $p; while :; do sleep 1; done`)

@@ -2,14 +2,14 @@
 //
 //	go run ./test/verdict [-p N] [-timeout D] PACKAGES...
 //
-// It owns the rule for tests that wait for real processes on a machine that may
-// stand still for seconds. Few of them may be red once, if each is green twice when
-// it is run again alone, with nothing else on the machine; they are named at the
-// end, and what they said is above. What can't be a slow moment's fault is not run
-// again: rule.go says what that is.
+// It owns the rule for tests that wait for real processes on a machine that may stand
+// still for seconds. A few tests may fail once, if each passes twice when run again
+// alone, with nothing else on the machine. The end of the output names these tests; the
+// reports of their failures stand above. A failure that no slow moment explains is final:
+// see rule.go.
 //
-// The output is that of go test. A package that fails shows all that its failing
-// tests said.
+// The output has the form of go test's output. For a failed package it has the whole
+// output of the failed tests.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 	"time"
 )
 
-// runner runs go test and prints what it says.
+// runner runs go test and prints its output.
 type runner struct {
 	goTool  string
 	timeout string
@@ -53,7 +53,8 @@ func main() {
 	}
 }
 
-// suite runs the tests of packages, and again what may be run again.
+// suite runs the tests of packages, then runs some of the failed tests again, as judge
+// allows.
 func (r runner) suite(ctx context.Context, processors int, packages []string) (green bool, err error) {
 	module, err := exec.CommandContext(ctx, r.goTool, "list", "-m").Output()
 	if err != nil {
@@ -94,14 +95,14 @@ func (r runner) suite(ctx context.Context, processors int, packages []string) (g
 	return true, nil
 }
 
-// alone runs one test twice with nothing beside it.
+// alone runs one test twice with nothing else beside the test.
 func (r runner) alone(ctx context.Context, o one) bool {
 	all, err := r.test(ctx, "-count", "2", "-p", "1", "-parallel", "1", "-run", o.pattern(), o.pkg)
 	return err == nil && len(all) == 1 && all[0].tests[o.name]["pass"] == 2
 }
 
-// test runs go test with arguments and prints its verdict on each package, and
-// what those that failed said.
+// test runs go test with arguments, and prints its verdict on each package and the output
+// of failed tests.
 func (r runner) test(ctx context.Context, args ...string) ([]*pkg, error) {
 	cmd := exec.CommandContext(ctx, r.goTool, append([]string{"test", "-json", "-timeout", r.timeout}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -119,7 +120,7 @@ func (r runner) test(ctx context.Context, args ...string) ([]*pkg, error) {
 		ended <- err
 	}()
 	all, err := read(from, r.out, r.tell)
-	from.CloseWithError(err) // nobody reads any more: let it end
+	from.CloseWithError(err) // ends go test, because nobody reads its output
 	if werr := <-ended; err == nil {
 		err = werr
 	}
@@ -131,7 +132,7 @@ func (r runner) test(ctx context.Context, args ...string) ([]*pkg, error) {
 	return all, err
 }
 
-// tell prints what go test without -v prints of a package.
+// tell prints the output of a package in the form of go test without -v.
 func (r runner) tell(p *pkg) {
 	if p.verdict == "fail" {
 		io.WriteString(r.out, p.output(p.told))

@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// At most so many tests, of so many packages, may be red once: more of them are a
-// defect that shows in many places, or a machine that nothing can be said on.
+// Bounds on the number of tests, and of their packages, that may fail once. More failures
+// show a defect in many places, or a machine on which no test proves anything.
 const (
 	mostTests    = 4
 	mostPackages = 3
 )
 
-// exact are the packages whose tests involve neither time that passes nor
-// processes: what is red there once is wrong.
+// exact lists the packages whose tests depend neither on the passing of time nor on
+// processes: a failure there is final.
 var exact = []string{
 	"chunkserver", "chunkserver/castagnoli", "chunkserver/wire",
 	"csi/handle", "csi/policy",
@@ -24,22 +24,22 @@ var exact = []string{
 	"test/layers", "test/sim", "test/sim/replicas", "test/verdict",
 }
 
-// grave is what no slow moment explains, wherever in the output of a package that
-// failed: what a process prints may be taken for another test's. "DATA:" begins
-// what tests say of bytes, names and counts that are wrong or lost
-// (CONTRIBUTING.md); penstock fsck says how many problems it found.
+// grave matches reports that no slow moment explains, anywhere in the output of a failed
+// package: the output of a process may appear below another test's name. Tests begin
+// their reports about wrong or lost bytes, names and counts with "DATA:"
+// (CONTRIBUTING.md); penstock fsck prints how many problems it found.
 var grave = regexp.MustCompile(`DATA:|fsck: [0-9]+ problems|panic:|fatal error:|DATA RACE`)
 
-// tables are packages in which each subtest stands alone, so that one can be run
-// without the others; anywhere else a subtest may go on where the one before ended.
+// tables lists packages with independent subtests, which can run alone; in other packages
+// a subtest may continue the work of the previous subtest.
 var tables = []string{"test/cmd", "test/posix"}
 
-// one is a test that can be run by its name.
+// one names a test that can be run alone.
 type one struct{ pkg, name string }
 
 func (o one) String() string { return o.pkg + " " + o.name }
 
-// pattern is what go test's -run takes for that test alone.
+// pattern returns the argument of go test's -run for this test alone.
 func (o one) pattern() string {
 	var elems []string
 	for e := range strings.SplitSeq(o.name, "/") {
@@ -48,8 +48,8 @@ func (o one) pattern() string {
 	return strings.Join(elems, "/")
 }
 
-// judge gives the tests that failed and may be run again, and why others may
-// not: if there is a reason, the suite is red.
+// judge returns the failed tests that may be run again, and the reasons against running
+// others again: with any reason, the suite has failed.
 func judge(module string, packages []*pkg) (again []one, reasons []string) {
 	never := func(format string, a ...any) { reasons = append(reasons, fmt.Sprintf(format, a...)) }
 	failed := 0
@@ -65,7 +65,7 @@ func judge(module string, packages []*pkg) (again []one, reasons []string) {
 				tests = append(tests, one{p.name, t})
 			}
 		}
-		// Of a table, those that have no failing test below them.
+		// In tables, only the failed tests without a failed subtest run again.
 		tests = slices.DeleteFunc(tests, func(o one) bool {
 			return slices.ContainsFunc(tests, func(sub one) bool { return strings.HasPrefix(sub.name, o.name+"/") })
 		})

@@ -11,7 +11,8 @@ import (
 
 const module = "example.org/m"
 
-// recorded reads what go test -json said of packages of a small module (testdata).
+// recorded reads recorded output of go test -json on packages of a small module
+// (testdata).
 func recorded(t *testing.T, names ...string) ([]*pkg, string) {
 	t.Helper()
 	var all []*pkg
@@ -32,12 +33,12 @@ func recorded(t *testing.T, names ...string) ([]*pkg, string) {
 	return all, out.String()
 }
 
-// What may be run again, and what may not.
+// TestJudge checks which failures may be run again.
 func TestJudge(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
-		runs   string // recorded ones
-		again  string // tests that are run again,
+		runs   string // names of the recorded runs
+		again  string // tests that run again,
 		reason string // or a part of why the suite is red
 		says   string // is in the output
 	}{
@@ -84,7 +85,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Of a package that failed, what passing tests logged is left out, and nothing else.
+// TestOutput: of a failed package, only the logs of passed tests are left out.
 func TestOutput(t *testing.T) {
 	_, out := recorded(t, "flake")
 	const want = `--- FAIL: TestSlow (0.00s)
@@ -108,7 +109,7 @@ FAIL	example.org/m/flake	`
 	}
 }
 
-// A run that was cut off shows what was under way.
+// TestCutOff: the report of a run that was cut off shows the tests under way.
 func TestCutOff(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join("testdata", "timeout.json"))
 	if err != nil {
@@ -128,7 +129,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// The rule's packages are there.
+// TestPackagesAreThere: the packages named in rule.go exist.
 func TestPackagesAreThere(t *testing.T) {
 	for _, p := range append(exact, tables...) {
 		if found, err := filepath.Glob(filepath.Join("..", "..", p, "*_test.go")); err != nil || len(found) == 0 {
@@ -137,8 +138,8 @@ func TestPackagesAreThere(t *testing.T) {
 	}
 }
 
-// With go test itself: a test that fails at first is run twice more, and green if
-// it passes both times.
+// TestAgain runs go test: a test that fails at first runs twice more, and is green if it
+// passes both times.
 func TestAgain(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

@@ -10,7 +10,7 @@ import (
 // copies is how many replicas a chunk is to have.
 const copies = 3
 
-// record is what the journal says of a chunk.
+// record is the journal's record of a chunk.
 type record struct {
 	meta.ChunkRecord
 	n         int
@@ -18,12 +18,12 @@ type record struct {
 	openEnded bool   // the file ends at the sealed length
 	session   int
 	file      int
-	base      uint64 // of the chunk in its file
-	used      bool   // the file has an extent in it
+	base      uint64 // offset of the chunk in its file
+	used      bool   // the file has an extent in the chunk
 	dropped   bool
 }
 
-// state is what the journal's entries add up to.
+// state is the sum of the journal's entries.
 type state struct {
 	recs    []*record
 	expired []bool // sessions
@@ -45,20 +45,20 @@ type journal struct {
 	state
 }
 
-// owner is a meta server that owns the volume, or thinks so.
+// owner is a metadata server that owns the volume, or believes so.
 type owner struct {
 	node
 	w      *world
 	term   uint64
 	active bool
-	st     state // as far as its term reads the journal
+	st     state // the journal, as far as the owner's term has read it
 	fences []uint32
-	busy   []bool  // chunks that are being sealed, copied or moved
-	seen   []int64 // sessions: when they were last heard of
-	away   []int64 // servers: since when they don't answer, 0 if they do
+	busy   []bool  // chunks whose seal, copy or move is under way
+	seen   []int64 // by session: time of the last message
+	away   []int64 // by server: since when the server does not answer; 0: it answers
 }
 
-// take makes an owner of a new term, that has read the journal to its end.
+// take starts an owner with a new term, which has read the journal to its end.
 func (o *owner) take() {
 	w := o.w
 	w.journal.term++
@@ -90,8 +90,7 @@ func (o *owner) grow() {
 	}
 }
 
-// fresh is a fence above all that this owner, or any before it, ever used for
-// a chunk.
+// fresh returns a fence above every fence that any owner has used for a chunk.
 func (o *owner) fresh(r *record) meta.Fence {
 	if o.w.cfg.Off.OldFences && r.State != meta.ChunkOpen {
 		return r.Fence
@@ -131,7 +130,7 @@ func (o *owner) commit(apply func(*state) error, back func(error)) {
 	})
 }
 
-// work is what an owner does by itself.
+// work does an owner's periodic work.
 func (o *owner) work() {
 	o.w.after(20+o.w.rng.Int64N(20), &o.node, func() {
 		if !o.active {
@@ -178,8 +177,8 @@ func (o *owner) expire(session int) {
 
 func (o *owner) server(id meta.ServerID) *server { return o.w.servers[int(id)-1] }
 
-// seal ends a chunk by rule 5. need is what the writer asks to keep, nil when
-// somebody else wants the seal.
+// seal ends a chunk by rule 5. need is the length that the writer asks to keep; nil if
+// the writer does not ask.
 func (o *owner) seal(r *record, need *uint64, back func(ok bool)) {
 	w := o.w
 	if r.State != meta.ChunkOpen {
@@ -208,7 +207,7 @@ func (o *owner) seal(r *record, need *uint64, back func(ok bool)) {
 		for _, id := range which {
 			i, s := slices.Index(c.Servers, id), o.server(id)
 			call(w, &o.node, &s.node, false, func(reply func(replica.Answer)) { s.freeze(r.n, fence, at, reply) }, func(a answer[replica.Answer]) {
-				answers[i] = a.v // the zero value is that of an unreachable one
+				answers[i] = a.v // the zero value means: unreachable
 				if left--; left > 0 {
 					return
 				}
@@ -237,8 +236,8 @@ func (o *owner) seal(r *record, need *uint64, back func(ok bool)) {
 					if !w.truth.lost(r.n, answers) {
 						w.fail("chunk %d can't be sealed though a replica of all that was promised lives: %s", r.n, d.Why)
 					}
-					// What is missing was synced on one replica alone: an operator
-					// looks at it and lets it go.
+					// The missing bytes were synced on one replica alone: an operator
+					// inspects the chunk and accepts the loss.
 					w.res.Losses++
 					c.AcceptLoss = true
 					ask(c.Servers, at, 4)
@@ -246,7 +245,8 @@ func (o *owner) seal(r *record, need *uint64, back func(ok bool)) {
 					if !w.truth.chunks[r.n].rude || c.AcceptLoss {
 						w.fail("chunk %d can't be sealed: %s", r.n, d.Why)
 					}
-					// Two wrote to it, which rule 6 forbids: an operator again.
+					// Two writers wrote to the chunk, which rule 6 forbids: again an
+					// operator decides.
 					w.res.Losses++
 					c.AcceptLoss = true
 					ask(c.Servers, at, 4)
@@ -293,8 +293,8 @@ func (o *owner) ended(r *record, fence meta.Fence, d replica.Decision, done func
 	})
 }
 
-// finish sends the journaled end to replicas, once; who misses it is told when
-// the chunk is surveyed.
+// finish sends the journaled end to the replicas, once. The survey sends the end to
+// replicas that miss this message.
 func (o *owner) finish(r *record, fence meta.Fence, length uint64, servers []meta.ServerID) {
 	for _, id := range servers {
 		s := o.server(id)
@@ -302,8 +302,8 @@ func (o *owner) finish(r *record, fence meta.Fence, length uint64, servers []met
 	}
 }
 
-// survey asks all servers for their replica of a sealed chunk, and does one
-// thing about what it hears.
+// survey asks all servers for their replicas of a sealed chunk, and does one step about
+// the answers.
 func (o *owner) survey(r *record) {
 	w := o.w
 	o.busy[r.n] = true
@@ -333,7 +333,7 @@ func (o *owner) survey(r *record) {
 	}
 }
 
-// repair does at most one thing about a chunk, and gives it up then.
+// repair does at most one step about a chunk, then ends the work on the chunk.
 func (o *owner) repair(r *record, answers []replica.Answer) {
 	w := o.w
 	free := func(error) { o.busy[r.n] = false }
@@ -360,7 +360,7 @@ func (o *owner) repair(r *record, answers []replica.Answer) {
 		}
 	}
 	want := len(good) < copies
-	// Replicas by the journal first: only what they hold says what to do with the others.
+	// First the replicas in the journal: their state decides about the others.
 	first := slices.Clone(w.servers)
 	slices.SortStableFunc(first, func(a, b *server) int {
 		rank := map[bool]int{true: 0, false: 1}
@@ -386,7 +386,7 @@ func (o *owner) repair(r *record, answers []replica.Answer) {
 				switch act := replica.Return(r.ChunkRecord, s.id(), b.v, others, want, &w.cfg.Off.Off); act {
 				case replica.Finish, replica.Join, replica.Discard:
 					o.settle(r, s, act, free)
-				default: // it stays as it is, and must not keep us from the rest
+				default: // the replica stays, and must not hold up the work on the others
 					o.spread(r, answers, good, spare, bad, free)
 				}
 			})
@@ -399,8 +399,8 @@ func (o *owner) repair(r *record, answers []replica.Answer) {
 	o.spread(r, answers, good, spare, bad, free)
 }
 
-// spread copies where replicas are missing, drops what is too many, and moves
-// one now and then.
+// spread copies to missing replicas, drops surplus replicas, and moves a replica now and
+// then.
 func (o *owner) spread(r *record, answers []replica.Answer, good, spare []*server, bad []int, free func(error)) {
 	w, want := o.w, len(good) < copies
 	switch {
@@ -424,7 +424,7 @@ func (o *owner) spread(r *record, answers []replica.Answer, good, spare []*serve
 	}
 }
 
-// settle carries out what Return decided of one server's replica.
+// settle carries out the decision of Return about one server's replica.
 func (o *owner) settle(r *record, s *server, act replica.Action, free func(error)) {
 	w := o.w
 	f := o.fresh(r)
@@ -454,8 +454,8 @@ func (o *owner) settle(r *record, s *server, act replica.Action, free func(error
 	}
 }
 
-// copy puts a sealed copy on a server and then makes it a replica, in place of
-// another one if instead is set.
+// copy puts a sealed copy on a server and then makes the copy a replica, in place of the
+// server instead if instead is set.
 func (o *owner) copy(r *record, to *server, from []*server, instead meta.ServerID, free func(error)) {
 	w := o.w
 	f := o.fresh(r)
@@ -470,8 +470,8 @@ func (o *owner) copy(r *record, to *server, from []*server, instead meta.ServerI
 	})
 }
 
-// replicas journals a change of a chunk's replicas, under the fence of the
-// order that came before.
+// replicas journals a change of a chunk's replicas, under the fence of the preceding
+// order.
 func (o *owner) replicas(r *record, add, drop meta.ServerID, f meta.Fence, back func(error)) {
 	expect := slices.Clone(r.Servers)
 	o.commit(func(s *state) error {
@@ -488,8 +488,8 @@ func (o *owner) replicas(r *record, add, drop meta.ServerID, f meta.Fence, back 
 	}, back)
 }
 
-// collect deletes a chunk that nothing refers to, everywhere, and drops its
-// record when all its replicas are gone.
+// collect deletes a chunk without references on all servers, and drops its record when
+// all replicas are gone.
 func (o *owner) collect(r *record) {
 	w := o.w
 	o.busy[r.n] = true
@@ -515,7 +515,7 @@ func (o *owner) collect(r *record) {
 	}
 }
 
-// orphans deletes what servers still have of a chunk that the journal dropped.
+// orphans deletes the servers' remains of a chunk that the journal dropped.
 func (o *owner) orphans(r *record) {
 	if !r.dropped {
 		return
@@ -529,7 +529,7 @@ func (o *owner) orphans(r *record) {
 	}
 }
 
-// ---- what writers ask
+// ---- requests of writers
 
 // hello begins a session.
 func (o *owner) hello(reply func(session int)) {
@@ -597,8 +597,8 @@ func (o *owner) alloc(session, file int, base uint64, reply func(*record)) {
 	})
 }
 
-// extents commits that the file refers to the first n bytes of a chunk, or,
-// openEnded, to all it will have.
+// extents commits that the file refers to the first n bytes of a chunk, or, if openEnded,
+// to all its future bytes, too.
 func (o *owner) extents(chunk, session int, n uint64, openEnded bool, reply func(error)) {
 	if !o.active {
 		return
@@ -621,7 +621,7 @@ func (o *owner) extents(chunk, session int, n uint64, openEnded bool, reply func
 	}, reply)
 }
 
-// unlinks removes files of writers that are gone, now and then.
+// unlinks now and then removes files of ended writers.
 func (w *world) unlinks() {
 	w.after(60+w.rng.Int64N(60), nil, func() {
 		w.unlinks()

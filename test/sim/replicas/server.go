@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// server is a chunk server with one disk. Its decisions are the machine's; what
-// is here are the bytes, in memory and on the disk.
+// server is a chunk server with one disk. The machine of meta/replica decides; the server
+// here only stores the bytes, in memory and on the disk.
 type server struct {
 	node
 	w    *world
@@ -19,21 +19,21 @@ type server struct {
 
 func (s *server) id() meta.ServerID { return meta.ServerID(s.i + 1) }
 
-// rep is one replica: the machine and its bytes as of now, and what the disk
-// would give back after a loss of power.
+// rep is one replica: the machine, its present bytes, and the state that the disk would
+// return after a loss of power.
 type rep struct {
 	replica.Replica
 	data  []byte
-	whole bool // every byte that was acknowledged is here
-	busy  bool // a freeze, seal, delete or copy is on its way to the disk
+	whole bool // the replica has every acknowledged byte
+	busy  bool // a freeze, seal, delete or copy is not on the disk yet
 	rot   int  // a flipped byte is at rot-1
 	seen  meta.Fence
 
 	disk  image
-	marks int // syncs on their way to the disk
+	marks int // syncs under way
 }
 
-// image is what is durable of one replica.
+// image is the durable state of one replica.
 type image struct {
 	state replica.State
 	fence meta.Fence
@@ -52,7 +52,7 @@ func (s *server) rep(c int) *rep {
 	return s.reps[c]
 }
 
-// peek is rep without making one.
+// peek returns the replica of a chunk, or nil. Unlike rep, peek makes no replica.
 func (s *server) peek(c int) *rep {
 	if c < len(s.reps) {
 		return s.reps[c]
@@ -67,7 +67,7 @@ func crcOf(p []byte) uint32 {
 	return chunkserver.SealCRC([]uint32{chunkserver.CRC(p)})
 }
 
-// flush is the time that the disk takes.
+// flush returns the duration of a flush of the disk.
 func (s *server) flush() int64 {
 	if s.w.chance(20) {
 		return 20 + s.w.rng.Int64N(100)
@@ -112,7 +112,7 @@ func (s *server) append(c int, f meta.Fence, off uint64, p []byte, reply func(er
 	reply(err)
 }
 
-// put makes the first n bytes durable, with the mark that says so.
+// put makes the first n bytes durable, with the mark of a sync.
 func (r *rep) put(n uint64) {
 	n = min(n, r.Length)
 	r.SyncedTo(n)
@@ -151,7 +151,7 @@ func (s *server) sync(c int, upTo uint64, reply func(uint64, error)) {
 	})
 }
 
-// later runs do when nothing that ends or replaces the chunk is under way.
+// later runs do if no freeze, seal, delete or copy of the chunk is under way.
 func (s *server) later(r *rep, do func()) bool {
 	if !r.busy {
 		return false
@@ -160,7 +160,7 @@ func (s *server) later(r *rep, do func()) bool {
 	return true
 }
 
-// freeze answers what a seal could take.
+// freeze answers with the bytes that a seal could keep.
 func (s *server) freeze(c int, f meta.Fence, at uint64, reply func(replica.Answer)) {
 	r := s.rep(c)
 	if s.later(r, func() { s.freeze(c, f, at, reply) }) {
@@ -196,7 +196,7 @@ func (s *server) freeze(c int, f meta.Fence, at uint64, reply func(replica.Answe
 	})
 }
 
-// tell is what is known of a replica.
+// tell returns the answer about a replica.
 func (s *server) tell(r *rep, at uint64) replica.Answer {
 	if at == 0 {
 		at = r.Length
@@ -237,7 +237,7 @@ func (s *server) end(c int, f meta.Fence, length uint64, reply func(error)) {
 	s.w.after(s.flush(), &s.node, func() {
 		r.busy = false
 		if r.Fence.Less(f) {
-			r.Fence = f // so that older orders to delete are refused
+			r.Fence = f // older orders to delete are then refused
 		}
 		if !sealed {
 			r.data = r.data[:length:length]
@@ -298,7 +298,7 @@ func (s *server) fetch(c int, length uint64, crc uint32) ([]byte, error) {
 	return s.read(c, meta.Fence{}, 0, length)
 }
 
-// pull copies a sealed chunk from the first of some servers that has it.
+// pull copies a sealed chunk from the first server of a list that has the chunk.
 func (s *server) pull(c int, f meta.Fence, length uint64, crc uint32, from []*server, reply func(error)) {
 	r := s.rep(c)
 	if s.later(r, func() { s.pull(c, f, length, crc, from, reply) }) {
@@ -310,7 +310,7 @@ func (s *server) pull(c int, f meta.Fence, length uint64, crc uint32, from []*se
 		return
 	}
 	if r.State == replica.Sealed && !r.Damaged && r.rot == 0 && r.Length == length && r.CRC == crc {
-		s.install(c, r, f, r.data, reply) // it is here: only the fence
+		s.install(c, r, f, r.data, reply) // the server has the content: only the fence changes
 		return
 	}
 	if len(from) == 0 {
@@ -356,7 +356,7 @@ func (s *server) install(c int, r *rep, f meta.Fence, p []byte, reply func(error
 	})
 }
 
-// ---- what goes wrong
+// ---- faults
 
 // kill ends the process; the page cache lives on.
 func (s *server) kill() {
@@ -371,11 +371,11 @@ func (s *server) kill() {
 	}
 }
 
-// restarted: the process is another one, the page cache is the same.
+// restarted sets the state after a restart of the process; the page cache survives.
 func (r *rep) restarted() { r.busy, r.Ending, r.whole, r.marks = false, false, false, 0 }
 
-// crash loses the power: what was not synced goes, but for some beginning, and
-// the end of that may be garbage.
+// crash loses the power: unsynced bytes are lost except for a random prefix, and the end
+// of this prefix may be garbage.
 func (s *server) crash() {
 	s.w.res.Crashes++
 	s.w.trace("%s loses power", s.name)
@@ -395,11 +395,11 @@ func (s *server) recover(c int, r *rep) {
 		d.mark = 0
 	}
 	if d.state != replica.Open && d.state != replica.Absent || r.State == replica.Deleted || r.State == replica.Sealed {
-		// Sealed and deleted are so with one record.
+		// One record makes a replica sealed or deleted.
 		data := bytes.Clone(d.data)
 		n := replica.Replica{State: d.state, Fence: d.fence, Length: uint64(len(data)), Synced: uint64(len(data)), Promised: uint64(len(data)), CRC: crcOf(data), Off: r.Off}
 		if d.state == replica.Sealed && r.rot > 0 {
-			n.CRC, n.Damaged = r.CRC, r.Damaged // read again, it is found again
+			n.CRC, n.Damaged = r.CRC, r.Damaged // the next read finds the damage again
 		}
 		*r = rep{Replica: n, data: data, rot: r.rot, seen: r.seen, disk: *d}
 		return
@@ -415,7 +415,7 @@ func (s *server) recover(c int, r *rep) {
 		lies = 300
 	}
 	if d.mark > 0 && s.w.chance(lies) && s.w.truth.spare(c, s) {
-		// A disk that lied about a sync: the worst of all.
+		// The worst case: a disk that lied about a sync.
 		f.Verified = rng.Uint64N(d.mark)
 		s.w.truth.broken(c, s)
 		s.w.res.Rots++
@@ -442,8 +442,8 @@ func (s *server) recover(c int, r *rep) {
 	}
 }
 
-// wipe replaces one of the server's disks by an empty one: replicas are gone
-// that no chunk hangs on.
+// wipe replaces a server's disk by an empty disk. Only replicas that no chunk depends on
+// are lost.
 func (s *server) wipe() {
 	s.w.res.Wipes++
 	s.w.trace("%s gets an empty disk", s.name)
@@ -461,7 +461,7 @@ func (s *server) wipe() {
 	}
 }
 
-// rot flips a byte of a replica, where the chunk doesn't hang on it.
+// rot flips a byte of a replica that the chunk does not depend on.
 func (s *server) rot() {
 	if len(s.reps) == 0 {
 		return

@@ -53,13 +53,13 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// planted are the bugs that can be switched on. make controls names them, and
-// runs TestRandom with each.
+// planted lists the bugs that can be switched on. make controls names each bug, and runs
+// TestRandom with it.
 var planted = []struct {
 	name   string
 	off    Off
 	lonely bool     // needs a certain misfortune
-	says   []string // one of these
+	says   []string // one of these messages is expected
 }{
 	{"fence", Off{Off: replica.Off{Fence: true}}, false, []string{"from a fenced writer"}},
 	{"compare", Off{Off: replica.Off{Compare: true}}, false, []string{"other bytes", "that a sync returned for", "differ"}},
@@ -87,7 +87,7 @@ var planted = []struct {
 // bound is the number of seeds within which a planted bug must show.
 const bound = 250
 
-// control reads the switch that make controls sets.
+// control returns the switch that make controls sets.
 func control(t *testing.T) (cfg Config) {
 	c := os.Getenv("PENSTOCK_CONTROL")
 	if c == "" {
@@ -102,8 +102,8 @@ func control(t *testing.T) (cfg Config) {
 	return cfg
 }
 
-// TestControls: with each bug planted a check fails within a bounded number of
-// seeds, for a reason that is named.
+// TestControls: with each bug planted, a check fails within a bounded number of seeds,
+// with an expected message.
 func TestControls(t *testing.T) {
 	for _, c := range planted {
 		t.Run(c.name, func(t *testing.T) {
@@ -125,8 +125,7 @@ func TestControls(t *testing.T) {
 	}
 }
 
-// The worlds of the planted bugs that need a certain misfortune are sound
-// without the bug.
+// TestLonely: the special worlds for some planted bugs have no failures without the bug.
 func TestLonely(t *testing.T) {
 	for i := range *seeds / 4 {
 		if _, err := Run(Config{Seed: *first + uint64(i), Lonely: true}); err != nil {

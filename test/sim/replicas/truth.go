@@ -9,29 +9,30 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// truth is what the world knows and nobody in it: what was promised to whom.
+// truth has the state that no node knows as a whole: every promise of the system to a
+// client.
 type truth struct {
 	w      *world
 	chunks []*fact
 	files  []*file
-	dirty  []int // chunks that this event touched
+	dirty  []int // chunks touched by the present event
 	round  int
 }
 
-// fact is the truth of one chunk.
+// fact is the truth about one chunk.
 type fact struct {
-	acked    []byte // bytes that its writer knows on all replicas
-	promised uint64 // of these, what a sync returned for
-	sealed   []byte // its content, once journaled
+	acked    []byte // bytes that all replicas acknowledged to the writer
+	promised uint64 // length for which a sync returned
+	sealed   []byte // the chunk's content, once journaled
 	isSealed bool
 	gone     bool
-	rude     bool // a successor went on in it, against rule 6
+	rude     bool // a successor of the writer appended, against rule 6
 	granted  []meta.ServerID
-	got      []uint64 // by server: the most bytes that it ever had
-	broken   []bool   // by server: its bytes were taken by force
+	got      []uint64 // by server: greatest length ever
+	broken   []bool   // by server: a fault destroyed the bytes
 }
 
-// file is what syncs of a file returned for.
+// file has the bytes of a file for which syncs returned.
 type file struct {
 	id   int
 	data []byte
@@ -57,8 +58,8 @@ func (t *truth) handedOut(r *record) {
 
 func (t *truth) unlinked(r *record) { t.chunks[r.n].gone = true }
 
-// appending: no append of a fenced writer is taken. seen is what the replica
-// told others, noted apart from the machine.
+// appending checks that no append of a fenced writer is taken. seen is the state that the
+// replica told others, noted apart from the machine.
 func (t *truth) appending(s *server, c int, f meta.Fence, r *rep) {
 	t.touch(c)
 	if f.Less(r.seen) {
@@ -71,11 +72,11 @@ func (t *truth) appended(s *server, c int, off uint64, r *rep) {
 	k := t.chunks[c]
 	k.got[s.i] = max(k.got[s.i], r.Length)
 	if off == 0 && k.promised == 0 {
-		k.broken[s.i] = false // it begins anew
+		k.broken[s.i] = false // the replica begins anew
 	}
 }
 
-// durable: a replica is about to tell what its disk has.
+// durable checks a replica's durable state before the replica reports it.
 func (t *truth) durable(s *server, c int, r *rep) {
 	t.touch(c)
 	if r.seen.Less(r.Fence) {
@@ -86,12 +87,12 @@ func (t *truth) durable(s *server, c int, r *rep) {
 	}
 }
 
-// sealing: a replica has a sealed content. It must be the journal's.
+// sealing checks that the sealed content of a replica is the journal's.
 func (t *truth) sealing(s *server, c int, r *rep) {
 	t.touch(c)
 	k := t.chunks[c]
 	if rec := t.w.journal.recs[c]; !k.isSealed && rec.State == meta.ChunkDeleting && rec.Length == r.Length {
-		return // nothing refers to it
+		return // the chunk has no references
 	}
 	if !k.isSealed {
 		t.w.fail("%s cuts chunk %d at %d before the journal says so", s.name, c, r.Length)
@@ -107,7 +108,7 @@ func (t *truth) sealing(s *server, c int, r *rep) {
 	}
 }
 
-// deleting: nobody deletes what the journal counts on.
+// deleting checks that the journal does not count on a deleted replica.
 func (t *truth) deleting(s *server, c int, r *rep) {
 	t.touch(c)
 	rec := t.w.journal.recs[c]
@@ -117,7 +118,7 @@ func (t *truth) deleting(s *server, c int, r *rep) {
 	t.w.fail("%s deletes its replica of chunk %d, which the journal counts on", s.name, c)
 }
 
-// acked: the writer knows these bytes on all replicas.
+// acked notes bytes that all replicas acknowledged to the writer.
 func (t *truth) acked(c int, p []byte) {
 	t.touch(c)
 	k := t.chunks[c]
@@ -135,12 +136,12 @@ func (t *truth) acked(c int, p []byte) {
 	}
 }
 
-// deciding: a seal keeps what all acknowledged, as long as a replica that
-// answers has it, and what was synced in any case.
+// deciding checks a seal: it keeps the bytes that all replicas acknowledged, as long as
+// an answering replica has them, and keeps synced bytes in any case.
 func (t *truth) deciding(c int, q replica.Case, answers []replica.Answer, d replica.Decision) {
 	k := t.chunks[c]
 	if k.gone || k.isSealed {
-		return // or an owner that was asleep decides, and won't get it journaled
+		return // or a stopped owner has woken and decides; the journal will refuse
 	}
 	best := uint64(0)
 	for i, a := range answers {
@@ -153,8 +154,7 @@ func (t *truth) deciding(c int, q replica.Case, answers []replica.Answer, d repl
 	}
 }
 
-// lost tells whether no answer can have all that was promised, because
-// nothing was.
+// lost says whether no answer can have all promised bytes.
 func (t *truth) lost(c int, answers []replica.Answer) bool {
 	k := t.chunks[c]
 	best := uint64(0)
@@ -166,7 +166,7 @@ func (t *truth) lost(c int, answers []replica.Answer) bool {
 	return k.gone || best >= k.promised
 }
 
-// promised: a sync of a file returned for its first pos bytes.
+// promised notes that a sync of a file returned for the first pos bytes.
 func (t *truth) promised(c *writer, pos uint64) {
 	t.w.res.Promises++
 	if c.rec != nil && pos > c.base {
@@ -192,7 +192,7 @@ func (t *truth) promised(c *writer, pos uint64) {
 	t.files = append(t.files, &file{c.file, bytes.Clone(c.buf[:pos])})
 }
 
-// readBack: a read of committed bytes gives what was written.
+// readBack checks that a read of committed bytes returned the written bytes.
 func (t *truth) readBack(c int, off uint64, p []byte) {
 	k := t.chunks[c]
 	have := k.acked
@@ -211,8 +211,8 @@ func (t *truth) broken(c int, s *server) {
 	}
 }
 
-// holds tells whether a server has, on its disk and unharmed, what was
-// promised of a chunk.
+// holds says whether a server has the promised bytes of a chunk, on its disk and
+// undamaged.
 func (t *truth) holds(c int, s *server) bool {
 	k, r := t.chunks[c], s.peek(c)
 	if !k.isSealed && k.promised == 0 {
@@ -227,7 +227,8 @@ func (t *truth) holds(c int, s *server) bool {
 	return r.disk.mark >= k.promised && bytes.Equal(r.disk.data[:k.promised], k.acked[:k.promised])
 }
 
-// spare tells whether a server's replica may be taken by force: another one has all.
+// spare says whether a fault may destroy a server's replica: another replica has all
+// bytes.
 func (t *truth) spare(c int, s *server) bool {
 	if c >= len(t.chunks) {
 		return true
@@ -238,7 +239,7 @@ func (t *truth) spare(c int, s *server) bool {
 	}
 	need := mine.disk.mark
 	if mine.Fence.Seals > 0 {
-		need = mine.Length // it may have told an owner, who is about to journal it
+		need = mine.Length // an owner may have the answer, and is about to journal this length
 	}
 	for _, o := range t.w.servers {
 		if r := o.peek(c); o != s && r != nil && t.holds(c, o) && (k.isSealed || r.disk.mark >= need && bytes.Equal(r.disk.data[:need], mine.data[:need])) {
@@ -248,7 +249,7 @@ func (t *truth) spare(c int, s *server) bool {
 	return false
 }
 
-// step checks what the event touched, and one other chunk.
+// step checks the chunks that the event touched, and one other chunk.
 func (t *truth) step() {
 	for _, c := range t.dirty {
 		t.check(c)
@@ -260,7 +261,7 @@ func (t *truth) step() {
 	}
 }
 
-// check compares one chunk with what was promised.
+// check compares one chunk with the promised bytes.
 func (t *truth) check(c int) {
 	w, k, rec := t.w, t.chunks[c], t.w.journal.recs[c]
 	if rec.State == meta.ChunkSealed && !k.isSealed {
@@ -310,12 +311,12 @@ func (t *truth) check(c int) {
 	}
 }
 
-// content takes down what a chunk was sealed with.
+// content notes the content with which a chunk was sealed.
 func (t *truth) content(c int, rec *record) {
 	k := t.chunks[c]
 	for _, s := range t.w.servers {
-		// In service or not: what was in service may have been taken by force
-		// since it answered.
+		// Replicas out of service count, too: a fault may have destroyed a replica after
+		// its answer.
 		r := s.peek(c)
 		if r == nil || k.broken[s.i] || r.rot > 0 || uint64(len(r.disk.data)) < rec.Length || crcOf(r.disk.data[:rec.Length]) != rec.CRC {
 			continue
@@ -372,7 +373,7 @@ func (t *truth) unsettled() string {
 	return ""
 }
 
-// atRest: everything is where it belongs, and files read as they were synced.
+// atRest checks the final state: every replica is in its place, and files read as synced.
 func (t *truth) atRest() {
 	if why := t.unsettled(); why != "" {
 		for _, c := range t.w.writers {
@@ -392,8 +393,8 @@ func (t *truth) atRest() {
 	}
 }
 
-// read compares a file with what syncs returned for, as far as nobody
-// unlinked it.
+// read compares a file with the bytes for which syncs returned, unless the file was
+// unlinked.
 func (t *truth) read(f *file) {
 	var pos uint64
 	for _, r := range t.w.journal.recs {

@@ -1,11 +1,11 @@
-// Package replicas owns the simulation of replication: chunk servers with
-// disks that lose what was not synced, writers, owners with a journal that
-// fences them, repair and deletion, all deciding by the machines of
-// meta/replica, run by one goroutine from one random source and one queue of
-// events. The same seed gives the same run, which a hash over every event proves.
+// Package replicas owns the simulation of replication: chunk servers with disks that lose
+// unsynced bytes, writers, owners with a journal that fences the owners, repair and
+// deletion. All decide by the machines of meta/replica. One goroutine runs the simulation
+// from one random source and one queue of events. The same seed gives the same run; a
+// hash over every event proves this.
 //
-// What must hold is in truth.go and is checked at every event. Off plants
-// bugs: then a check must fail, or it guards nothing.
+// The rules that must hold are in truth.go, and are checked at every event. Off plants
+// bugs: then a check must fail, or the check guards nothing.
 package replicas
 
 import (
@@ -17,33 +17,34 @@ import (
 	"penstock.io/penstock/test/sim/schedule"
 )
 
-// Off plants bugs: rules of the machines that are switched off, and mistakes
-// around them.
+// Off plants bugs: it switches rules of the machines off, and switches mistakes around
+// the machines on.
 type Off struct {
 	replica.Off
-	MarkInPlace bool // a sync overwrites the last synced record before the new one is durable
-	Orphans     bool // open chunks that no extent refers to are collected
-	Members     bool // a replica is deleted before the journal says that it is none
-	OldFences   bool // orders to delete and copy carry the fence of the seal, not one of their own
+	MarkInPlace bool // a sync overwrites the last synced record before the new record is durable
+	Orphans     bool // open chunks without extents are collected
+	Members     bool // a replica is deleted before the journal removes it from the set
+	OldFences   bool // orders to delete and copy carry the fence of the seal, not a fresh fence
 	CutFirst    bool // replicas are cut before the seal is journaled
 	Pull        bool // a copy is taken from any replica, unverified
 }
 
-// Config of one run.
+// Config configures a run.
 type Config struct {
 	Seed    uint64
 	Steps   int // events until the world is healed and must come to rest
 	Servers int // default 5
 	Writers int // default 3
 	Calm    bool
-	// Lonely: every other fault leaves the owners with one server, that was just away.
+	// Lonely: every second fault leaves the owners with one server, which was unreachable
+	// a moment ago.
 	Lonely bool
 	Off    Off
-	// Log gets a line for every event that says something.
+	// Log, if not nil, gets a line for each event with a message.
 	Log func(string)
 }
 
-// Result of one run.
+// Result is the outcome of a run.
 type Result struct {
 	Hash                                              uint64
 	Steps, Appends, Repeats, Syncs, Seals, Shortened  int
@@ -72,13 +73,13 @@ const (
 	beat       = 80
 )
 
-// node is a process: it can stand still, and it can end.
+// node is a process: a node can stand still and can end.
 type node struct {
 	i      int
 	name   string
 	life   int   // grows with each end: events of an earlier life are void
 	paused int64 // until then nothing runs
-	down   int64 // until then what is sent to it is lost
+	down   int64 // until then messages to the node are lost
 }
 
 func (n *node) Condition() (life int, paused int64) { return n.life, n.paused }
@@ -163,7 +164,7 @@ func (w *world) chance(p int) bool { return !w.calm && w.rng.IntN(1000) < p }
 
 func (w *world) schedule(at int64, n *node, do func()) {
 	if n == nil {
-		w.At(at, nil, do) // no node at all, where a nil one would be asked
+		w.At(at, nil, do) // an untyped nil: a nil *node in the interface would be called
 		return
 	}
 	w.At(at, n, do)
@@ -201,14 +202,14 @@ func (w *world) send(from, to *node, ordered bool, do func()) {
 	}
 }
 
-// answer is what comes back of a call; ok is false if nothing does in time.
+// answer is the result of a call; ok is false if no answer came in time.
 type answer[T any] struct {
 	v  T
 	ok bool
 }
 
-// call asks node to, whose work gets a function to answer with, and calls back
-// once: with the answer, or without one after a while.
+// call sends a request to node to; work gets a function to answer with. call calls back
+// once: with the answer, or without an answer after a while.
 func call[T any](w *world, from, to *node, ordered bool, work func(reply func(T)), back func(answer[T])) {
 	done, life := false, from.life
 	w.send(from, to, ordered, func() {
@@ -229,7 +230,7 @@ func call[T any](w *world, from, to *node, ordered bool, work func(reply func(T)
 	})
 }
 
-// step runs one event; false when there is none left, or a check failed.
+// step runs one event. It returns false if no event is left, or a check failed.
 func (w *world) step() bool {
 	if w.err != nil {
 		return false
@@ -246,8 +247,8 @@ func (w *world) step() bool {
 	return true
 }
 
-// Run runs a world with faults, heals it, lets it come to rest and checks what
-// is left.
+// Run runs a world with faults, removes the faults, lets the world come to rest and
+// checks the final state.
 func Run(cfg Config) (Result, error) {
 	w := newWorld(cfg)
 	w.owners[0].take()
@@ -269,7 +270,7 @@ func Run(cfg Config) (Result, error) {
 	return w.res, nil
 }
 
-// rest heals everything, ends the load and lets what is under way finish.
+// rest removes the faults, ends the load and lets the operations under way finish.
 func (w *world) rest() {
 	if w.err != nil {
 		return
@@ -291,7 +292,7 @@ func (w *world) rest() {
 	}
 }
 
-// watch lets another owner take over from one that is gone.
+// watch lets another owner take over from an owner that is gone.
 func (w *world) watch() {
 	w.after(150+w.rng.Int64N(150), nil, func() {
 		w.watch()
@@ -343,11 +344,11 @@ func (w *world) faults() {
 			a, b := w.nodes[w.rng.IntN(len(w.nodes))], s.i
 			until := w.Now + w.rng.Int64N(500)
 			w.cut[a.i][b] = until
-			if w.rng.IntN(2) == 0 { // else one way only
+			if w.rng.IntN(2) == 0 { // otherwise one way only
 				w.cut[b][a.i] = until
 			}
 			w.trace("%s and %s are cut until %d", a.name, s.name, until)
-		case r < 94: // all servers but one from the owners
+		case r < 94: // cut all servers but one from the owners
 			w.res.Cuts++
 			until := w.Now + w.rng.Int64N(300)
 			for _, x := range w.servers {
@@ -358,14 +359,14 @@ func (w *world) faults() {
 				}
 			}
 			w.trace("owners reach only %s until %d", s.name, until)
-			switch w.rng.IntN(4) { // and that one was just away
+			switch w.rng.IntN(4) { // and the remaining server was just unreachable
 			case 0:
 				s.crash()
 				s.down = w.Now + w.rng.Int64N(20)
 			case 1:
 				s.wipe()
 			}
-		default: // one server from everybody
+		default: // cut one server from all others
 			w.res.Cuts++
 			until := w.Now + w.rng.Int64N(900)
 			for i := range w.nodes {
@@ -383,7 +384,7 @@ func (w *world) pause(n *node, d int64) {
 	n.paused = w.Now + d
 }
 
-// owner is the owner that a client asks: mostly the right one.
+// owner returns the owner that a client asks: mostly the present owner.
 func (w *world) owner() *owner {
 	o := w.owners[(int(w.journal.term)+1)%2]
 	if w.chance(30) {
@@ -392,7 +393,7 @@ func (w *world) owner() *owner {
 	return o
 }
 
-// reads reads chunks from where somebody knew them to be.
+// reads reads chunks at the places that some node knew.
 func (w *world) reads() {
 	w.after(5+w.rng.Int64N(20), nil, func() {
 		w.reads()

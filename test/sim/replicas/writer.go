@@ -9,11 +9,10 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// maxLen is when a writer finishes a chunk by itself.
+// maxLen is the length in bytes at which a writer finishes a chunk by itself.
 const maxLen = 120
 
-// writer is a client that writes one file after the other, each through as
-// many chunks as it takes.
+// writer is a client that writes one file after the other, each through several chunks.
 type writer struct {
 	node
 	w        *world
@@ -22,18 +21,18 @@ type writer struct {
 	session  int // -1: none
 	file     int
 	files    int
-	salt     int // the bytes that it makes up
+	salt     int // from which the writer derives its bytes
 	buf      []byte
 	synced   uint64 // of the file
 
-	// The chunk that is written to, from base of the file on.
+	// The chunk under way, and its offset in the file (base).
 	m         *replica.Writer
 	rec       *record
 	base      uint64
 	openEnded bool
-	ended     bool // the journal knows that the file ends in it
+	ended     bool // the journal knows that the file ends in the chunk
 	sealing   bool
-	rude      bool // goes on in its predecessor's chunk
+	rude      bool // the writer goes on in its predecessor's chunk
 	era       int  // of the chunk
 	syncs     []uint64
 }
@@ -77,8 +76,8 @@ func (c *writer) crash() {
 		c.m, c.sealing, c.syncs = nil, false, nil
 		c.era++
 		if rude {
-			// One that goes on where it knows its predecessor to have been, though
-			// rule 6 forbids it: replicas must not mix what the two wrote.
+			// A writer that goes on at its predecessor's last known place, though rule 6
+			// forbids this: replicas must not mix the bytes of the two writers.
 			c.rude, w.truth.chunks[era.n].rude = true, true
 			c.buf = c.buf[:base+acked]
 			c.start(era, base, acked)
@@ -114,7 +113,7 @@ func (c *writer) heart() {
 	})
 }
 
-// tick is the application, and whatever was not answered and is asked again.
+// tick does the application's work, and repeats unanswered requests.
 func (c *writer) tick() {
 	w := c.w
 	w.after(1+w.rng.Int64N(6), &c.node, func() {
@@ -172,7 +171,7 @@ func (c *writer) alloc(base uint64, again []byte) {
 	})
 }
 
-// start begins to write to a chunk, of which the first have bytes are there.
+// start begins to write to a chunk, whose first have bytes exist.
 func (c *writer) start(rec *record, base, have uint64) {
 	c.era++
 	c.rec, c.base, c.syncs = rec, base, nil
@@ -190,7 +189,7 @@ func (c *writer) start(rec *record, base, have uint64) {
 	}
 }
 
-// write makes up n bytes and appends them.
+// write appends n new bytes.
 func (c *writer) write(n int) {
 	var p []byte
 	for i := range n {
@@ -201,7 +200,7 @@ func (c *writer) write(n int) {
 	c.append(p)
 }
 
-// append sends bytes that are in buf already to all replicas.
+// append sends bytes of buf to all replicas.
 func (c *writer) append(p []byte) {
 	off, err := c.m.Append(uint64(len(p)))
 	if err != nil {
@@ -249,7 +248,8 @@ func (c *writer) failed(i int, err error) {
 	}
 }
 
-// resend sends replica i all that it has not acknowledged, from off at the latest.
+// resend sends replica i all bytes without an acknowledgement from it, from off at the
+// latest.
 func (c *writer) resend(i int, off uint64) {
 	for off > 0 && !c.m.Has(i, off) {
 		off--
@@ -291,7 +291,7 @@ func (c *writer) sync() {
 	c.progress()
 }
 
-// progress tells the truth what is acknowledged, and returns from syncs.
+// progress tells truth the acknowledged length, and returns from syncs.
 func (c *writer) progress() {
 	acked := c.m.Acked()
 	c.w.truth.acked(c.rec.n, c.buf[c.base:c.base+acked])
@@ -315,7 +315,7 @@ func (c *writer) promise(pos uint64) {
 	}
 }
 
-// commit journals that the file refers to n bytes of the chunk, or ends in it.
+// commit journals that the file refers to n bytes of the chunk, or ends in the chunk.
 func (c *writer) commit(n uint64, then func()) {
 	w, o, era := c.w, c.w.owner(), c.era
 	chunk, session, ended := c.rec.n, c.session, c.openEnded
@@ -329,7 +329,7 @@ func (c *writer) commit(n uint64, then func()) {
 				c.over() // the file was unlinked
 				return
 			}
-			// Somebody sealed it below: what was lost is sent again.
+			// An owner sealed the chunk below this length: the lost bytes are sent again.
 			c.m.Fail(0, meta.Sealed)
 			c.sealing = true
 			c.askSeal(true)
@@ -351,7 +351,7 @@ func (c *writer) finish() {
 	c.askSeal(true)
 }
 
-// askSeal asks until the chunk is sealed, and goes on in a fresh one.
+// askSeal asks until the chunk is sealed, and continues in a fresh chunk.
 func (c *writer) askSeal(stopped bool) {
 	w, o, era := c.w, c.w.owner(), c.era
 	chunk, session := c.rec.n, c.session
@@ -385,11 +385,11 @@ func (c *writer) askSeal(stopped bool) {
 	})
 }
 
-// sealedAt goes on after a seal: what lies below is the file's, the rest is
-// sent again.
+// sealedAt continues after a seal: the bytes below length belong to the file, later bytes
+// are sent again.
 func (c *writer) sealedAt(length uint64) {
 	if length > c.m.Acked() && c.rude {
-		c.over() // whose bytes these are it can't know
+		c.over() // the writer can't know which writer's bytes these are
 		return
 	}
 	if length > c.m.Length() {
@@ -399,7 +399,7 @@ func (c *writer) sealedAt(length uint64) {
 	from, _ := c.m.Again(length)
 	again := slices.Clone(c.buf[c.base+from:])
 	next := func() {
-		c.promise(c.base + from) // frozen replicas are durable as far as they told
+		c.promise(c.base + from) // frozen replicas made their answered lengths durable
 		c.m, c.era, c.rude = nil, c.era+1, false
 		c.sealing = false
 		if c.stopping && len(again) == 0 {

@@ -1,35 +1,35 @@
-// Package schedule orders what happens in a simulated world: one queue of
-// events, a clock that jumps from one to the next, and nodes that stand still or
-// end. What is asked for in the same order happens in the same order.
+// Package schedule orders the events of a simulated world: one queue of events, a clock
+// that jumps from event to event, and nodes that stand still or end. The same sequence of
+// calls gives the same order of events.
 package schedule
 
 import "container/heap"
 
 // A Node is a process of the world.
 type Node interface {
-	// Condition is the node's life, which grows with each end (events of an
-	// earlier life are void), and until when it stands still, in milliseconds.
+	// Condition returns the node's life, which grows with each end (events of an earlier
+	// life are void), and the time in milliseconds until which the node stands still.
 	Condition() (life int, paused int64)
 }
 
-// Event is something that happens.
+// Event is a function that runs at a time on a node.
 type Event struct {
 	At   int64  // ms
-	N    uint64 // order of making, among those of one time
+	N    uint64 // order of making, among events of the same time
 	Do   func()
 	node Node // nil: the world itself
-	life int  // of the node, when it was made
+	life int  // the node's life when the event was made
 }
 
-// Queue holds what is to come.
+// Queue has the events to come.
 type Queue struct {
 	Now  int64 // ms
 	made uint64
 	next events
 }
 
-// At lets do happen on a node (nil: in the world itself) at a time, unless the
-// node's life ends first.
+// At runs do on a node (nil: in the world itself) at a time, unless the node's life ends
+// first.
 func (q *Queue) At(at int64, n Node, do func()) {
 	e := &Event{At: at, N: q.made, Do: do, node: n}
 	if n != nil {
@@ -39,7 +39,7 @@ func (q *Queue) At(at int64, n Node, do func()) {
 	heap.Push(&q.next, e)
 }
 
-// First is when the next event is due; false when there is none.
+// First returns the time of the next event; false if no event is left.
 func (q *Queue) First() (at int64, ok bool) {
 	if len(q.next) == 0 {
 		return 0, false
@@ -47,8 +47,8 @@ func (q *Queue) First() (at int64, ok bool) {
 	return q.next[0].At, true
 }
 
-// Next goes on to the next event. It is nil if its node's life ended, or if it
-// has to wait because its node stands still; false when there was none.
+// Next advances to the next event. e is nil if the life of the event's node has ended, or
+// if the event must wait because its node stands still; ok is false if no event was left.
 func (q *Queue) Next() (e *Event, ok bool) {
 	if len(q.next) == 0 {
 		return nil, false
@@ -64,7 +64,7 @@ func (q *Queue) Next() (e *Event, ok bool) {
 	}
 	if paused > q.Now {
 		e.At = paused
-		heap.Push(&q.next, e) // keeps its place among those that wait
+		heap.Push(&q.next, e) // the event keeps its order among the waiting events
 		return nil, true
 	}
 	return e, true
