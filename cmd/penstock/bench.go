@@ -18,13 +18,13 @@ func newBench() *cobra.Command {
 		Short: "Run the project's workloads on a directory, or on two to compare them",
 		Long: `Runs the project's own workloads below DIR and prints the median of several
 rounds for each. With --compare the rounds of two directories alternate, and
-each row has the ratio of the first to the second: a share of its speed, or,
-for rows in seconds, how many times longer it takes.
+each row has the ratio of the first directory to the second: of the speeds, or,
+for rows in seconds, of the durations.
 
 The tool works in the same way on every file system. All bytes that the tool reads are
 compared with the bytes that it wrote. Cold rows drop the kernel's caches, which needs
 root, after running the restart command for each directory, with BENCH_DIR set
-to it: a script that stops what serves the directory and starts it again.
+to the directory: a script that stops and starts the directory's file system.
 
 The first stat and the first readdir come after the kernel's dentries and
 inodes were dropped. CPU is given twice: for the whole machine, and, in

@@ -19,18 +19,18 @@ func newChunk() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "chunk",
 		Short: "List lost chunks, and accept their loss",
-		Long: `A chunk is lost while none of its replicas can serve it. Files with bytes there give
-EIO when these are read. If one of its servers or disks comes back with a good
-replica, so do the bytes. When none will ever, accept the loss:
+		Long: `A chunk is lost while no replica can serve it. A read of a file's bytes in the chunk
+fails with EIO. If a server or disk comes back with a good replica, the bytes can be
+read again. If no good replica will ever come back, accept the loss:
 
-  penstock chunk lost                         # what, of which files, and why
+  penstock chunk lost                         # which chunks, of which files, and why
   penstock node remove NODE --force           # servers that will never come back,
   penstock disk replace DISK                  # and disks
   penstock chunk accept-loss --all --yes
 
-From then on nothing waits for the chunk, and what comes back with it after all
-is told to delete it. The files stay: the bytes that are gone give EIO for good,
-never zeros, until the files are removed or written anew.`,
+From then on no command waits for the chunk, and a server that comes back with a
+replica deletes the replica. The files stay: reads of the lost bytes fail with EIO for
+good, and never return zeros, until the files are removed or written anew.`,
 	}
 	cmd.AddCommand(newChunkLost(), newChunkAcceptLoss())
 	return cmd

@@ -21,8 +21,9 @@ func newChunkServer() *cobra.Command {
 		Short: "Run a chunk server",
 		Long: `Stores chunks on local disks, each a directory of its own, and serves them.
 A directory that holds anything but a disk of this cluster and server is
-refused, never cleaned, and so is an empty one where a disk was before: the disk
-counts as failed, is repaired elsewhere, and the server goes on with its others.
+refused, never cleaned, and so is an empty directory in the place of a known disk: the
+disk counts as failed, its data is repaired elsewhere, and the server goes on with its
+other disks.
 See 'penstock disk --help'.`,
 		Example: `  penstock chunkserver --data /var/lib/penstock-chunks --disk nvme=/mnt/a --disk hdd=/mnt/b --cluster meta1:7500,meta2:7500
   penstock chunkserver --data /var/lib/penstock-chunks --cluster unix:/var/lib/penstock-meta/meta.sock`,

@@ -37,8 +37,8 @@ func newCloneCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create VOLUME[@SNAPSHOT] NAME",
 		Short: "Clone a snapshot of a volume, or the volume as it is now",
-		Long: `Makes volume NAME, which begins as the snapshot, or, without one, as what the
-volume holds now: a snapshot is taken for that, and goes with the clone. The clone
+		Long: `Makes volume NAME, which begins as the snapshot. Without a snapshot, NAME begins as the
+volume is now: the command takes a snapshot, which is deleted with the clone. The clone
 has the settings of the volume: its policy with the quota, trash time, compression,
 advisory quota, schedule of snapshots, labels. 'penstock volume set' changes them.`,
 		Example: `  penstock clone create imagenet@v3 experiment-17 --attach /experiments/17

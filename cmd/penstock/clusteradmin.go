@@ -28,17 +28,17 @@ func newClusterInit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make a new cluster with its certificate authority",
-		Long: `Makes a cluster in an etcd that holds none: its certificate authority, and in
+		Long: `Makes a cluster in an etcd without a cluster: its certificate authority, and in
 --credentials the first two credentials, DIR/meta for a metadata server and
-DIR/admin for the administrator. Everybody else joins with a token of
-'penstock cluster join-token'. A cluster that is there is left as it is.
+DIR/admin for the administrator. All others join with a token of
+'penstock cluster join-token'. An existing cluster is left as it is.
 
-Whoever is interrupted, or gets no answer from etcd, runs it again and gets the same
-cluster: until it is whole, its keys are in DIR.new.
+If the command is interrupted, or gets no answer from etcd, run it again: it makes the
+same cluster, whose keys are in DIR.new until the cluster is complete.
 
 DIR/meta/cluster.key opens the authority's key, which etcd keeps sealed. Metadata
-servers that join get a copy. Without any copy no certificate is signed any more:
-keep one with your backups.`,
+servers that join get a copy. Without any copy no certificate can be signed any more:
+keep a copy with your backups.`,
 		Example: `  penstock cluster init --etcd https://10.0.0.1:2379 --credentials /etc/penstock/credentials
   penstock cluster init --dir /var/lib/penstock-meta --credentials /etc/penstock/credentials`,
 		Args: cobra.NoArgs,

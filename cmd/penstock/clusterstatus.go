@@ -108,7 +108,7 @@ servers, chunk servers and disks that are not well.
 
 With --check the exit status is the one of 'penstock health': 0 all is well, 1 a
 warning, 2 critical (also if nobody answers), 3 the command was called wrongly. Between
-two steps of an upgrade, --check --for-upgrade waits for what matters to it.`,
+two steps of an upgrade, --check --for-upgrade waits for what matters to the upgrade.`,
 		Example: `  penstock cluster status
   penstock cluster status --check || echo something is wrong
   until penstock cluster status --check --for-upgrade; do sleep 1; done`,

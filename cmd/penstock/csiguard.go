@@ -30,12 +30,12 @@ func newCSIGuard() *cobra.Command {
 		Long: `Asks Kubernetes whether a pod on any node has a volume of this driver, or a volume is
 still attached to a node, and fails with their names if so: without the driver such
 pods lose their mounts when they start anew or the driver's pods go, and can't be
-deleted in order. The chart runs it before a release is uninstalled, in a pod whose
-service account may list pods, persistent volumes and volume attachments. If
-Kubernetes does not say, it fails as well.
+deleted in order. The chart runs this command before a release is uninstalled, in a pod
+whose service account may list pods, persistent volumes and volume attachments. If
+Kubernetes does not answer, the command fails as well.
 
---wait has it ask again for so long: volumes of pods that were just deleted are
-detached within seconds.`,
+--wait makes the command ask again for so long: volumes of pods that were just deleted
+are detached within seconds.`,
 		Example: `  kubectl -n penstock-system exec deploy/penstock-controller -c penstock -- /penstock csi guard
   penstock csi guard --wait 2m`,
 		Args: cobra.NoArgs,

@@ -118,13 +118,15 @@ func newEvents() *cobra.Command {
 		Long: `Prints the events of a volume, each with its number: created, linked, removed,
 renamed, exchanged, changed (contents, told when the writer closed the file),
 attributes, attached, detached, snapshot-taken, snapshot-deleted, quota (the use
-crossed an advisory quota). They are made while they are switched on: 'penstock volume set VOLUME --events on'.
+crossed an advisory quota). A volume records events while they are switched on:
+'penstock volume set VOLUME --events on'.
 
-The first is the one after --since, or the oldest that is kept; --since now begins
-with the next. --follow waits for more. Whoever stops goes on later with the number
-of the last event that was handled. If some of those after it are not kept any
-more, the command says so and fails, with --json after a line of the kind "rescan":
-then look at the tree again, and go on after the number that it names.
+The first event printed is the event after number --since, or without --since the oldest
+event that is kept; --since now begins with the next event. --follow waits for more
+events. A program that was stopped goes on later with the number of the last event that
+it handled. If some of the later events are not kept any more, the command says so and
+fails, with --json after a line of the kind "rescan": then read the tree again, and go
+on after the number in this line.
 
 Paths use the present places of directories, and may differ from the paths at the time
 of the event; parent (an inode number) and name are from the time of the event.`,

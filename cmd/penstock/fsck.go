@@ -48,11 +48,11 @@ func newFsck() *cobra.Command {
 		Short: "Check that names, inodes, extents, chunks and counters agree",
 		Long: `Walks all records of the volumes, with decoders of its own, and compares: link
 counts with names, extents with chunks, chunks with the lists of the chunk
-servers, counters with the things that they count. The system stays in use meanwhile. With
---dir and nothing running there, the data directory is opened for the check.
+servers, counters with the counted objects. The system stays in use meanwhile. With
+--dir, and no process running there, fsck opens the data directory itself.
 
 The exit status is 0 if all is well, 1 if anything is wrong or could not be
-checked. Nothing is changed.`,
+checked. fsck changes nothing.`,
 		Example: `  penstock fsck
   penstock fsck --dir /var/lib/penstock --volume datasets --output json`,
 		Args: cobra.NoArgs,

@@ -82,7 +82,7 @@ users and TLS.`,
 	f.StringVar(&cfg.Ingest, "ingest", "", "address at which the gateway takes records over HTTP and gRPC, such as "+defaultIngest+" (default: none)")
 	doorFlags(cmd, &cfg.Doors)
 	f.Int32Var(&cfg.Node, "node", 1, "the number of this gateway for Kafka clients; no other gateway of the cluster has it")
-	f.DurationVar(&cfg.Idle, "stream-idle", stream.DefaultIdle, "how long after its last use the gateway holds a partition; when it holds none, it has no session, and volumes can be rolled back")
+	f.DurationVar(&cfg.Idle, "stream-idle", stream.DefaultIdle, "time after the last use of a partition until the gateway gives the partition up; a gateway without partitions has no session, so that volumes can be rolled back")
 	port.flag(cmd, "a socket in the directory for run-time files")
 	port.openFlag(cmd)
 	at.flags(cmd)
@@ -93,8 +93,8 @@ users and TLS.`,
 // doorFlags adds the flags that say how a gateway's servers know their clients.
 func doorFlags(cmd *cobra.Command, d *local.Doors) {
 	f := cmd.Flags()
-	f.StringVar(&d.Users, "stream-users", "", "file of the users as whom clients of streams must log in, see 'penstock stream password'; without it every client may use every stream")
-	f.StringVar(&d.Cert, "tls-cert", "", "file with the certificate (PEM) of the servers for streams, which then speak TLS only; read again when it changes")
+	f.StringVar(&d.Users, "stream-users", "", "file of users: clients of streams must log in as a user of this file (see 'penstock stream password'); without the flag every client may use every stream")
+	f.StringVar(&d.Cert, "tls-cert", "", "file with the certificate (PEM) of the servers for streams, which then speak TLS only; a changed file counts for new connections")
 	f.StringVar(&d.Key, "tls-key", "", "file with the key of --tls-cert (PEM)")
 	f.StringVar(&d.ClientCA, "tls-client-ca", "", "file with authorities (PEM) of client certificates: such a certificate logs a client in as the user with its common name")
 	f.BoolVar(&d.Open, "stream-insecure", false, "let the servers for streams listen beyond loopback addresses without users or without TLS")

@@ -105,7 +105,7 @@ func newRoot() *cobra.Command {
 into volumes that say where data lives, reached by plain POSIX calls.
 
 'penstock up' brings everything up on this machine, in one process. The other
-subcommands run one role of a cluster each, or look after a running system.
+subcommands run one role of a cluster each, or administer a running system.
 
 A running system is found through --cluster, else --dir, else PENSTOCK_CLUSTER,
 else the configuration file, else the only 'penstock up' of this machine.`,

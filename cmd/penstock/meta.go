@@ -20,7 +20,7 @@ func newMeta() *cobra.Command {
 		Use:   "meta",
 		Short: "Run a metadata server",
 		Long: `Serves the volumes of a cluster: names, attributes, leases, quota, and which
-chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`,
+chunks hold which bytes. Without --etcd the server embeds an etcd of one member in DIR.`,
 		Example: `  penstock meta --dir /var/lib/penstock-meta
   penstock meta --dir /var/lib/penstock-meta --listen 10.0.0.4:7400 --etcd https://10.0.0.1:2379,https://10.0.0.2:2379`,
 		Args: cobra.NoArgs,

@@ -27,9 +27,9 @@ func newMirror() *cobra.Command {
 		Long: `A mirror copies the snapshots of a volume, the source, into another volume, its
 target: first everything, then what changed. The target may lie in another part of
 the topology, or in another cluster. Readers of the target see the last snapshot
-that was copied completely and whose digest is that of the source, and go on to
-the next at once. These commands are for the target's cluster. 'penstock up' runs
-its mirrors; in a cluster 'penstock mirror run' does, on one machine or several.`,
+that was copied completely and has the same digest as in the source, and move to the
+next snapshot at once. Run these commands in the target's cluster. 'penstock up' copies
+for its mirrors; in a cluster 'penstock mirror run' does so, on one machine or several.`,
 	}
 	cmd.AddCommand(newMirrorCreate(), newMirrorList(), newMirrorStatus(), newMirrorSet(), newMirrorPause(), newMirrorResume(), newMirrorSync(),
 		newMirrorPromote(), newMirrorResync(), newMirrorDelete(), newMirrorRun())
@@ -167,14 +167,14 @@ func newMirrorCreate() *cobra.Command {
 		Short: "Make a volume that mirrors another one",
 		Long: `Makes volume TARGET, with the policy, trash time and compression of SOURCE as far as
 no flag says otherwise, without its quotas and its schedule of snapshots, and with
-access times off: after a promotion, set those as the source has them. Until the first
+access times off: after a promotion, set access times as the source has them. Until the first
 round is complete the target shows nothing. The snapshot that source and target have in
 common is pinned in the source.
 
-A source in another cluster with certificates needs one of that cluster that may
-administer the source, in --source-credentials on each machine that runs the mirror:
-of an administrator, or of a client that was granted the source with the right
-admin. It comes from 'penstock cluster join', or from a token given here.`,
+If the source is in another cluster with certificates, each machine that runs the mirror
+needs a certificate of that cluster in --source-credentials: a certificate of an
+administrator, or of a client that was granted the source with the right admin. The
+certificate comes from 'penstock cluster join', or from a token given here.`,
 		Example: `  penstock mirror create datasets datasets-rack2 --topology /dc1/rack2 --every 1h --attach /mirror/datasets
   penstock mirror create datasets datasets --source-cluster meta.east:7400 --source-credentials /etc/penstock/east --every 15m --rate 200M
   penstock mirror create datasets datasets --source-cluster meta.east:7400 --source-credentials /etc/penstock/east --source-token-file east.token`,
@@ -474,10 +474,10 @@ func newMirrorSync() *cobra.Command {
 	var timeout time.Duration
 	var cmd *cobra.Command
 	cmd = mirrorCommand("sync TARGET", "Copy what the source holds now",
-		`Asks for a round. With --wait the command ends when a snapshot that was taken
-after it began is complete in the target, and shown. A round that fails is tried
-again: why it fails is told at once, and the command goes on waiting. After --timeout
-it ends with status 1; the round goes on.`,
+		`Asks for a round. With --wait the command ends when the target shows a complete snapshot
+that was taken after the command began. A failed round is tried again: the command
+prints the error at once, and goes on waiting. After --timeout the command ends with
+status 1; the round goes on.`,
 		`  penstock mirror sync datasets-rack2 --wait --timeout 1h`,
 		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
 			if timeout < 0 || timeout > 0 && !wait {
@@ -618,10 +618,10 @@ func newMirrorDelete() *cobra.Command {
 	var leave, yes bool
 	var cmd *cobra.Command
 	cmd = mirrorCommand("delete TARGET", "Forget a mirror; its target stays, a volume like others",
-		`Promotes the target, if it is not yet, and deletes the mirror's snapshots in
-source and target; with --leave-source it leaves those in the source, whose pins run
-out. 'penstock volume delete' deletes the volume. On a terminal the command asks; a
-script gives --yes.`,
+		`Promotes the target, unless the target was promoted already, and deletes the mirror's
+snapshots in source and target. With --leave-source the snapshots in the source stay,
+and their pins run out. 'penstock volume delete' deletes the volume. On a terminal the
+command asks; a script gives --yes.`,
 		`  penstock mirror delete datasets-rack2 --yes`,
 		func(ctx context.Context, c *penstock.Client, m penstock.Mirrors, target string) error {
 			r, err := m.Find(ctx, target)

@@ -54,11 +54,10 @@ func newMount() *cobra.Command {
 		Use:   "mount [VOLUME[@SNAPSHOT]:]PATH DIR",
 		Short: "Mount the tree, or a directory of it, and serve the mount",
 		Long: `Mounts a directory of the tree: PATH from the root of the tree, or, after
-VOLUME:, from the root of that volume. VOLUME@SNAPSHOT: is that volume as a
-snapshot keeps it, read-only; in a mount of the volume itself its snapshots are
-seen in .snapshot of its root. DIR must be an empty directory. The command
-serves until it is interrupted or somebody unmounts DIR; with --background it
-returns when the mount is there.
+VOLUME:, from the root of that volume. VOLUME@SNAPSHOT: is a snapshot of the volume,
+read-only; a mount of the volume itself shows the volume's snapshots in the directory
+.snapshot of its root. DIR must be an empty directory. The command serves until it is
+interrupted or DIR is unmounted; with --background it returns when the mount is ready.
 
 Interrupted, the command makes everything durable and unmounts. While DIR is in
 use, the command waits for --grace, then unmounts by force; a second signal does so
@@ -80,19 +79,19 @@ In /etc/fstab the whole tree is root:/.
 
 Options (-o): ro, rw, suid, nosuid (the default), dev, nodev (the default), exec, noexec, symfollow,
 nosymfollow, relatime (the default), noatime, atime, diratime, nodiratime, user,
-users, owner and group as mount(8) has them; those that this file system has no
-sense for (sync, dirsync, strictatime, mand, iversion, SELinux contexts) are
-refused; nonempty, private (nobody else may look in), allow_other (for users, with
+users, owner and group as in mount(8); options without a meaning for this file system
+(sync, dirsync, strictatime, mand, iversion, SELinux contexts) are
+refused; nonempty, private (no other user may look in), allow_other (for users, with
 user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
 and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
 credentials=DIR, insecure, log=FILE, pin=HOLDER, digest=DIGEST, noindex and
 indexdir=DIR (see --pin, --digest, --no-index, --index-dir), hold or
-hold=SOCKET (see --hold). Of snapshots and immutable volumes:
+hold=SOCKET (see --hold). For snapshots and immutable volumes:
 noopen (the kernel opens nothing, best for small files; the default) or
-passthrough (it reads files by itself that lie whole in a chunk here).
+passthrough (the kernel itself reads files that lie whole in a chunk of this machine).
 
 Without root the mount goes through fusermount3: no set-id programs and no
-devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
+devices, no passthrough, no syncfs, and only the user who mounted sees the mount.`,
 		Example: `  penstock mount / /mnt/penstock
   penstock mount --background --read-only datasets:/images /mnt/images
   penstock mount datasets@v3:/images /mnt/images --pin run-42

@@ -369,7 +369,7 @@ func newNodeRemove() *cobra.Command {
 		Short: "Give a chunk server up for good",
 		Long: `Gives a chunk server up for good: the cluster does not wait for the server any more,
 and does not let it in again. The server must be empty ('penstock node drain'). With
---force it may still have replicas; data without another replica is lost then.`,
+--force the server may still have replicas; data without another replica is then lost.`,
 		Example: `  penstock node remove 3 --yes`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -69,8 +69,8 @@ func newPin() *cobra.Command {
 		Long: `Pins a snapshot for a holder, such as a training run: until the pin is released
 or has run out, neither 'snapshot delete' nor a schedule deletes the snapshot, and
 the volume can't be deleted. Pinning again makes a pin last longer, never shorter.
-Who may read the volume may pin. A mount with --pin renews its holder's pin as long
-as it lives.`,
+A client that may read the volume may pin. A mount with --pin renews its holder's pin
+as long as the mount exists.`,
 		Example: `  penstock pin datasets@v3 --holder run-42 --ttl 7d
   penstock pin list datasets`,
 		Args: cobra.ExactArgs(1),

@@ -35,9 +35,10 @@ of lost operations is not known. Chunks that no checkpoint names stay on the dis
 14 days. Without --yes the command shows the state that it found, and writes nothing.
 Clients must mount again.
 
-The command refuses an etcd that has a cluster. If that is an older copy of this
-cluster, or is broken, and no metadata server runs, --overwrite replaces it: etcd's old
-contents are kept in a file in DIR, and are the backup unless --from names another file.`,
+The command refuses an etcd that has a cluster. If etcd has an older copy of this
+cluster, or a broken cluster, and no metadata server runs, --overwrite replaces the
+records: the old contents of etcd are kept in a file in DIR, and are the backup unless
+--from names another file.`,
 		Example: `  penstock cluster restore --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12
   penstock cluster restore --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12 --yes
   penstock cluster restore --from /var/backups/penstock.backup --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12 --yes`,

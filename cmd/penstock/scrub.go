@@ -19,10 +19,10 @@ func newScrub() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "scrub",
 		Short: "Have chunk servers read everything now and compare it with its checksums",
-		Long: `Chunk servers read everything they have once in --scrub-period anyway, slowly.
-This makes them begin now, faster. Replicas that turn out to be corrupt are kept
-aside and copied again from good ones. 'penstock disk list' shows how far each
-disk is; with --wait the command does, and ends when all are done.`,
+		Long: `Chunk servers read all their data once in --scrub-period anyway, slowly. This command
+makes them begin now, and read faster. Corrupt replicas are kept aside, and copied again
+from good replicas. 'penstock disk list' shows how far each disk is; with --wait the
+command shows the same, and ends when all disks are done.`,
 		Example: `  penstock scrub --wait
   penstock scrub --node 3`,
 		Args: cobra.NoArgs,

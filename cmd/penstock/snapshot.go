@@ -27,7 +27,7 @@ func newSnapshot() *cobra.Command {
 		Long: `A snapshot keeps a volume as of one moment. Taking a snapshot takes a moment whatever
 the size of the volume; afterwards the snapshot keeps only the bytes that have changed
 since. Bytes for which write() had returned are in the snapshot and durable; bytes in
-memory maps are in it as far as they were flushed.`,
+memory maps are in the snapshot as far as they were flushed.`,
 	}
 	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotShow(), newSnapshotUsage(), newSnapshotDelete(), newSnapshotDiff(), newSnapshotRollback(), newSnapshotSchedule(), newSnapshotGroup())
 	return cmd
@@ -289,9 +289,9 @@ func newSnapshotDelete() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete VOLUME NAME...",
 		Short: "Delete snapshots; their bytes are freed in the background",
-		Long: `Deletes snapshots, for ever: nobody can read them from now on. What they alone
-hold is freed in the background; --wait waits for that. On a terminal the command
-asks; a script gives --yes.`,
+		Long: `Deletes snapshots for good: from now on they can't be read. Data that only these
+snapshots have is freed in the background; --wait waits for the end of this. On a
+terminal the command asks; a script gives --yes.`,
 		Example: `  penstock snapshot delete datasets v1 v2 --yes`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -480,9 +480,9 @@ func newSnapshotSchedule() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedule VOLUME",
 		Short: "Have snapshots taken and deleted by schedule, or show the schedule",
-		Long: `Has snapshots taken by the cluster itself. --keep lists periods with intervals:
-for each, the first snapshot of every interval is kept for the period, and the
-shortest interval says how often one is taken. Periods and intervals are written
+		Long: `Makes the cluster take snapshots by itself. --keep lists periods with intervals:
+for each, the first snapshot of every interval is kept for the period. The
+shortest interval says how often a snapshot is taken. Periods and intervals are written
 like 30m, 24h, 30d, 8w; intervals also as minutely, hourly, daily, weekly, monthly.
 Snapshots by schedule are called auto-TIME; others are never touched.`,
 		Example: `  penstock snapshot schedule results --keep 24h:hourly,30d:daily

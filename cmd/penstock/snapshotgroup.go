@@ -21,8 +21,8 @@ func newSnapshotGroup() *cobra.Command {
 		Short: "Take, list and delete snapshots of several volumes, of one moment",
 		Long: `A group is a snapshot of each of several volumes, with one name and of one moment: if a
 program wrote in one volume because of a write in another volume, no group has the
-later write without the earlier write. Each is a snapshot of its volume, and used like
-other snapshots. Either all snapshots of a group exist, or none.`,
+later write without the earlier write. Each snapshot of a group is used like any other
+snapshot of its volume. Either all snapshots of a group exist, or none.`,
 	}
 	cmd.AddCommand(newSnapshotGroupCreate(), newSnapshotGroupList(), newSnapshotGroupDelete())
 	return cmd

@@ -25,10 +25,10 @@ func newStream() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stream",
 		Short: "Make, list, show and delete streams, append and read records, show consumer groups",
-		Long: `A stream is a directory of the tree, to which any Kafka client appends records and
-from which any Kafka client reads them; the records lie in ordinary files below it.
-The topic of /volume/clicks is named volume.clicks. The gateway serves streams:
-'penstock up' has one.`,
+		Long: `A stream is a directory of the tree. Kafka clients append records to the stream and
+read its records, which lie in ordinary files below the directory. Kafka clients know
+the stream /volume/clicks as the topic volume.clicks. A gateway serves the streams;
+'penstock up' contains a gateway.`,
 	}
 	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamGroups(), newStreamPassword())
 	return cmd
@@ -148,7 +148,7 @@ partitions can't be changed later.
 
 The gateway also publishes the records as a table: Parquet files with a Delta log, which any
 program that reads Delta tables opens at PATH. --format says how the table shows the values;
-the log keeps the bytes as they came. --schema makes fields of JSON values columns; types are
+the log keeps the bytes as the producers sent them. --schema makes fields of JSON values columns; types are
 string, integer, long, float, double, boolean, binary (base64), timestamp (RFC 3339) and
 array<...> of these. Values that do not fit go to PATH/rejected.`,
 		Example: `  penstock stream create /v/clicks --partitions 4
@@ -189,14 +189,15 @@ array<...> of these. Values that do not fit go to PATH/rejected.`,
 	out.flag(cmd)
 	f := cmd.Flags()
 	f.IntVar(&spec.Partitions, "partitions", 1, fmt.Sprintf("number of partitions, up to %d", stream.MaxPartitions))
-	f.Var(&retention, "retention", "how long records are kept, such as 7d; old records are removed file by file (default: for ever)")
+	f.Var(&retention, "retention", "how long records are kept, such as 7d; old records are removed file by file")
 	f.Var(&most, "retention-bytes", "largest size of a partition: the oldest records beyond it are removed")
 	f.StringVar(&cleanup, "cleanup", cleanupDelete, "delete: only --retention removes records; compact: of each key, records before the last one are removed, too")
 	f.Var(&segment, "segment-bytes", "largest size of a partition's file, after which the next file begins (default 64 MiB)")
 	f.StringVar(&spec.Format, "format", stream.Formats[0], "what the values of the records are: "+strings.Join(stream.Formats, ", "))
 	f.StringVar(&spec.Schema, "schema", "", "fields of JSON values that become columns of the table: name:type,name:type")
-	f.Var(&lag, "lag", "how late the table is at most (default 10s)")
+	f.Var(&lag, "lag", "longest time from a record's append until the table has the record")
 	f.BoolVar(&tableless, "no-table", false, "publish no table")
+	f.Lookup("retention").DefValue, f.Lookup("lag").DefValue = "for ever", "10s"
 	cmd.MarkFlagsMutuallyExclusive("lag", "no-table")
 	return cmd
 }
@@ -207,9 +208,8 @@ func newStreamList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the streams of the tree",
-		Long: `Lists the streams of the tree, after a walk over its directories: those at most
-eight directories deep. In a tree with very many directories the walk ends early, and
-says so.`,
+		Long: `Lists the streams of the tree, after a walk over its directories, eight directories
+deep. In a tree with very many directories the walk ends early, and the command says so.`,
 		Example: `  penstock stream list`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -105,9 +105,9 @@ func newStreamConsume() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "consume STREAM",
 		Short: "Print the values of a stream's records, a line each",
-		Long: `Prints the values of the records that the stream has, a line each, through the
-gateway at --kafka. Records of a partition come in their order. With --follow the
-command goes on with new records until it is interrupted.`,
+		Long: `Prints the values of the stream's records, a line each, through the gateway at
+--kafka. Records of a partition come in their order. With --follow the command goes
+on with new records until it is interrupted.`,
 		Example: `  penstock stream consume /v/clicks
   penstock stream consume /v/clicks --from end --follow`,
 		Args: cobra.ExactArgs(1),

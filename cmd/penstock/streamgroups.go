@@ -38,10 +38,10 @@ func newStreamGroups() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "groups STREAM",
 		Short: "Show how far the consumer groups of a stream are",
-		Long: `Shows the consumer groups that have committed offsets in the stream: how many members a
-group has now, and for each partition with a commit the committed offset, which is that
-of the next record to consume, the end of the partition, and the lag, the number of
-records between them. The gateway at --kafka answers.`,
+		Long: `Shows the consumer groups with committed offsets in the stream: the present number of
+members, and for each partition with a commit the committed offset (the offset of the
+next record to consume), the end of the partition, and the lag (the number of records
+between the two). The gateway at --kafka answers.`,
 		Example: `  penstock stream groups /v/clicks`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

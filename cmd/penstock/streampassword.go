@@ -20,18 +20,20 @@ func newStreamPassword() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "password USER",
 		Short: "Add a user of a gateway, or change the user's password or ids",
-		Long: `Reads a password from the first line of its input, and writes what proves the
-password to a file of users. The file has no password; it is made if it is missing,
-with mode 0600. A gateway with this file asks Kafka clients to log in with SASL (PLAIN,
-SCRAM-SHA-256 or SCRAM-SHA-512), and HTTP and gRPC clients with Basic authentication.
+		Long: `Reads a password from the first line of standard input, and writes keys that check the
+password to a file of users. The file has no passwords; if the file is missing, the
+command makes it with mode 0600. A gateway with this file asks Kafka clients to log in
+with SASL (PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512), and HTTP and gRPC clients with Basic
+authentication.
 
 --uid and --gid are the ids by which modes and ACLs of directories count for the user;
-the first --gid is the group of what the user makes. A new user needs both. User id 0 may
-use every stream. With --no-password the user gets no password (an existing one stays),
-and logs in with a client certificate that has USER as its common name.
+directories that the user makes get the first --gid. A new user needs both flags. User
+id 0 may use every stream. With --no-password the command sets no password (an existing
+password stays), and the user logs in with a client certificate that has USER as its
+common name.
 
-A changed password, and the removal of a user from the file, end the user's open
-connections within a minute.`,
+After a change of the password, and after the removal of the user from the file, the
+user's open Kafka connections end within 10 seconds, and further requests are refused.`,
 		Example: `  penstock stream password ann --file /etc/penstock/users.json --uid 1000 --gid 1000 < password
   penstock stream password loader --file /etc/penstock/users.json --uid 1001 --gid 1001 --no-password
   penstock up --dir /var/lib/penstock --stream-users /etc/penstock/users.json`,

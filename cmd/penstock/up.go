@@ -28,14 +28,14 @@ func newUp() *cobra.Command {
 		Use:   "up",
 		Short: "Run everything on this machine, in one process",
 		Long: `Runs an embedded etcd, a metadata server, a chunk server, a gateway and a mount in
-one process, with the protocols and formats of a cluster. What is stored in DIR is
-there again next time. SIGINT or SIGTERM, or umount of the mount point, stops
+one process, with the protocols and formats of a cluster. The data in DIR stays for the
+next start. SIGINT or SIGTERM, or umount of the mount point, stops
 cleanly: the mount is flushed and unmounted first.
 
 The parts talk over Unix sockets of mode 0600 in DIR. The gateway serves streams
-to Kafka clients and over HTTP at loopback addresses, to every user of this
-machine: it asks for no credentials without --stream-users. A default address that
-is not free is not served.`,
+to Kafka clients, and over HTTP and gRPC, at loopback addresses, to every user of this
+machine: without --stream-users the gateway asks for no credentials. If a default
+address is not free, the gateway does not serve there.`,
 		Example: `  penstock up --dir /var/lib/penstock --mount /mnt/penstock`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -104,7 +104,7 @@ is not free is not served.`,
 	doorFlags(cmd, &cfg.Doors)
 	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients")
 	f.StringVar(&cfg.Ingest, "ingest", defaultIngest, "address at which the gateway takes records over HTTP and gRPC")
-	f.DurationVar(&cfg.StreamIdle, "stream-idle", stream.DefaultIdle, "how long after its last use the gateway holds a partition; when it holds none, it has no session, and volumes can be rolled back")
+	f.DurationVar(&cfg.StreamIdle, "stream-idle", stream.DefaultIdle, "time after the last use of a partition until the gateway gives the partition up; a gateway without partitions has no session, so that volumes can be rolled back")
 	f.BoolVar(&noGateway, "no-gateway", false, "run no gateway: streams are not served")
 	port.flag(cmd, "DIR/admin.sock")
 	port.openFlag(cmd)

@@ -475,10 +475,10 @@ func newVolumeSet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Change a volume's policy; settings without a flag stay",
-		Long: `Changes a volume's policy. Whatever is written after the command has returned lies as
-the policy says, also in files that are open; what lies elsewhere is moved in the
-background while it is read and written, which 'penstock volume show' and --wait
-follow. What no chunk servers of the cluster could meet, all there, is refused.`,
+		Long: `Changes a volume's policy. Bytes written after the command has returned lie where the
+policy says, also in open files. Other data is moved in the background while it is read
+and written; 'penstock volume show' and --wait show the progress. A policy that the
+cluster's chunk servers could not meet, even with all of them present, is refused.`,
 		Example: `  penstock volume set datasets --immutable
   penstock volume set scratch --quota 500G --noatime
   penstock volume set results --topology /dc1/rack2 --wait

@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/stream/partition"
 )
 
-// maxLags bounds the consumer groups whose lag is a metric: those with the greatest lags.
+// maxLags bounds the consumer groups with a metric of their lag; the groups with the greatest lags have one.
 const maxLags = 100
 
 // Metrics collects the counters of a gateway; none for a nil gateway.
@@ -44,11 +44,11 @@ func (c gatewayCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	for _, r := range []reading{
 		{"penstock_stream_appended_records_total", "Records that were appended to streams and are durable.", count, float64(n.AppendedRecords.Load())},
-		{"penstock_stream_appended_bytes_total", "Bytes of their batches, as they came.", count, float64(n.AppendedBytes.Load())},
+		{"penstock_stream_appended_bytes_total", "Bytes of the batches of these records, as the producers sent the batches.", count, float64(n.AppendedBytes.Load())},
 		{"penstock_stream_read_records_total", "Records that were read for consumers.", count, float64(n.ReadRecords.Load())},
-		{"penstock_stream_read_bytes_total", "Bytes of their batches.", count, float64(n.ReadBytes.Load())},
+		{"penstock_stream_read_bytes_total", "Bytes of the batches of these records.", count, float64(n.ReadBytes.Load())},
 		{"penstock_stream_partitions_led", "Partitions that this gateway leads.", gauge, float64(now.Led)},
-		{"penstock_stream_unpublished_records", "Records of these partitions that were not in the published tables when the last round of publishing began.", gauge, float64(now.Unpublished)},
+		{"penstock_stream_unpublished_records", "Records that were not in the published tables when the last round of publishing began, of the partitions that this gateway leads.", gauge, float64(now.Unpublished)},
 	} {
 		send(r, nil)
 	}
@@ -61,7 +61,7 @@ func (c gatewayCollector) Collect(out chan<- prometheus.Metric) {
 			continue
 		}
 		seen[of] = true
-		send(reading{"penstock_stream_group_lag_records", "Records that a consumer group has not committed, of partitions that this gateway leads; the 100 groups with the greatest lags, of those whose offsets this gateway keeps.", gauge, float64(l.Records)},
+		send(reading{"penstock_stream_group_lag_records", "Records that a consumer group has not committed, of partitions that this gateway leads; for the 100 groups with the greatest lags among the groups that this gateway coordinates.", gauge, float64(l.Records)},
 			map[string]string{"stream": l.Stream, "group": l.Group})
 	}
 	histogram := func(name, help string, d *partition.Durations) {
