@@ -46,9 +46,17 @@ const (
 // caller determines the outcome.
 const writePatience = 3 * time.Second
 
+// A read over a connection that breaks, or that no member answers, is sent again brokenTries
+// times, after a pause of brokenPause each.
+const (
+	brokenTries = 4
+	brokenPause = 50 * time.Millisecond
+)
+
 // again repeats a read without an answer, and so asks another member: a member that stands
-// still keeps its connections. again does not repeat writes: only the caller knows the effect
-// of a second write.
+// still keeps its connections. again also repeats a read whose connection broke; etcd's client
+// does so for single reads, but not for transactions. again does not repeat writes: only the
+// caller knows the effect of a second write.
 func again(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	switch {
 	case writes(req):
@@ -58,13 +66,24 @@ func again(ctx context.Context, method string, req, reply any, cc *grpc.ClientCo
 	case !reads(req):
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
+	broken := 0
 	for n := 0; ; n++ {
 		// Members, usually three, are asked in turn: each for a short time before any is asked
 		// for longer.
 		try, cancel := context.WithTimeout(ctx, min(readPatience<<min(n/3, 8), maxReadPatience))
 		err := invoke(try, method, req, reply, cc, opts...)
 		cancel()
-		if err == nil || ctx.Err() != nil || status.Code(err) != codes.DeadlineExceeded {
+		switch code := status.Code(err); {
+		case err == nil || ctx.Err() != nil:
+			return err
+		case code == codes.Unavailable && broken < brokenTries:
+			broken++
+			select {
+			case <-time.After(brokenPause):
+			case <-ctx.Done():
+				return err
+			}
+		case code != codes.DeadlineExceeded:
 			return err
 		}
 	}
