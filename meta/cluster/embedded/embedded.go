@@ -64,6 +64,7 @@ type Config struct {
 // Server is a running etcd with one member.
 type Server struct {
 	etcd     *embed.Etcd
+	life     *life
 	dir      string
 	client   *clientv3.Client
 	endpoint string
@@ -112,6 +113,10 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	}
 
 	ending := &endings{cause: make(chan string, 1)}
+	l := new(life)
+	if _, err := os.Stat(filepath.Join(dir, "member")); errors.Is(err, os.ErrNotExist) {
+		l.newUntil = time.Now().Add(firstRecords)
+	}
 	c := embed.NewConfig()
 	c.Name = "penstock"
 	c.Dir = dir
@@ -133,8 +138,10 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	c.MaxRequestBytes = maxRequest
 	c.AutoCompactionMode, c.AutoCompactionRetention = "revision", "0"
 	c.EnableGRPCGateway = false
+	// NewConfig leaves this zero: etcd would log each request as a slow request.
+	c.WarningUnaryRequestDuration = embed.DefaultWarningUnaryRequestDuration
 	c.UnsafeNoFsync = cfg.UnsafeNoFsync
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&bridge{log: cfg.Logger, dir: dir}, zap.WithFatalHook(fatal{ending}), zap.WithPanicHook(panics{ending})))
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&bridge{log: cfg.Logger, dir: dir, life: l}, zap.WithFatalHook(fatal{ending}), zap.WithPanicHook(panics{ending})))
 
 	e, err := openEtcd(ctx, c, &cfg, ending)
 	if err != nil {
@@ -157,7 +164,7 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 			return nil, meta.E(op, fileKind(err), s, err)
 		}
 	}
-	s := &Server{etcd: e, dir: dir, client: v3client.New(e.Server), endpoint: EndpointIn(dir)}
+	s := &Server{etcd: e, life: l, dir: dir, client: v3client.New(e.Server), endpoint: EndpointIn(dir)}
 	s.reserveSpace(dir, cfg.Logger)
 	return s, nil
 }
@@ -202,5 +209,6 @@ func (s *Server) Close() error {
 	if errors.Is(err, context.Canceled) {
 		err = nil // the client's own context, which its Close cancels
 	}
+	s.life.closing.Store(true)
 	return errors.Join(err, closeEtcd(s.etcd, s.dir))
 }

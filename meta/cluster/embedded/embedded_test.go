@@ -2,6 +2,7 @@ package embedded
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,7 +29,8 @@ func TestStartStopStart(t *testing.T) {
 	dir := folder(t)
 	for i := range 3 {
 		began := time.Now()
-		s, err := Start(Config{Dir: dir})
+		var log strings.Builder // slog's handler locks each write
+		s, err := Start(Config{Dir: dir, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,6 +62,9 @@ func TestStartStopStart(t *testing.T) {
 		stop := time.Now()
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
+		}
+		if log.Len() > 0 {
+			t.Errorf("run %d: a server that starts and stops in order logs:\n%s", i, log.String())
 		}
 		t.Logf("run %d: ready after %v, answered after %v, stopped in %v", i, up, answered, time.Since(stop))
 	}

@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap/zapcore"
 )
@@ -15,26 +17,66 @@ import (
 type bridge struct {
 	log    *slog.Logger
 	dir    string
+	life   *life
 	fields []zapcore.Field
 }
 
-// usual are warnings without meaning here, such as etcd's about a plain socket, which a single
-// member has.
+// life says in which part of its life a server is.
+type life struct {
+	// newUntil: the server makes its files, and their first records, until about then; zero: the
+	// server found files.
+	newUntil time.Time
+	closing  atomic.Bool // Close has begun
+}
+
+// firstRecords bounds the time in which a new server's first records follow its files.
+const firstRecords = 10 * time.Second
+
+// usual are warnings without meaning here: only this user reaches the plain socket of the single
+// member, and tokens of etcd's own users are not in use.
 var usual = map[string]bool{
-	"serving client traffic insecurely; this is strongly discouraged!": true,
+	"Running http and grpc server on single port. This is not recommended for production.": true,
+	"simple token is not cryptographically signed":                                         true,
+	"serving client traffic insecurely; this is strongly discouraged!":                     true,
+}
+
+// first are messages about records that a new server has not written yet. etcd looks for the
+// records again some seconds later.
+var first = map[string]bool{
+	"Failed to detect schema version":  true,
+	"failed to update storage version": true,
+}
+
+// ends are messages about the end of a listener. etcd logs them also when it closes the listener
+// itself, because it stops.
+var ends = map[string]bool{
+	"setting up serving from embedded etcd failed.": true,
+	"stopping insecure grpc server due to error":    true,
+	"stopped insecure grpc server due to error":     true,
 }
 
 func (b *bridge) Enabled(l zapcore.Level) bool { return l >= zapcore.WarnLevel }
 
 func (b *bridge) With(f []zapcore.Field) zapcore.Core {
-	return &bridge{b.log, b.dir, append(b.fields[:len(b.fields):len(b.fields)], f...)}
+	return &bridge{b.log, b.dir, b.life, append(b.fields[:len(b.fields):len(b.fields)], f...)}
 }
 
 func (b *bridge) Check(e zapcore.Entry, c *zapcore.CheckedEntry) *zapcore.CheckedEntry {
-	if b.Enabled(e.Level) && !usual[e.Message] {
+	if b.Enabled(e.Level) && !b.life.inOrder(e) {
 		return c.AddCore(e, b)
 	}
 	return c
+}
+
+// inOrder reports whether a message says only that the server begins or ends in order.
+func (l *life) inOrder(e zapcore.Entry) bool {
+	switch {
+	case usual[e.Message]:
+		return true
+	case first[e.Message], strings.Contains(e.Message, "cannot campaign at term 1 "):
+		return e.Time.Before(l.newUntil)
+	}
+	return ends[e.Message] && l.closing.Load()
 }
 
 func (b *bridge) Write(e zapcore.Entry, f []zapcore.Field) error {
