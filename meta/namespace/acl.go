@@ -169,9 +169,14 @@ func (a acl) restrict(mode uint32) uint32 {
 	return perm & 0o777
 }
 
+// attributes are the operations on extended attributes and ACLs, within an operation on the namespace.
+type attributes struct{ *tx }
+
+func (t *tx) xattrs() attributes { return attributes{t} }
+
 // setACL sets an ACL or, with an empty value, removes it, and returns whether anything
 // changed.
-func (t *tx) setACL(in *inode, op *meta.SetXattr) (changed bool, err error) {
+func (t attributes) setACL(in *inode, op *meta.SetXattr) (changed bool, err error) {
 	if in.Mode&meta.TypeMask == meta.TypeSymlink {
 		return false, fail("set acl", meta.NotSupported, op.Name)
 	}
@@ -214,7 +219,7 @@ func (t *tx) setACL(in *inode, op *meta.SetXattr) (changed bool, err error) {
 }
 
 // readACL reads a stored ACL, which must be well formed.
-func (t *tx) readACL(in *inode, name string) (acl, error) {
+func (t attributes) readACL(in *inode, name string) (acl, error) {
 	b, ok, err := t.xattr(in, name)
 	if err != nil || !ok {
 		return nil, err
@@ -227,7 +232,7 @@ func (t *tx) readACL(in *inode, name string) (acl, error) {
 }
 
 // chmodACL keeps the access ACL in step with a changed mode.
-func (t *tx) chmodACL(in *inode) error {
+func (t attributes) chmodACL(in *inode) error {
 	a, err := t.readACL(in, xattrAccessACL)
 	if err != nil || a == nil {
 		return err
@@ -238,7 +243,7 @@ func (t *tx) chmodACL(in *inode) error {
 
 // inheritACL applies the directory's default ACL to a new inode. False: the directory has no
 // default ACL, and the umask decides.
-func (t *tx) inheritACL(dir, in *inode) (bool, error) {
+func (t attributes) inheritACL(dir, in *inode) (bool, error) {
 	a, err := t.readACL(dir, xattrDefaultACL)
 	if err != nil || a == nil {
 		return false, err

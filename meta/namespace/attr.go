@@ -50,13 +50,13 @@ func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
 	if op.Mask&meta.SetMode != 0 {
 		in.Mode = in.Mode&meta.TypeMask | op.Mode&meta.ModePerm
 		if in.Flags&meta.FlagHasACL != 0 {
-			if err := t.chmodACL(in); err != nil {
+			if err := t.xattrs().chmodACL(in); err != nil {
 				return err
 			}
 		}
 	}
 	if op.Mask&meta.SetKillPriv != 0 {
-		if err := t.killPriv(in); err != nil {
+		if err := t.content().killPriv(in); err != nil {
 			return err
 		}
 	}
@@ -108,7 +108,7 @@ func (t *tx) setSize(in *inode, size uint64) error {
 		if err := in.checkReaped("truncate"); err != nil {
 			return err
 		}
-	} else if err := t.truncateTo(in, size); err != nil {
+	} else if err := t.extents().truncateTo(in, size); err != nil {
 		return err
 	}
 	in.Size = size

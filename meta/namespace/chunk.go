@@ -11,7 +11,12 @@ import (
 // maxAlloc bounds the chunks that one operation allocates.
 const maxAlloc = 1024
 
-func (t *tx) allocChunks(op *meta.AllocChunks, res *meta.Result) error {
+// chunkRecords are the operations on chunks, within an operation on the namespace.
+type chunkRecords struct{ *tx }
+
+func (t *tx) chunkRecords() chunkRecords { return chunkRecords{t} }
+
+func (t chunkRecords) allocChunks(op *meta.AllocChunks, res *meta.Result) error {
 	if op.N == 0 || op.N > maxAlloc || int(op.N) != len(op.Servers) {
 		return fail("allocate chunks", meta.Invalid, fmt.Sprintf("%d chunks on %d sets of servers", op.N, len(op.Servers)))
 	}
@@ -30,7 +35,7 @@ func (t *tx) allocChunks(op *meta.AllocChunks, res *meta.Result) error {
 	return nil
 }
 
-func (t *tx) sealChunk(op *meta.SealChunk, res *meta.Result) error {
+func (t chunkRecords) sealChunk(op *meta.SealChunk, res *meta.Result) error {
 	c, err := t.chunk(op.Chunk)
 	if err != nil {
 		return err
@@ -54,7 +59,7 @@ func (t *tx) sealChunk(op *meta.SealChunk, res *meta.Result) error {
 			return err
 		}
 		size := in.Size
-		if err := t.closeEnd(in, op.Length, true); err != nil {
+		if err := t.content().closeEnd(in, op.Length, true); err != nil {
 			return err
 		}
 		touch(in)
@@ -77,7 +82,7 @@ func (t *tx) sealChunk(op *meta.SealChunk, res *meta.Result) error {
 	return nil
 }
 
-func (t *tx) dropChunk(op *meta.DropChunk) error {
+func (t chunkRecords) dropChunk(op *meta.DropChunk) error {
 	c, err := t.chunk(op.Chunk)
 	if meta.KindOf(err) == meta.NoSuchChunk {
 		return nil
@@ -94,7 +99,7 @@ func (t *tx) dropChunk(op *meta.DropChunk) error {
 
 // setReplicas changes the servers of a sealed chunk. The chunk's length and checksum stay; the
 // fence may rise.
-func (t *tx) setReplicas(op *meta.SetReplicas, res *meta.Result) error {
+func (t chunkRecords) setReplicas(op *meta.SetReplicas, res *meta.Result) error {
 	const name = "set replicas"
 	if (len(op.Servers) == 0) != op.Lost || len(op.Servers) > maxReplicas || slices.Contains(op.Servers, 0) {
 		return fail(name, meta.Invalid, fmt.Sprintf("%v on servers %v", op.Chunk, op.Servers))
@@ -131,7 +136,7 @@ const maxReplicas = 2 * meta.MaxReplicas
 
 // replaceExtents moves bytes to other places. The file's contents, size and
 // times stay.
-func (t *tx) replaceExtents(op *meta.ReplaceExtents, res *meta.Result) error {
+func (t chunkRecords) replaceExtents(op *meta.ReplaceExtents, res *meta.Result) error {
 	again := fail("replace extents", meta.Again, fmt.Sprintf("inode %d changed", op.Ino))
 	in, err := t.inode(op.Ino)
 	if err != nil {
@@ -147,13 +152,13 @@ func (t *tx) replaceExtents(op *meta.ReplaceExtents, res *meta.Result) error {
 		if e.Chunk.IsZero() || e.OpenEnded {
 			return fail("replace extents", meta.Invalid, "new extents are closed and lie in chunks")
 		}
-		if err := t.checkNew(e); err != nil {
+		if err := t.content().checkNew(e); err != nil {
 			return err
 		}
 	}
 	for _, o := range olds {
 		at := o.Off
-		err := t.scanLive(in, o.Off, func(e extent) bool {
+		err := t.extents().scanLive(in, o.Off, func(e extent) bool {
 			if e.Off > at || e.OpenEnded || o.OpenEnded || e.Chunk != o.Chunk || e.ChunkOff-e.Off != o.ChunkOff-o.Off || e.Chunk.IsZero() {
 				return false
 			}
@@ -167,7 +172,7 @@ func (t *tx) replaceExtents(op *meta.ReplaceExtents, res *meta.Result) error {
 			return again
 		}
 	}
-	if err := t.edit(in, cuts, news); err != nil {
+	if err := t.extents().edit(in, cuts, news); err != nil {
 		return err
 	}
 	res.Attr = in.Attr

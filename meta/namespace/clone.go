@@ -80,11 +80,16 @@ func (b *base) below(gen uint32) bool {
 // version counts as no version, and older versions do not count either.
 func (b *base) absent(gen uint32, val []byte) bool { return isTombstone(val) && b.below(gen) }
 
+// clones are the operations on clones and on the snapshots that clones are made of, within an operation on the namespace.
+type clones struct{ *tx }
+
+func (t *tx) clones() clones { return clones{t} }
+
 // foreign reports that the chunk belongs to another volume.
-func (t *tx) foreign(id meta.ChunkID) bool { return t.vol.base != nil && id.Volume != t.vol.id }
+func (t clones) foreign(id meta.ChunkID) bool { return t.vol.base != nil && id.Volume != t.vol.id }
 
 // clonesOf lists the volumes cloned from a snapshot; gen 0: from any.
-func (t *tx) clonesOf(gen uint32) (all []meta.VolumeID, oldest uint32, err error) {
+func (t clones) clonesOf(gen uint32) (all []meta.VolumeID, oldest uint32, err error) {
 	prefix := []byte{prefixClone}
 	if gen != 0 {
 		prefix = binary.BigEndian.AppendUint32(prefix, gen)
@@ -101,7 +106,7 @@ func (t *tx) clonesOf(gen uint32) (all []meta.VolumeID, oldest uint32, err error
 
 // roomForClones refuses a snapshot whose generation a clone would take for a generation of the
 // clone.
-func (t *tx) roomForClones() error {
+func (t clones) roomForClones() error {
 	_, oldest, err := t.clonesOf(0)
 	if err == nil && oldest != 0 && t.vol.gen-oldest >= cloneGens-1 {
 		err = fail("take snapshot", meta.ResourceExceeded, fmt.Sprintf("%d were taken since the one of generation %d, which has clones", t.vol.gen-oldest, oldest))
@@ -110,7 +115,7 @@ func (t *tx) roomForClones() error {
 }
 
 // mayDrop refuses to delete a snapshot that clones need.
-func (t *tx) mayDrop(sn *snapshot) error {
+func (t clones) mayDrop(sn *snapshot) error {
 	switch {
 	case sn.state == snapshotBase && len(t.vol.base.gaps) > 0:
 		return fail("delete snapshot", meta.Busy, "the volume is a clone of it")
@@ -124,7 +129,7 @@ func (t *tx) mayDrop(sn *snapshot) error {
 	return err
 }
 
-func (t *tx) pinClone(op *meta.PinClone) error {
+func (t clones) pinClone(op *meta.PinClone) error {
 	key := appendCloneKey(nil, uint32(op.At), op.Clone)
 	_, have, err := t.r.Get(key)
 	if err != nil || have != op.Drop {
@@ -136,7 +141,7 @@ func (t *tx) pinClone(op *meta.PinClone) error {
 		t.deleteAt(s)
 		return nil
 	}
-	if _, err := t.snapshotAt(uint32(op.At)); err != nil {
+	if _, err := t.snaps().snapshotAt(uint32(op.At)); err != nil {
 		return err
 	}
 	all, _, err := t.clonesOf(uint32(op.At))
@@ -184,7 +189,7 @@ func IsClone(r Reader) (bool, error) {
 // NoSuchSnapshot, ResourceExceeded.
 func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy, now meta.Time) ([]Effect, error) {
 	t := &tx{view: view{r: r}, c: Context{Now: now, Volume: id}}
-	sn, unnamed, err := t.beginClone(at)
+	sn, unnamed, err := t.clones().beginClone(at)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +209,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		v.tally.mode = tallyExact // the clone has no snapshots of its own
 	}
 	t.gen, t.base = v.gen, b
-	t.putSnapshot(&snapshot{gen: sn.gen, state: snapshotBase, created: sn.created, inodes: sn.inodes, bytes: sn.bytes, name: baseName})
+	t.snaps().putSnapshot(&snapshot{gen: sn.gen, state: snapshotBase, created: sn.created, inodes: sn.inodes, bytes: sn.bytes, name: baseName})
 	for _, ino := range unnamed {
 		in, err := t.load(ino)
 		if err != nil {
@@ -217,7 +222,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		if in.Nlink != 0 {
 			from = in.reapFrom
 		}
-		t.queueReap(in, from)
+		t.extents().queueReap(in, from)
 		in.dirty = true
 	}
 	if err := t.finish(false); err != nil {
@@ -230,27 +235,27 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 // refusals depend on the snapshot alone. Costs and errors are as for CloneEffects.
 func MayClone(r Reader, at meta.Generation) error {
 	t := &tx{view: view{r: r}}
-	_, _, err := t.beginClone(at)
+	_, _, err := t.clones().beginClone(at)
 	return err
 }
 
 // beginClone finds a snapshot and its unnamed inodes.
-func (t *tx) beginClone(at meta.Generation) (sn snapshot, unnamed []meta.Ino, err error) {
+func (t clones) beginClone(at meta.Generation) (sn snapshot, unnamed []meta.Ino, err error) {
 	if err := t.begin(); err != nil {
 		return sn, nil, err
 	}
-	if sn, err = t.snapshotAt(uint32(at)); err != nil {
+	if sn, err = t.snaps().snapshotAt(uint32(at)); err != nil {
 		return sn, nil, err
 	}
 	then := &tx{view: view{r: t.r, gen: sn.gen, base: t.base}, vol: t.vol}
-	unnamed, err = then.unnamed(t)
+	unnamed, err = then.clones().unnamed(t.tx)
 	return sn, unnamed, err
 }
 
 // unnamed lists the inodes of a snapshot that users don't see, or don't see completely:
 // unlinked open files, and files with a tail not reaped yet. Such an inode is still in the live
 // queues, or has changed since.
-func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
+func (t clones) unnamed(live *tx) (all []meta.Ino, err error) {
 	seen := map[meta.Ino]bool{}
 	var inner error
 	look := func(ino meta.Ino) bool {
@@ -321,13 +326,13 @@ func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
 var sweepPrefixes = []byte{prefixDentry, prefixExtent, prefixInode, prefixCookie, prefixXattr}
 
 // sweepClone removes, in steps, versions in gaps and versions below the base's.
-func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
+func (t clones) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 	b := t.vol.base
 	if b == nil {
 		res.EOF = true
 		return nil
 	}
-	all, err := t.snapshots()
+	all, err := t.snaps().snapshots()
 	if err != nil {
 		return err
 	}
@@ -398,7 +403,7 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 // examined notes and the key at which to continue. sweepNotes removes notes about versions that
 // the clone began with if the version is a tombstone or absent: older programs wrote such
 // notes, and a new copy of the state may lack the named version.
-func (t *tx) sweepNotes(lo []byte, limit int) (next []byte, n int, err error) {
+func (t clones) sweepNotes(lo []byte, limit int) (next []byte, n int, err error) {
 	var keys [][]byte
 	err = t.r.Scan(lo, []byte{prefixBuried + 1}, func(k, _ []byte) bool {
 		if n == limit {
@@ -427,7 +432,7 @@ func (t *tx) sweepNotes(lo []byte, limit int) (next []byte, n int, err error) {
 
 // sweepSome examines about limit versions, whole keys at a time, and returns their number and
 // the next key, nil at the end.
-func (t *tx) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n int, err error) {
+func (t clones) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n int, err error) {
 	keys, next, n, err := keysWithVersions(t.r, lo, hi, limit)
 	if err != nil {
 		return nil, n, err
@@ -441,7 +446,7 @@ func (t *tx) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n
 			t.deleteAt(s)
 		}
 		if len(left) > 0 && len(unseen) > 0 {
-			if err := t.dropTombs(k.base, left, all); err != nil {
+			if err := t.snaps().dropTombs(k.base, left, all); err != nil {
 				return nil, n, err
 			}
 		}
@@ -550,7 +555,7 @@ func Unseen(r Reader, effects []Effect, remove func(keys [][]byte) error) error 
 }
 
 // adoptExtents swaps places in records of any generation.
-func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
+func (t clones) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
 	if len(op.Extents) > maxEdit {
 		return fail("adopt extents", meta.ResourceExceeded, fmt.Sprintf("%d extents", len(op.Extents)))
 	}
@@ -560,7 +565,7 @@ func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
 		if a.Copy.IsZero() || !t.foreign(a.Old.Chunk) {
 			return fail("adopt extents", meta.Invalid, fmt.Sprintf("%v in place of %v", a.Copy, a.Old.Chunk))
 		}
-		if err := t.checkNew(e); err != nil {
+		if err := t.content().checkNew(e); err != nil {
 			return err
 		}
 		baseKey := appendExtentBase(nil, a.Ino, a.Old.End())
@@ -633,6 +638,6 @@ func ForeignExtents(r Reader, fn func(e ForeignExtent) bool) error {
 		return err
 	}
 	return allExtents(&t, func(ino meta.Ino, gen uint32, e meta.Extent) bool {
-		return e.Chunk.IsZero() || !t.foreign(e.Chunk) || fn(ForeignExtent{ino, meta.Generation(gen), e})
+		return e.Chunk.IsZero() || !t.clones().foreign(e.Chunk) || fn(ForeignExtent{ino, meta.Generation(gen), e})
 	})
 }

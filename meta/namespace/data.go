@@ -10,8 +10,13 @@ import (
 // maxOpen bounds the extents in an answer to Open.
 const maxOpen = 4096
 
+// fileContent are the operations on the bytes of files, within an operation on the namespace.
+type fileContent struct{ *tx }
+
+func (t *tx) content() fileContent { return fileContent{t} }
+
 // regular reads a regular file for an operation on its contents.
-func (t *tx) regular(op string, ino meta.Ino) (*inode, error) {
+func (t fileContent) regular(op string, ino meta.Ino) (*inode, error) {
 	in, err := t.inode(ino)
 	if err != nil {
 		return nil, err
@@ -26,7 +31,7 @@ func (t *tx) regular(op string, ino meta.Ino) (*inode, error) {
 }
 
 // writable is regular for operations that change the contents.
-func (t *tx) writable(op string, ino meta.Ino) (*inode, error) {
+func (t fileContent) writable(op string, ino meta.Ino) (*inode, error) {
 	in, err := t.regular(op, ino)
 	if err != nil {
 		return nil, err
@@ -61,7 +66,7 @@ func (in *inode) checkClosed(op string) error {
 
 // ---- reads
 
-func (t *tx) open(op *meta.Open, res *meta.Result) error {
+func (t fileContent) open(op *meta.Open, res *meta.Result) error {
 	in, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -78,7 +83,7 @@ func (t *tx) open(op *meta.Open, res *meta.Result) error {
 	if op.Len != 0 && op.Off+op.Len >= op.Off {
 		end = min(end, op.Off+op.Len)
 	}
-	err = t.scanLive(in, op.Off, func(e extent) bool {
+	err = t.extents().scanLive(in, op.Off, func(e extent) bool {
 		if e.Off >= end {
 			return false
 		}
@@ -94,7 +99,7 @@ func (t *tx) open(op *meta.Open, res *meta.Result) error {
 	}
 	var last meta.ChunkID
 	for _, e := range res.Extents {
-		if e.Chunk.IsZero() || e.Chunk == last || t.foreign(e.Chunk) {
+		if e.Chunk.IsZero() || e.Chunk == last || t.clones().foreign(e.Chunk) {
 			continue
 		}
 		last = e.Chunk
@@ -110,7 +115,7 @@ func (t *tx) open(op *meta.Open, res *meta.Result) error {
 	return nil
 }
 
-func (t *tx) seek(op *meta.Seek, res *meta.Result) error {
+func (t fileContent) seek(op *meta.Seek, res *meta.Result) error {
 	in, err := t.regular("seek", op.Ino)
 	if err != nil {
 		return err
@@ -128,7 +133,7 @@ func (t *tx) seek(op *meta.Seek, res *meta.Result) error {
 		}
 		at = n
 	}
-	err = t.scanLive(in, at, func(e extent) bool {
+	err = t.extents().scanLive(in, at, func(e extent) bool {
 		if e.Chunk.IsZero() {
 			return true
 		}
@@ -154,7 +159,7 @@ func (t *tx) seek(op *meta.Seek, res *meta.Result) error {
 
 // ---- writing
 
-func (t *tx) write(op *meta.Write, res *meta.Result) error {
+func (t fileContent) write(op *meta.Write, res *meta.Result) error {
 	in, err := t.regular("write", op.Ino)
 	if err != nil {
 		return err
@@ -233,7 +238,7 @@ func (t *tx) write(op *meta.Write, res *meta.Result) error {
 	return nil
 }
 
-func (t *tx) writeInline(in *inode, op *meta.Write) error {
+func (t fileContent) writeInline(in *inode, op *meta.Write) error {
 	if !op.CloseEnded {
 		if err := in.checkClosed("write"); err != nil {
 			return err
@@ -242,7 +247,7 @@ func (t *tx) writeInline(in *inode, op *meta.Write) error {
 	if len(op.Data) > meta.InlineMax {
 		return fail("write", meta.TooBig, fmt.Sprintf("%d inline bytes", len(op.Data)))
 	}
-	if err := t.truncateTo(in, 0); err != nil {
+	if err := t.extents().truncateTo(in, 0); err != nil {
 		return err
 	}
 	in.Flags &^= meta.FlagUnsynced | meta.FlagInline
@@ -257,7 +262,7 @@ func (t *tx) writeInline(in *inode, op *meta.Write) error {
 }
 
 // writeExtents maps bytes that a client appended to chunks.
-func (t *tx) writeExtents(in *inode, op *meta.Write) error {
+func (t fileContent) writeExtents(in *inode, op *meta.Write) error {
 	l := op.Extents
 	if in.Flags&meta.FlagOpenEnded != 0 && op.CloseEnded {
 		old, err := t.openExtent(in)
@@ -297,7 +302,7 @@ func (t *tx) writeExtents(in *inode, op *meta.Write) error {
 	for i, e := range news {
 		cuts[i] = span{e.Off, e.End()}
 	}
-	if err := t.edit(in, cuts, news); err != nil {
+	if err := t.extents().edit(in, cuts, news); err != nil {
 		return err
 	}
 	in.Size = max(in.Size, op.Size, end)
@@ -334,7 +339,7 @@ func arrange(l []meta.Extent) ([]meta.Extent, error) {
 }
 
 // checkNew refuses an extent that refers to bytes which can't exist.
-func (t *tx) checkNew(e meta.Extent) error {
+func (t fileContent) checkNew(e meta.Extent) error {
 	if e.Chunk.IsZero() {
 		if e.OpenEnded || e.ChunkOff != 0 {
 			return fail("write", meta.Invalid, "preallocated space in no chunk, yet with a place in one")
@@ -359,7 +364,7 @@ func (t *tx) checkNew(e meta.Extent) error {
 
 // checkContinues admits, in a file with an open-ended extent, only this extent with newly
 // appended bytes (rule 7).
-func (t *tx) checkContinues(in *inode, news []meta.Extent) error {
+func (t fileContent) checkContinues(in *inode, news []meta.Extent) error {
 	old, err := t.openExtent(in)
 	if err != nil {
 		return err
@@ -371,9 +376,9 @@ func (t *tx) checkContinues(in *inode, news []meta.Extent) error {
 	return nil
 }
 
-func (t *tx) openExtent(in *inode) (e extent, err error) {
+func (t fileContent) openExtent(in *inode) (e extent, err error) {
 	found := false
-	err = t.scanExtents(in.Ino, in.openOff, func(x extent) bool {
+	err = t.extents().scanExtents(in.Ino, in.openOff, func(x extent) bool {
 		e, found = x, true
 		return false
 	})
@@ -385,7 +390,7 @@ func (t *tx) openExtent(in *inode) (e extent, err error) {
 
 // closeEnd closes the open-ended extent: at the journaled length or, with sealed, at the end of
 // the chunk. The file ends there.
-func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
+func (t fileContent) closeEnd(in *inode, length uint64, sealed bool) error {
 	old, err := t.openExtent(in)
 	if err != nil {
 		return err
@@ -408,9 +413,9 @@ func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
 	in.dirty = true
 	// The bytes may continue the previous extent, so edit puts the bytes into the file.
 	if e.Len == 0 {
-		return t.edit(in, []span{{old.Off, old.End()}}, nil)
+		return t.extents().edit(in, []span{{old.Off, old.End()}}, nil)
 	}
-	return t.edit(in, []span{{old.Off, max(old.End(), e.End())}}, []meta.Extent{e})
+	return t.extents().edit(in, []span{{old.Off, max(old.End(), e.End())}}, []meta.Extent{e})
 }
 
 // dropInline removes inline bytes replaced by extents. Extents entirely behind the inline bytes
@@ -439,7 +444,7 @@ func dropInline(in *inode, news []meta.Extent) error {
 
 // killPriv drops set-id bits and file capabilities, as POSIX and Linux require for a write by
 // an unprivileged process.
-func (t *tx) killPriv(in *inode) error {
+func (t fileContent) killPriv(in *inode) error {
 	if in.IsDir() {
 		return nil
 	}
@@ -455,14 +460,14 @@ func (t *tx) killPriv(in *inode) error {
 	if in.Flags&meta.FlagHasCaps != 0 {
 		touch(in)
 		in.Ctime = max(in.Ctime, t.c.Now)
-		return t.dropXattr(in, xattrCaps)
+		return t.xattrs().dropXattr(in, xattrCaps)
 	}
 	return nil
 }
 
 // ---- fallocate
 
-func (t *tx) fallocate(op *meta.Fallocate, res *meta.Result) error {
+func (t fileContent) fallocate(op *meta.Fallocate, res *meta.Result) error {
 	if err := checkFalloc(op); err != nil {
 		return err
 	}
@@ -479,11 +484,11 @@ func (t *tx) fallocate(op *meta.Fallocate, res *meta.Result) error {
 		err = t.preallocate(in, lo, hi)
 	case meta.FallocPunchHole:
 		zeroInline(in, lo, hi)
-		err = t.edit(in, []span{{lo, hi}}, nil)
+		err = t.extents().edit(in, []span{{lo, hi}}, nil)
 	case meta.FallocZeroRange:
 		zeroInline(in, lo, hi)
 		if from := max(lo, uint64(len(in.data))); from < hi {
-			err = t.edit(in, []span{{from, hi}}, []meta.Extent{{Off: from, Len: hi - from}})
+			err = t.extents().edit(in, []span{{from, hi}}, []meta.Extent{{Off: from, Len: hi - from}})
 		}
 	case meta.FallocCollapse:
 		err = t.shift(in, lo, op.Len, true)
@@ -532,7 +537,7 @@ func zeroInline(in *inode, lo, hi uint64) {
 }
 
 // preallocate fills the holes of a range, in whole blocks, with space that reads as zeros.
-func (t *tx) preallocate(in *inode, lo, hi uint64) error {
+func (t fileContent) preallocate(in *inode, lo, hi uint64) error {
 	lo = max(lo/meta.BlockSize*meta.BlockSize, uint64(len(in.data)))
 	hi = min((hi+meta.BlockSize-1)/meta.BlockSize*meta.BlockSize, meta.MaxFileSize)
 	var cuts []span
@@ -544,7 +549,7 @@ func (t *tx) preallocate(in *inode, lo, hi uint64) error {
 			news = append(news, meta.Extent{Off: at, Len: to - at})
 		}
 	}
-	err := t.scanExtents(in.Ino, lo, func(e extent) bool {
+	err := t.extents().scanExtents(in.Ino, lo, func(e extent) bool {
 		if e.Off >= hi || len(news) > maxEdit {
 			return false
 		}
@@ -556,11 +561,11 @@ func (t *tx) preallocate(in *inode, lo, hi uint64) error {
 		return err
 	}
 	gap(hi)
-	return t.edit(in, cuts, news)
+	return t.extents().edit(in, cuts, news)
 }
 
 // shift collapses or inserts whole blocks: every extent behind them moves.
-func (t *tx) shift(in *inode, off, n uint64, collapse bool) error {
+func (t fileContent) shift(in *inode, off, n uint64, collapse bool) error {
 	switch {
 	case off%meta.BlockSize != 0 || n%meta.BlockSize != 0,
 		collapse && off+n >= in.Size, !collapse && off >= in.Size:
@@ -579,7 +584,7 @@ func (t *tx) shift(in *inode, off, n uint64, collapse bool) error {
 		}
 	}
 	var old []extent
-	err := t.scanExtents(in.Ino, off, func(e extent) bool {
+	err := t.extents().scanExtents(in.Ino, off, func(e extent) bool {
 		old = append(old, e)
 		return len(old) <= maxEdit
 	})
@@ -617,20 +622,20 @@ func (t *tx) shift(in *inode, off, n uint64, collapse bool) error {
 	} else {
 		in.Size += n
 	}
-	return t.replace(in, old, merge(fresh))
+	return t.extents().replace(in, old, merge(fresh))
 }
 
 // ---- copying
 
-func (t *tx) copyRange(op *meta.CopyRange, res *meta.Result) error {
-	from := t
+func (t fileContent) copyRange(op *meta.CopyRange, res *meta.Result) error {
+	from := t.tx
 	if op.At != 0 {
 		var err error
-		if from, err = t.asOf(op.At); err != nil {
+		if from, err = t.snaps().asOf(op.At); err != nil {
 			return err
 		}
 	}
-	src, err := from.regular("copy range", op.Src)
+	src, err := from.content().regular("copy range", op.Src)
 	if err != nil {
 		return err
 	}
@@ -660,7 +665,7 @@ func (t *tx) copyRange(op *meta.CopyRange, res *meta.Result) error {
 		return fail("copy range", meta.NotSupported, "inline bytes can't be shared")
 	}
 	var news []meta.Extent
-	err = from.scanLive(src, op.SrcOff, func(e extent) bool {
+	err = from.extents().scanLive(src, op.SrcOff, func(e extent) bool {
 		if e.Off >= op.SrcOff+n {
 			return false
 		}
@@ -678,7 +683,7 @@ func (t *tx) copyRange(op *meta.CopyRange, res *meta.Result) error {
 	if err != nil {
 		return err
 	}
-	if err := t.edit(dst, []span{{op.DstOff, op.DstOff + n}}, news); err != nil {
+	if err := t.extents().edit(dst, []span{{op.DstOff, op.DstOff + n}}, news); err != nil {
 		return err
 	}
 	touch(dst)

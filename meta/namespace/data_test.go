@@ -17,7 +17,7 @@ func (f *fixture) extents(ino meta.Ino) []meta.Extent {
 	if err := t.begin(); err != nil {
 		f.t.Fatal(err)
 	}
-	if err := t.scanExtents(ino, 0, func(e extent) bool { l = append(l, e.Extent); return true }); err != nil {
+	if err := t.extents().scanExtents(ino, 0, func(e extent) bool { l = append(l, e.Extent); return true }); err != nil {
 		f.t.Fatal(err)
 	}
 	return l

@@ -36,7 +36,7 @@ func compare(r Reader, from, to meta.Generation, exact bool) ([]meta.Change, err
 		if gen == 0 && i == 1 {
 			continue
 		}
-		if _, err := s.snapshotAt(uint32(gen)); err != nil {
+		if _, err := s.snaps().snapshotAt(uint32(gen)); err != nil {
 			return nil, err
 		}
 		s.gen = uint32(gen)
@@ -412,7 +412,7 @@ func (d *differ) contentDiffers(a, b *inode) (bool, error) {
 	// Times may have been set back: compare where the bytes lie.
 	var l [2][]meta.Extent
 	for i, in := range []*inode{a, b} {
-		if err := d.sides[i].scanLive(in, 0, func(e extent) bool {
+		if err := d.sides[i].extents().scanLive(in, 0, func(e extent) bool {
 			l[i] = append(l[i], e.Extent)
 			return true
 		}); err != nil {
@@ -425,7 +425,7 @@ func (d *differ) contentDiffers(a, b *inode) (bool, error) {
 func (d *differ) xattrsDiffer(a, b *inode) (bool, error) {
 	var l [2][]byte
 	for i, in := range []*inode{a, b} {
-		if err := d.sides[i].eachXattr(in, func(name string, val []byte) bool {
+		if err := d.sides[i].xattrs().eachXattr(in, func(name string, val []byte) bool {
 			l[i] = appendBytes(appendBytes(l[i], name), val)
 			return true
 		}); err != nil {

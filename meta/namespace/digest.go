@@ -11,7 +11,7 @@ import (
 // Records of computed digests of snapshots.
 
 func (t *tx) setDigest(op *meta.SetDigest) error {
-	sn, err := t.snapshotAt(uint32(op.At))
+	sn, err := t.snaps().snapshotAt(uint32(op.At))
 	if err != nil {
 		return err
 	}

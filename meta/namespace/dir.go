@@ -24,9 +24,14 @@ func checkName(op, name string) error {
 
 func isDots(name string) bool { return name == "." || name == ".." }
 
+// directories are the operations on directories and names, within an operation on the namespace.
+type directories struct{ *tx }
+
+func (t *tx) dirs() directories { return directories{t} }
+
 // parentDir reads a directory to change its entries. For a removed directory the error is
 // NotFound, as on ext4 for a process in a removed working directory.
-func (t *tx) parentDir(op string, ino meta.Ino) (*inode, error) {
+func (t directories) parentDir(op string, ino meta.Ino) (*inode, error) {
 	in, err := t.inode(ino)
 	if meta.KindOf(err) == meta.Stale || err == nil && in.Nlink == 0 {
 		return nil, fail(op, meta.NotFound, fmt.Sprintf("directory %d was removed", ino))
@@ -41,14 +46,14 @@ func (t *tx) parentDir(op string, ino meta.Ino) (*inode, error) {
 }
 
 // changedDir marks a directory whose entries changed.
-func (t *tx) changedDir(dir *inode, now meta.Time) {
+func (t directories) changedDir(dir *inode, now meta.Time) {
 	touch(dir)
 	dir.Mtime, dir.Ctime = now, now
 }
 
 // ---- reads
 
-func (t *tx) lookup(op *meta.Lookup, res *meta.Result) error {
+func (t directories) lookup(op *meta.Lookup, res *meta.Result) error {
 	if err := checkName("lookup", op.Name); err != nil {
 		return err
 	}
@@ -92,7 +97,7 @@ func (t *tx) lookup(op *meta.Lookup, res *meta.Result) error {
 }
 
 // target reads the inode of an entry. A missing inode is damage.
-func (t *tx) target(e dentry) (*inode, error) {
+func (t directories) target(e dentry) (*inode, error) {
 	in, err := t.load(e.ino)
 	if meta.KindOf(err) == meta.Stale {
 		return nil, fail("directory entry", meta.Corrupt, fmt.Sprintf("inode %d has a name and no record", e.ino))
@@ -100,7 +105,7 @@ func (t *tx) target(e dentry) (*inode, error) {
 	return in, err
 }
 
-func (t *tx) readDir(op *meta.ReadDir, res *meta.Result) error {
+func (t directories) readDir(op *meta.ReadDir, res *meta.Result) error {
 	dir, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -179,7 +184,7 @@ func cookieOf(base []byte) uint64 {
 	return c
 }
 
-func (t *tx) readLink(op *meta.ReadLink, res *meta.Result) error {
+func (t directories) readLink(op *meta.ReadLink, res *meta.Result) error {
 	in, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -194,7 +199,7 @@ func (t *tx) readLink(op *meta.ReadLink, res *meta.Result) error {
 
 // ---- making
 
-func (t *tx) create(op *meta.Create, res *meta.Result) error {
+func (t directories) create(op *meta.Create, res *meta.Result) error {
 	dir, err := t.parentDir("create", op.Parent)
 	if err != nil {
 		return err
@@ -276,14 +281,14 @@ func (t *tx) create(op *meta.Create, res *meta.Result) error {
 
 // addName links a name to an inode and notes the name's position in the inode, for finding a
 // path of the inode. The caller writes the inode afterwards.
-func (t *tx) addName(dir *inode, name string, in *inode, cookie uint64) error {
+func (t directories) addName(dir *inode, name string, in *inode, cookie uint64) error {
 	cookie, err := t.setEntry(dir, name, dentry{typ: in.Mode & meta.TypeMask, ino: in.Ino, cookie: cookie})
 	in.home, in.homeAt = dir.Ino, cookie
 	return err
 }
 
 // makeInode gives a new inode a number, an owner, a mode and ACLs.
-func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, now meta.Time) (*inode, error) {
+func (t directories) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, now meta.Time) (*inode, error) {
 	under := uint32(0) // a number never used before
 	if ino == 0 {
 		ino = meta.Ino(t.vol.nextIno)
@@ -314,7 +319,7 @@ func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, n
 	inherited := false
 	if dir.Flags&meta.FlagHasACL != 0 {
 		var err error
-		if inherited, err = t.inheritACL(dir, in); err != nil {
+		if inherited, err = t.xattrs().inheritACL(dir, in); err != nil {
 			return nil, err
 		}
 	}
@@ -324,7 +329,7 @@ func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, n
 	return in, nil
 }
 
-func (t *tx) tmpfile(op *meta.Tmpfile, res *meta.Result) error {
+func (t directories) tmpfile(op *meta.Tmpfile, res *meta.Result) error {
 	dir, err := t.parentDir("tmpfile", op.Parent)
 	if err != nil {
 		return err
@@ -352,13 +357,13 @@ func (t *tx) tmpfile(op *meta.Tmpfile, res *meta.Result) error {
 	return nil
 }
 
-func (t *tx) putOrphan(s meta.SessionID, ino meta.Ino) {
+func (t directories) putOrphan(s meta.SessionID, ino meta.Ino) {
 	m := t.mark()
 	t.buf = appendOrphanKey(t.buf, s, ino)
 	t.putMarker(m)
 }
 
-func (t *tx) link(op *meta.Link, res *meta.Result) error {
+func (t directories) link(op *meta.Link, res *meta.Result) error {
 	in, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -411,7 +416,7 @@ func (t *tx) link(op *meta.Link, res *meta.Result) error {
 
 // ---- removing
 
-func (t *tx) unlink(op *meta.Unlink, res *meta.Result) error {
+func (t directories) unlink(op *meta.Unlink, res *meta.Result) error {
 	dir, err := t.parentDir("unlink", op.Parent)
 	if err != nil {
 		return err
@@ -468,7 +473,7 @@ func (t *tx) unlink(op *meta.Unlink, res *meta.Result) error {
 
 // loseName removes one link of an inode, and both links of a directory. Without links, the
 // inode becomes an orphan of the holders or, without holders, is removed.
-func (t *tx) loseName(in *inode, holders []meta.SessionID) error {
+func (t directories) loseName(in *inode, holders []meta.SessionID) error {
 	touch(in)
 	in.Ctime = t.c.Now
 	if in.IsDir() {
@@ -491,7 +496,7 @@ func (t *tx) loseName(in *inode, holders []meta.SessionID) error {
 		in.holders++
 	}
 	if in.holders == 0 {
-		return t.remove(in)
+		return t.extents().remove(in)
 	}
 	return nil
 }
@@ -507,7 +512,7 @@ func contains(l []meta.SessionID, s meta.SessionID) bool {
 
 // ---- renaming
 
-func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
+func (t directories) rename(op *meta.Rename, res *meta.Result) error {
 	exchange, noReplace := op.Flags&meta.RenameExchange != 0, op.Flags&meta.RenameNoReplace != 0
 	if op.Flags&^(meta.RenameExchange|meta.RenameNoReplace) != 0 || exchange && noReplace {
 		return fail("rename", meta.Invalid, fmt.Sprintf("flags %#x", op.Flags))
@@ -641,7 +646,7 @@ func moveDir(in, from, to *inode) {
 
 // checkLoop refuses to move a directory below itself, and to replace an ancestor of the
 // source, which is never empty. Both are possible only in moves between directories.
-func (t *tx) checkLoop(from, to, in, old *inode, exchange bool) error {
+func (t directories) checkLoop(from, to, in, old *inode, exchange bool) error {
 	if from == to {
 		return nil
 	}
@@ -665,7 +670,7 @@ func (t *tx) checkLoop(from, to, in, old *inode, exchange bool) error {
 }
 
 // isBelow reports whether dir is the directory top or lies below it.
-func (t *tx) isBelow(dir *inode, top meta.Ino) (bool, error) {
+func (t directories) isBelow(dir *inode, top meta.Ino) (bool, error) {
 	at, up := dir.Ino, dir.Parent
 	for steps := uint64(0); ; steps++ {
 		if at == top {
@@ -717,7 +722,7 @@ func checkKinds(op *meta.Rename, from, to, in, old *inode, exchange bool) error 
 
 // ---- junctions
 
-func (t *tx) junction(op *meta.Junction, res *meta.Result) error {
+func (t directories) junction(op *meta.Junction, res *meta.Result) error {
 	dir, err := t.parentDir("junction", op.Parent)
 	if err != nil {
 		return err

@@ -226,7 +226,7 @@ func TestEventsOfWriting(t *testing.T) {
 	f.do(&meta.ReleaseOrphans{Inos: []meta.Ino{ino}})
 	f.do(&meta.Closed{Inos: []meta.Ino{ino}})
 	expect("9 removed 1/b")
-	if keys, err := (&tx{view: view{r: f.s}}).keysFrom([]byte{prefixChanger}, 1); err != nil || len(keys) != 0 {
+	if keys, err := (&tx{view: view{r: f.s}}).snaps().keysFrom([]byte{prefixChanger}, 1); err != nil || len(keys) != 0 {
 		t.Errorf("%x is left, %v", keys, err)
 	}
 }

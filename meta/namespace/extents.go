@@ -57,8 +57,13 @@ func (f *foundEnds) under(ino meta.Ino, end uint64) (gen uint32, known bool) {
 	return gen, true
 }
 
+// extentEdits are the changes of files' extents, within an operation on the namespace.
+type extentEdits struct{ *tx }
+
+func (t *tx) extents() extentEdits { return extentEdits{t} }
+
 // scanExtents visits the extents of an inode that end after off, in order.
-func (t *tx) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error {
+func (t extentEdits) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error {
 	if off == math.MaxUint64 {
 		return nil
 	}
@@ -94,7 +99,7 @@ func (t *tx) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error
 }
 
 // scanLive is scanExtents without the unreaped extents of a truncation.
-func (t *tx) scanLive(in *inode, off uint64, fn func(e extent) bool) error {
+func (t extentEdits) scanLive(in *inode, off uint64, fn func(e extent) bool) error {
 	return t.scanExtents(in.Ino, off, func(e extent) bool {
 		if in.reap && e.End() > in.reapFrom {
 			return false
@@ -110,7 +115,7 @@ func (t *tx) scanLive(in *inode, off uint64, fn func(e extent) bool) error {
 //
 // edit reads the store once for each group of cuts that an extent connects, so the cost of many
 // small writes to a large file depends on the touched extents, not on extents between.
-func (t *tx) edit(in *inode, cuts []span, news []meta.Extent) error {
+func (t extentEdits) edit(in *inode, cuts []span, news []meta.Extent) error {
 	total := 0
 	for len(cuts) > 0 {
 		lo, hi := cuts[0].lo, cuts[0].hi // of the cuts in this group
@@ -228,7 +233,7 @@ func merge(l []meta.Extent) []meta.Extent {
 
 // replace writes the difference between two sorted lists of extents of one range of a file:
 // keys, chunk counts, Blocks.
-func (t *tx) replace(in *inode, old []extent, fresh []meta.Extent) error {
+func (t extentEdits) replace(in *inode, old []extent, fresh []meta.Extent) error {
 	if err := t.tallyExtents(in.Ino, old, fresh); err != nil {
 		return err
 	}
@@ -267,9 +272,9 @@ func (t *tx) replace(in *inode, old []extent, fresh []meta.Extent) error {
 }
 
 // putExtent writes an extent and counts it.
-func (t *tx) putExtent(in *inode, e meta.Extent) error {
+func (t extentEdits) putExtent(in *inode, e meta.Extent) error {
 	in.Blocks += e.Len
-	if !e.Chunk.IsZero() && !t.foreign(e.Chunk) {
+	if !e.Chunk.IsZero() && !t.clones().foreign(e.Chunk) {
 		c, err := t.chunk(e.Chunk)
 		if err != nil {
 			return err
@@ -307,13 +312,13 @@ func (t *tx) putExtent(in *inode, e meta.Extent) error {
 
 // uncount subtracts an extent's bytes from the inode and the chunk. An extent seen by a
 // snapshot stays in the store, so the chunk keeps the count.
-func (t *tx) uncount(in *inode, e extent) error {
+func (t extentEdits) uncount(in *inode, e extent) error {
 	in.Blocks -= e.Len
 	if e.OpenEnded {
 		in.Flags &^= meta.FlagOpenEnded
 		in.openOff = 0
 	}
-	if e.Chunk.IsZero() || t.foreign(e.Chunk) {
+	if e.Chunk.IsZero() || t.clones().foreign(e.Chunk) {
 		return nil
 	}
 	c, err := t.chunk(e.Chunk)
@@ -337,7 +342,7 @@ func (t *tx) uncount(in *inode, e extent) error {
 
 // cutTail removes extents beyond a file offset, as many as the operation's budget allows, and
 // returns whether none is left. cutTail shortens an extent across the offset.
-func (t *tx) cutTail(in *inode, from uint64) (all bool, err error) {
+func (t extentEdits) cutTail(in *inode, from uint64) (all bool, err error) {
 	var old []extent
 	all = true
 	err = t.scanExtents(in.Ino, from, func(e extent) bool {
@@ -357,7 +362,7 @@ func (t *tx) cutTail(in *inode, from uint64) (all bool, err error) {
 
 // truncateTo drops the file's bytes beyond an offset. Extents beyond the step's budget are left
 // to Reap.
-func (t *tx) truncateTo(in *inode, size uint64) error {
+func (t extentEdits) truncateTo(in *inode, size uint64) error {
 	all, err := t.cutTail(in, size)
 	if err != nil {
 		return err
@@ -379,7 +384,7 @@ func (t *tx) truncateTo(in *inode, size uint64) error {
 	return nil
 }
 
-func (t *tx) queueReap(in *inode, from uint64) {
+func (t extentEdits) queueReap(in *inode, from uint64) {
 	in.reap, in.reapFrom = true, from
 	s := t.mark()
 	t.buf = appendReapKey(t.buf, in.Ino)
@@ -388,11 +393,11 @@ func (t *tx) queueReap(in *inode, from uint64) {
 
 // remove removes an inode without names and holders: at once if the extents fit the step's
 // budget, else through the reap queue.
-func (t *tx) remove(in *inode) error {
+func (t extentEdits) remove(in *inode) error {
 	in.dirty = true
 	left := in.Flags&meta.FlagHasXattrs != 0 && t.budget <= 0
 	if !left {
-		n, err := t.dropXattrs(in)
+		n, err := t.xattrs().dropXattrs(in)
 		if err != nil {
 			return err
 		}
@@ -429,7 +434,7 @@ func (in *inode) vanish() error {
 	return nil
 }
 
-func (t *tx) reap(op *meta.Reap, res *meta.Result) error {
+func (t extentEdits) reap(op *meta.Reap, res *meta.Result) error {
 	in, err := t.load(op.Ino)
 	if meta.KindOf(err) == meta.Stale {
 		res.EOF = true
@@ -457,7 +462,7 @@ func (t *tx) reap(op *meta.Reap, res *meta.Result) error {
 		t.buf = appendReapKey(t.buf, in.Ino)
 		t.deleteAt(s)
 		if in.dead() {
-			if _, err := t.dropXattrs(in); err != nil {
+			if _, err := t.xattrs().dropXattrs(in); err != nil {
 				return err
 			}
 			return in.vanish()

@@ -84,7 +84,7 @@ func ReadHeld(r Reader, drop []meta.Generation) (*Held, error) {
 	}
 	h.t.view.base = h.t.vol.base
 	h.Live = h.t.vol.bytes
-	all, err := h.t.snapshots()
+	all, err := h.t.snaps().snapshots()
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ func (t *tx) setIndex(op *meta.SetIndex, res *meta.Result) error {
 	if len(op.Index.Parts) == 0 {
 		return t.dropIndex(uint32(op.At))
 	}
-	sn, err := t.snapshotAt(uint32(op.At))
+	sn, err := t.snaps().snapshotAt(uint32(op.At))
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (t *tx) setIndex(op *meta.SetIndex, res *meta.Result) error {
 		if p.Length == 0 || p.Chunk.IsZero() {
 			return fail(name, meta.Invalid, fmt.Sprintf("%d bytes of chunk %v", p.Length, p.Chunk))
 		}
-		if err := t.checkNew(meta.Extent{Len: p.Length, Chunk: p.Chunk}); err != nil {
+		if err := t.content().checkNew(meta.Extent{Len: p.Length, Chunk: p.Chunk}); err != nil {
 			return err
 		}
 		c, err := t.chunk(p.Chunk)
@@ -113,7 +113,7 @@ func InodesAt(r Reader, at meta.Generation, from meta.Ino, fn func(a *meta.Attr)
 	if err := t.begin(); err != nil {
 		return err
 	}
-	sn, err := t.snapshotAt(uint32(at))
+	sn, err := t.snaps().snapshotAt(uint32(at))
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func sides(r Reader, at meta.Generation) (now, then *tx, err error) {
 	if err := now.begin(); err != nil {
 		return nil, nil, err
 	}
-	if _, err := now.snapshotAt(uint32(at)); err != nil {
+	if _, err := now.snaps().snapshotAt(uint32(at)); err != nil {
 		return nil, nil, err
 	}
 	return now, &tx{view: view{r: r, gen: uint32(at), base: now.base}, vol: now.vol}, nil

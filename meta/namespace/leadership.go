@@ -80,12 +80,14 @@ func lastEpoch(r Reader) (uint64, error) {
 // leaderships are the operations on leaders, within an operation on the namespace.
 type leaderships struct{ *tx }
 
+func (t *tx) leaderships() leaderships { return leaderships{t} }
+
 func (t leaderships) begin(op *meta.Lead, res *meta.Result) error {
 	const name = "lead"
 	if t.c.Session == 0 || len(op.Address) > meta.MaxLeaderAddress {
 		return fail(name, meta.Invalid, fmt.Sprintf("session %x, an address of %d bytes", uint64(t.c.Session), len(op.Address)))
 	}
-	in, err := t.regular(name, op.Ino)
+	in, err := t.content().regular(name, op.Ino)
 	if err != nil {
 		return err
 	}

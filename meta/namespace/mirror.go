@@ -22,7 +22,7 @@ func (t *tx) setMirror(op *meta.SetMirror) error {
 		t.deleteAt(s)
 		return nil
 	}
-	if _, err := t.snapshotAt(uint32(op.Shown)); err != nil {
+	if _, err := t.snaps().snapshotAt(uint32(op.Shown)); err != nil {
 		return err
 	}
 	s := t.mark()

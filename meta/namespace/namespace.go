@@ -100,75 +100,75 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	}
 	switch op := op.(type) {
 	case *meta.Create:
-		err = t.create(op, res)
+		err = t.dirs().create(op, res)
 	case *meta.Tmpfile:
-		err = t.tmpfile(op, res)
+		err = t.dirs().tmpfile(op, res)
 	case *meta.Link:
-		err = t.link(op, res)
+		err = t.dirs().link(op, res)
 	case *meta.Unlink:
-		err = t.unlink(op, res)
+		err = t.dirs().unlink(op, res)
 	case *meta.Rename:
-		err = t.rename(op, res)
+		err = t.dirs().rename(op, res)
 	case *meta.SetAttr:
 		err = t.setAttr(op, res)
 	case *meta.Write:
-		err = t.write(op, res)
+		err = t.content().write(op, res)
 	case *meta.Fallocate:
-		err = t.fallocate(op, res)
+		err = t.content().fallocate(op, res)
 	case *meta.CopyRange:
-		err = t.copyRange(op, res)
+		err = t.content().copyRange(op, res)
 	case *meta.SetXattr:
-		err = t.setXattr(op, res)
+		err = t.xattrs().setXattr(op, res)
 	case *meta.RemoveXattr:
-		err = t.removeXattr(op, res)
+		err = t.xattrs().removeXattr(op, res)
 	case *meta.ReleaseOrphans:
-		err = t.releaseOrphans(op)
+		err = t.sessions().releaseOrphans(op)
 	case *meta.AllocChunks:
-		err = t.allocChunks(op, res)
+		err = t.chunkRecords().allocChunks(op, res)
 	case *meta.SealChunk:
 		unmetered = true // the bytes of a sealed chunk were admitted when they were written
-		err = t.sealChunk(op, res)
+		err = t.chunkRecords().sealChunk(op, res)
 	case *meta.DropChunk:
-		err = t.dropChunk(op)
+		err = t.chunkRecords().dropChunk(op)
 	case *meta.SessionStart:
-		err = t.sessionStart(op)
+		err = t.sessions().sessionStart(op)
 	case *meta.SessionEnd:
-		err = t.sessionEnd(op, res)
+		err = t.sessions().sessionEnd(op, res)
 	case *meta.ReplaceExtents:
 		unmetered = true
-		err = t.replaceExtents(op, res)
+		err = t.chunkRecords().replaceExtents(op, res)
 	case *meta.SetReplicas:
 		unmetered = true
-		err = t.setReplicas(op, res)
+		err = t.chunkRecords().setReplicas(op, res)
 	case *meta.Junction:
-		err = t.junction(op, res)
+		err = t.dirs().junction(op, res)
 	case *meta.SetPolicy:
 		t.vol.policy = op.Policy
 		err = t.setTally(op.Policy.QuotaSnapshots)
 	case *meta.Reap:
-		err = t.reap(op, res)
+		err = t.extents().reap(op, res)
 	case *meta.TakeSnapshot:
-		err = t.takeSnapshot(op, res)
+		err = t.snaps().takeSnapshot(op, res)
 	case *meta.DropSnapshot:
 		unmetered = true
-		err = t.dropSnapshot(op, res)
+		err = t.snaps().dropSnapshot(op, res)
 	case *meta.PinClone:
-		err = t.pinClone(op)
+		err = t.clones().pinClone(op)
 	case *meta.SweepClone:
 		unmetered = true
-		err = t.sweepClone(op, res)
+		err = t.clones().sweepClone(op, res)
 	case *meta.AdoptExtents:
 		unmetered = true
-		err = t.adoptExtents(op, res)
+		err = t.clones().adoptExtents(op, res)
 	case *meta.Rollback:
 		unmetered = true // the bytes of the snapshot were admitted earlier
-		err = t.rollback(op, res)
+		err = t.rollbacks().rollback(op, res)
 	case *meta.PinSnapshot:
 		unmetered = true
-		err = t.pinSnapshot(op, res)
+		err = t.snaps().pinSnapshot(op, res)
 	case *meta.UnpinSnapshot:
 		unmetered = true
-		err = t.unpinSnapshot(op, res)
+		err = t.snaps().unpinSnapshot(op, res)
 	case *meta.SetDigest:
 		unmetered = true
 		err = t.setDigest(op)
@@ -180,9 +180,9 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.Closed:
 		err = t.closed(op)
 	case *meta.Lead:
-		err = leaderships{t}.begin(op, res)
+		err = t.leaderships().begin(op, res)
 	case *meta.EndLead:
-		err = leaderships{t}.give(op)
+		err = t.leaderships().give(op)
 	case *meta.TellQuota:
 		unmetered = true
 		err = t.tellQuota(op)
@@ -234,7 +234,7 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 	}
 	if c.At != 0 {
 		var err error
-		if q, err = q.asOf(c.At); err != nil {
+		if q, err = q.snaps().asOf(c.At); err != nil {
 			return nil, err
 		}
 	}
@@ -242,29 +242,29 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 	var err error
 	switch op := op.(type) {
 	case *meta.Lookup:
-		err = q.lookup(op, res)
+		err = q.dirs().lookup(op, res)
 	case *meta.GetAttr:
 		var in *inode
 		if in, err = q.inode(op.Ino); err == nil {
 			res.Attr = in.Attr
 		}
 	case *meta.ReadDir:
-		err = q.readDir(op, res)
+		err = q.dirs().readDir(op, res)
 	case *meta.ReadLink:
-		err = q.readLink(op, res)
+		err = q.dirs().readLink(op, res)
 	case *meta.GetXattr:
-		err = q.getXattr(op, res)
+		err = q.xattrs().getXattr(op, res)
 	case *meta.ListXattr:
-		err = q.listXattr(op, res)
+		err = q.xattrs().listXattr(op, res)
 	case *meta.Open:
-		err = q.open(op, res)
+		err = q.content().open(op, res)
 	case *meta.StatFSOp:
 		res.StatFS = meta.StatFS{UsedBytes: q.vol.holds(), UsedInodes: q.vol.inodes,
 			QuotaBytes: q.vol.policy.QuotaBytes, QuotaInode: q.vol.policy.QuotaInodes}
 	case *meta.Seek:
-		err = q.seek(op, res)
+		err = q.content().seek(op, res)
 	case *meta.Leader:
-		err = leaderships{q}.query(op, res)
+		err = q.leaderships().query(op, res)
 	default:
 		err = fail("query", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
 	}

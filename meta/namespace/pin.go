@@ -17,9 +17,14 @@ import (
 // Pins protect snapshots from deletion while a holder needs them. Pins belong to no generation:
 // rolling back does not change pins.
 
+// snapshots are the operations on snapshots and pins, within an operation on the namespace.
+type snapshots struct{ *tx }
+
+func (t *tx) snaps() snapshots { return snapshots{t} }
+
 // eachPin calls fn with the pins of one snapshot, or with snap zero of all, in
 // order of snapshots and holders.
-func (t *tx) eachPin(snap uint32, fn func(p *meta.Pin)) error {
+func (t snapshots) eachPin(snap uint32, fn func(p *meta.Pin)) error {
 	lo := []byte{prefixPin}
 	if snap != 0 {
 		lo = appendPinKey(nil, snap, "")
@@ -40,7 +45,7 @@ func (t *tx) eachPin(snap uint32, fn func(p *meta.Pin)) error {
 	return cmp.Or(err, bad)
 }
 
-func (t *tx) deletePin(snap uint32, holder string) {
+func (t snapshots) deletePin(snap uint32, holder string) {
 	s := t.mark()
 	t.buf = appendPinKey(t.buf, snap, holder)
 	t.deleteAt(s)
@@ -61,7 +66,7 @@ func checkHolder(holder string) error {
 	return nil
 }
 
-func (t *tx) pinSnapshot(op *meta.PinSnapshot, res *meta.Result) error {
+func (t snapshots) pinSnapshot(op *meta.PinSnapshot, res *meta.Result) error {
 	if err := checkHolder(op.Holder); err != nil {
 		return err
 	}
@@ -108,7 +113,7 @@ func (t *tx) pinSnapshot(op *meta.PinSnapshot, res *meta.Result) error {
 	return nil
 }
 
-func (t *tx) unpinSnapshot(op *meta.UnpinSnapshot, res *meta.Result) error {
+func (t snapshots) unpinSnapshot(op *meta.UnpinSnapshot, res *meta.Result) error {
 	_, ok, err := t.r.Get(appendPinKey(nil, uint32(op.At), op.Holder))
 	if err != nil || !ok {
 		return err
@@ -122,7 +127,7 @@ func (t *tx) unpinSnapshot(op *meta.UnpinSnapshot, res *meta.Result) error {
 const shownPins = 5
 
 // unpinned fails while a holder has pinned the snapshot. Otherwise it removes expired pins.
-func (t *tx) unpinned(sn *snapshot) error {
+func (t snapshots) unpinned(sn *snapshot) error {
 	over, err := t.unheld(sn.gen, sn.name, t.c.Now)
 	if err != nil {
 		return err
@@ -135,7 +140,7 @@ func (t *tx) unpinned(sn *snapshot) error {
 
 // unheld fails while a holder has pinned the snapshot. Otherwise it returns the holders of
 // expired pins.
-func (t *tx) unheld(gen uint32, name string, now meta.Time) (over []string, err error) {
+func (t snapshots) unheld(gen uint32, name string, now meta.Time) (over []string, err error) {
 	var held []string
 	if err := t.eachPin(gen, func(p *meta.Pin) {
 		if p.Over(now) {
@@ -159,14 +164,14 @@ func (t *tx) unheld(gen uint32, name string, now meta.Time) (over []string, err 
 // Busy (the text names the holder and the end of the pin).
 func Unpinned(r Reader, sn *meta.Snapshot, now meta.Time) error {
 	t := tx{view: view{r: r}}
-	_, err := t.unheld(uint32(sn.At), sn.Name, now)
+	_, err := t.snaps().unheld(uint32(sn.At), sn.Name, now)
 	return err
 }
 
 // Pins lists the pins of a volume's snapshots, except surely expired ones.
 func Pins(r Reader, now meta.Time) (l []meta.Pin, err error) {
 	t := tx{view: view{r: r}}
-	err = t.eachPin(0, func(p *meta.Pin) {
+	err = t.snaps().eachPin(0, func(p *meta.Pin) {
 		if !p.Over(now) {
 			l = append(l, *p)
 		}

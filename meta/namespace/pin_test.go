@@ -155,7 +155,7 @@ func runPins(t *testing.T, seed uint64) {
 		}
 	}
 	f.check()
-	if keys, err := (&tx{view: view{r: f.s}}).keysFrom([]byte{prefixPin}, 1); err != nil || len(keys) != 0 {
+	if keys, err := (&tx{view: view{r: f.s}}).snaps().keysFrom([]byte{prefixPin}, 1); err != nil || len(keys) != 0 {
 		t.Fatalf("left: %x, %v", keys, err)
 	}
 }
@@ -187,7 +187,7 @@ func TestPinBounds(t *testing.T) {
 	// Those that ran out make room, and go when somebody pins.
 	f.now += meta.Time(10 * time.Minute)
 	f.do(more)
-	keys, err := (&tx{view: view{r: f.s}}).keysFrom([]byte{prefixPin}, 10)
+	keys, err := (&tx{view: view{r: f.s}}).snaps().keysFrom([]byte{prefixPin}, 10)
 	if err != nil || len(keys) != 2 {
 		t.Fatalf("%q, %v", keys, err)
 	}

@@ -22,10 +22,15 @@ const (
 	rollExtents = 2048
 )
 
+// rollbacks are the steps of a rollback, within an operation on the namespace.
+type rollbacks struct{ *tx }
+
+func (t *tx) rollbacks() rollbacks { return rollbacks{t} }
+
 // rollback does one step, and notes in the snapshot's record that more steps follow. The notes
 // of the rollback's changes come up once more at the end; then nothing differs.
-func (t *tx) rollback(op *meta.Rollback, res *meta.Result) error {
-	sn, err := t.snapshotAt(uint32(op.To))
+func (t rollbacks) rollback(op *meta.Rollback, res *meta.Result) error {
+	sn, err := t.snaps().snapshotAt(uint32(op.To))
 	if err != nil {
 		return err
 	}
@@ -37,12 +42,12 @@ func (t *tx) rollback(op *meta.Rollback, res *meta.Result) error {
 	}
 	if sn.rolling == res.EOF {
 		sn.rolling = !res.EOF
-		t.putSnapshot(&sn)
+		t.snaps().putSnapshot(&sn)
 	}
 	return nil
 }
 
-func (t *tx) rollSome(op *meta.Rollback, res *meta.Result) error {
+func (t rollbacks) rollSome(op *meta.Rollback, res *meta.Result) error {
 	if err := t.checkIdle(); err != nil {
 		return err
 	}
@@ -104,9 +109,9 @@ func (t *tx) rollSome(op *meta.Rollback, res *meta.Result) error {
 }
 
 // checkIdle refuses a rollback while sessions hold inodes or chunks that would disappear.
-func (t *tx) checkIdle() error {
+func (t rollbacks) checkIdle() error {
 	for _, prefix := range []byte{prefixWriter, prefixOrphan, prefixReap} {
-		keys, err := t.keysFrom([]byte{prefix}, 1)
+		keys, err := t.snaps().keysFrom([]byte{prefix}, 1)
 		if err != nil {
 			return err
 		}
@@ -118,7 +123,7 @@ func (t *tx) checkIdle() error {
 }
 
 // rollName restores the inode behind one name.
-func (t *tx) rollName(old *tx, dir meta.Ino, name string) error {
+func (t rollbacks) rollName(old *tx, dir meta.Ino, name string) error {
 	was, had, err := old.findEntry(dir, name)
 	if err != nil {
 		return err
@@ -145,7 +150,7 @@ func (t *tx) rollName(old *tx, dir meta.Ino, name string) error {
 }
 
 // rollInode restores one inode, and returns whether it is complete.
-func (t *tx) rollInode(old *tx, ino meta.Ino) (all bool, err error) {
+func (t rollbacks) rollInode(old *tx, ino meta.Ino) (all bool, err error) {
 	was, err := old.load(ino)
 	if meta.KindOf(err) == meta.Stale || err == nil && was.Nlink == 0 {
 		was, err = nil, nil // no session holds an unlinked file of that time any more
@@ -201,21 +206,21 @@ func (t *tx) rollInode(old *tx, ino meta.Ino) (all bool, err error) {
 }
 
 // rollAway removes an inode that did not exist, within the budget.
-func (t *tx) rollAway(in *inode) (all bool, err error) {
+func (t rollbacks) rollAway(in *inode) (all bool, err error) {
 	if in.IsRegular() {
-		if all, err = t.cutTail(in, 0); err != nil || !all {
+		if all, err = t.extents().cutTail(in, 0); err != nil || !all {
 			in.dirty = true
 			return false, err
 		}
 	}
-	if _, err := t.dropXattrs(in); err != nil {
+	if _, err := t.xattrs().dropXattrs(in); err != nil {
 		return false, err
 	}
 	return true, in.vanish()
 }
 
 // rollExtents restores the extents of a file, from the first difference on.
-func (t *tx) rollExtents(old *tx, in, was *inode) (all bool, err error) {
+func (t rollbacks) rollExtents(old *tx, in, was *inode) (all bool, err error) {
 	var then, now []extent
 	collect := func(l *[]extent) func(e extent) bool {
 		return func(e extent) bool {
@@ -228,10 +233,10 @@ func (t *tx) rollExtents(old *tx, in, was *inode) (all bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := old.scanLive(was, from, collect(&then)); err != nil {
+	if err := old.extents().scanLive(was, from, collect(&then)); err != nil {
 		return false, err
 	}
-	if err := t.scanExtents(in.Ino, from, collect(&now)); err != nil {
+	if err := t.extents().scanExtents(in.Ino, from, collect(&now)); err != nil {
 		return false, err
 	}
 	upTo := uint64(meta.MaxFileSize)
@@ -248,7 +253,7 @@ func (t *tx) rollExtents(old *tx, in, was *inode) (all bool, err error) {
 		}
 	}
 	if len(now) > 0 || len(news) > 0 {
-		if err := t.edit(in, []span{{from, upTo}}, news); err != nil {
+		if err := t.extents().edit(in, []span{{from, upTo}}, news); err != nil {
 			return false, err
 		}
 	}
@@ -256,13 +261,13 @@ func (t *tx) rollExtents(old *tx, in, was *inode) (all bool, err error) {
 }
 
 // sameUpTo returns the offset below which a file's extents are unchanged.
-func (t *tx) sameUpTo(old *tx, in, was *inode) (uint64, error) {
+func (t rollbacks) sameUpTo(old *tx, in, was *inode) (uint64, error) {
 	at := uint64(0)
 	for {
 		var l [2][]meta.Extent
 		for i, read := range []func(func(extent) bool) error{
-			func(fn func(extent) bool) error { return old.scanLive(was, at, fn) },
-			func(fn func(extent) bool) error { return t.scanExtents(in.Ino, at, fn) },
+			func(fn func(extent) bool) error { return old.extents().scanLive(was, at, fn) },
+			func(fn func(extent) bool) error { return t.extents().scanExtents(in.Ino, at, fn) },
 		} {
 			if err := read(func(e extent) bool {
 				l[i] = append(l[i], e.Extent)
@@ -282,7 +287,7 @@ func (t *tx) sameUpTo(old *tx, in, was *inode) (uint64, error) {
 	}
 }
 
-func (t *tx) rollXattrs(old *tx, in, was *inode) error {
+func (t rollbacks) rollXattrs(old *tx, in, was *inode) error {
 	type pair struct {
 		name string
 		val  []byte
@@ -291,8 +296,8 @@ func (t *tx) rollXattrs(old *tx, in, was *inode) error {
 	for i, side := range []struct {
 		t  *tx
 		in *inode
-	}{{old, was}, {t, in}} {
-		if err := side.t.eachXattr(side.in, func(name string, val []byte) bool {
+	}{{old, was}, {t.tx, in}} {
+		if err := side.t.xattrs().eachXattr(side.in, func(name string, val []byte) bool {
 			l[i] = append(l[i], pair{name, bytes.Clone(val)})
 			return true
 		}); err != nil {
@@ -311,7 +316,7 @@ func (t *tx) rollXattrs(old *tx, in, was *inode) error {
 	}
 	for _, p := range l[0] {
 		if !slices.ContainsFunc(l[1], func(q pair) bool { return q.name == p.name && bytes.Equal(q.val, p.val) }) {
-			if err := t.putXattr(in, p.name, p.val); err != nil {
+			if err := t.xattrs().putXattr(in, p.name, p.val); err != nil {
 				return err
 			}
 			in.dirty = true

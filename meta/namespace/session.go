@@ -15,7 +15,12 @@ const (
 	maxRelease = 8192
 )
 
-func (t *tx) sessionStart(op *meta.SessionStart) error {
+// sessions are the operations on sessions and their orphans, within an operation on the namespace.
+type sessions struct{ *tx }
+
+func (t *tx) sessions() sessions { return sessions{t} }
+
+func (t sessions) sessionStart(op *meta.SessionStart) error {
 	if op.Session == 0 {
 		return fail("session start", meta.Invalid, "session 0 is the owner")
 	}
@@ -39,7 +44,7 @@ func (t *tx) sessionStart(op *meta.SessionStart) error {
 	return nil
 }
 
-func (t *tx) putSession(id meta.SessionID, s *session) {
+func (t sessions) putSession(id meta.SessionID, s *session) {
 	m := t.mark()
 	t.buf = appendSessionKey(t.buf, id)
 	v := len(t.buf)
@@ -50,7 +55,7 @@ func (t *tx) putSession(id meta.SessionID, s *session) {
 // sessionEnd runs in steps, so that the end of a session with a million orphans is not one
 // journal entry: the first step marks the session as ended, each step releases some orphans
 // and chunks, and the last (Result.EOF) removes the record.
-func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
+func (t sessions) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 	b, ok, err := t.r.Get(appendSessionKey(t.scratch[:0], op.Session))
 	if err != nil {
 		return err
@@ -123,7 +128,7 @@ func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 	if more {
 		return nil
 	}
-	if more, err = (leaderships{t}).end(op.Session); more || err != nil {
+	if more, err = t.leaderships().end(op.Session); more || err != nil {
 		return err
 	}
 	res.EOF = true
@@ -135,7 +140,7 @@ func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 	return nil
 }
 
-func (t *tx) releaseOrphans(op *meta.ReleaseOrphans) error {
+func (t sessions) releaseOrphans(op *meta.ReleaseOrphans) error {
 	if len(op.Inos) > maxRelease {
 		return fail("release orphans", meta.ResourceExceeded, fmt.Sprintf("%d inodes, at most %d go at once", len(op.Inos), maxRelease))
 	}
@@ -151,7 +156,7 @@ func (t *tx) releaseOrphans(op *meta.ReleaseOrphans) error {
 
 // dropOrphan ends a session's hold on an unlinked inode. The end of the last hold removes the
 // inode.
-func (t *tx) dropOrphan(s meta.SessionID, ino meta.Ino) error {
+func (t sessions) dropOrphan(s meta.SessionID, ino meta.Ino) error {
 	_, ok, err := t.r.Get(appendOrphanKey(t.scratch[:0], s, ino))
 	if err != nil || !ok {
 		return err
@@ -175,7 +180,7 @@ func (t *tx) dropOrphan(s meta.SessionID, ino meta.Ino) error {
 		in.tmp = 0
 	}
 	if in.holders == 0 {
-		if err := t.remove(in); err != nil {
+		if err := t.extents().remove(in); err != nil {
 			return err
 		}
 	}

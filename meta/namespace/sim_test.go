@@ -171,7 +171,7 @@ func (s *sim) step() {
 			}
 		} else if len(s.going) > 0 && rng.IntN(4) == 0 {
 			op.At = s.going[rng.IntN(len(s.going))] // may never have been begun to be deleted
-			if _, err := (&tx{view: view{r: s.s}}).snapshotAt(uint32(op.At)); err == nil {
+			if _, err := (&tx{view: view{r: s.s}}).snaps().snapshotAt(uint32(op.At)); err == nil {
 				return
 			}
 			s.fails(meta.NoSuchSnapshot, op)

@@ -35,7 +35,7 @@ func checkSnapshotName(name string) error {
 }
 
 // snapshots reads all snapshot records, oldest first.
-func (t *tx) snapshots() (l []snapshot, err error) {
+func (t snapshots) snapshots() (l []snapshot, err error) {
 	err = eachKey(t.r, []byte{prefixSnap}, 5, func(k, v []byte) (bool, error) {
 		s, err := decodeSnapshot(v, binary.BigEndian.Uint32(k[1:]))
 		l = append(l, s)
@@ -45,7 +45,7 @@ func (t *tx) snapshots() (l []snapshot, err error) {
 }
 
 // snapshotAt reads a readable snapshot.
-func (t *tx) snapshotAt(gen uint32) (snapshot, error) {
+func (t snapshots) snapshotAt(gen uint32) (snapshot, error) {
 	missing := fail("snapshot", meta.NoSuchSnapshot, fmt.Sprintf("generation %d", gen))
 	b, ok, err := t.r.Get(appendSnapKey(nil, gen))
 	if err != nil {
@@ -63,7 +63,7 @@ func (t *tx) snapshotAt(gen uint32) (snapshot, error) {
 
 // asOf returns a tx on the same state as of a snapshot. The returned tx has separate inodes,
 // none of which is an inode of the live generation.
-func (t *tx) asOf(g meta.Generation) (*tx, error) {
+func (t snapshots) asOf(g meta.Generation) (*tx, error) {
 	s, err := t.snapshotAt(uint32(g))
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (t *tx) asOf(g meta.Generation) (*tx, error) {
 	return q, nil
 }
 
-func (t *tx) putSnapshot(sn *snapshot) {
+func (t snapshots) putSnapshot(sn *snapshot) {
 	s := t.mark()
 	t.buf = appendSnapKey(t.buf, sn.gen)
 	v := len(t.buf)
@@ -81,7 +81,7 @@ func (t *tx) putSnapshot(sn *snapshot) {
 	t.putAt(s, v)
 }
 
-func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
+func (t snapshots) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 	if err := checkSnapshotName(op.Name); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 	if t.vol.gen == 1<<32-1 {
 		return fail("take snapshot", meta.ResourceExceeded, "generations are used up")
 	}
-	if err := t.roomForClones(); err != nil {
+	if err := t.clones().roomForClones(); err != nil {
 		return err
 	}
 	var open meta.Ino
@@ -129,7 +129,7 @@ func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 
 // dropSnapshot does one step of the deletion. INVARIANT: until the list is empty and the record
 // is gone, the snapshot counts when versions are superseded.
-func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
+func (t snapshots) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	all, err := t.snapshots()
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	if all[at].rolling {
 		return fail("delete snapshot", meta.Busy, all[at].name)
 	}
-	if err := t.mayDrop(&all[at]); err != nil {
+	if err := t.clones().mayDrop(&all[at]); err != nil {
 		return err
 	}
 	if all[at].state == snapshotLive {
@@ -221,7 +221,7 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 }
 
 // keysFrom lists at most limit keys with a prefix.
-func (t *tx) keysFrom(prefix []byte, limit int) (keys [][]byte, err error) {
+func (t snapshots) keysFrom(prefix []byte, limit int) (keys [][]byte, err error) {
 	err = t.r.Scan(prefix, after(prefix), func(k, _ []byte) bool {
 		if len(keys) < limit {
 			keys = append(keys, bytes.Clone(k))
@@ -232,7 +232,7 @@ func (t *tx) keysFrom(prefix []byte, limit int) (keys [][]byte, err error) {
 }
 
 // forgetChanges removes at most limit notes of generations up to upTo.
-func (t *tx) forgetChanges(upTo uint32, limit int) (n int, err error) {
+func (t snapshots) forgetChanges(upTo uint32, limit int) (n int, err error) {
 	for _, prefix := range []byte{prefixInoGen, prefixNameGen} {
 		lo, hi := []byte{prefix}, binary.BigEndian.AppendUint32([]byte{prefix}, upTo)
 		err := t.r.Scan(lo, after(hi), func(k, _ []byte) bool {
@@ -254,7 +254,7 @@ func (t *tx) forgetChanges(upTo uint32, limit int) (n int, err error) {
 // unbury handles one entry of the list of a snapshot under deletion. If the previous snapshot
 // sees the version, the version moves to the previous snapshot's list; else unbury removes the
 // version, together with a tombstone above that then covers nothing.
-func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
+func (t snapshots) unbury(entry []byte, before uint32, all []snapshot) error {
 	key := entry[5:]
 	if len(key) < 1+8+genLen {
 		return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("key %x", entry))
@@ -310,7 +310,7 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 
 // dropTombs removes the tombstones at the end of a list of a key's versions, newest first, when
 // no version lies below any more.
-func (t *tx) dropTombs(base []byte, newer []version, all []snapshot) error {
+func (t snapshots) dropTombs(base []byte, newer []version, all []snapshot) error {
 	for i := len(newer) - 1; i >= 0 && newer[i].tomb; i-- {
 		s := t.mark()
 		t.buf = putGen(append(t.buf, base...), newer[i].gen)
@@ -337,7 +337,7 @@ func (t *tx) dropTombs(base []byte, newer []version, all []snapshot) error {
 }
 
 // exhume removes the burial note of a version that is the newest again.
-func (t *tx) exhume(base []byte, gen uint32) error {
+func (t snapshots) exhume(base []byte, gen uint32) error {
 	with := []uint32{t.vol.lastSnap}
 	all, err := t.snapshots()
 	if err != nil {
@@ -361,9 +361,9 @@ type version struct {
 }
 
 // uncountBuried subtracts the bytes of an extent without holders from the chunk's count.
-func (t *tx) uncountBuried(base, val []byte) error {
+func (t snapshots) uncountBuried(base, val []byte) error {
 	e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
-	if err != nil || e.Chunk.IsZero() || t.foreign(e.Chunk) {
+	if err != nil || e.Chunk.IsZero() || t.clones().foreign(e.Chunk) {
 		return err
 	}
 	c, err := t.chunk(e.Chunk)
@@ -381,7 +381,7 @@ func (t *tx) uncountBuried(base, val []byte) error {
 // Snapshots lists a volume's snapshots, oldest first.
 func Snapshots(r Reader) ([]meta.Snapshot, error) {
 	t := tx{view: view{r: r}}
-	all, err := t.snapshots()
+	all, err := t.snaps().snapshots()
 	if err != nil {
 		return nil, err
 	}

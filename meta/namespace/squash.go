@@ -146,5 +146,5 @@ func (t *tx) dropGuarded(ino meta.Ino) error {
 	if err != nil || !t.c.Squash.guards(in) {
 		return nil // an error is the operation's to tell
 	}
-	return t.killPriv(in)
+	return t.content().killPriv(in)
 }

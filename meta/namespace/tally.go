@@ -71,7 +71,7 @@ func (t *tx) setTally(on bool) error {
 		*y = tally{}
 		return nil
 	}
-	all, err := t.snapshots()
+	all, err := t.snaps().snapshots()
 	if err != nil {
 		return err
 	}
@@ -368,7 +368,7 @@ func Room(r Reader, ino meta.Ino, off, n uint64) (uint64, error) {
 	counts := t.vol.tally.mode != tallyOff && t.vol.tally.ref != 0
 	ref := t.vol.tally.ref
 	var live []meta.Extent
-	err = t.scanLive(in, lo, func(e extent) bool {
+	err = t.extents().scanLive(in, lo, func(e extent) bool {
 		if e.Off >= hi {
 			return false
 		}
@@ -409,7 +409,7 @@ func Room(r Reader, ino meta.Ino, off, n uint64) (uint64, error) {
 // runs is the sum.
 func (h *holding) runs() (uint64, error) {
 	h.t.view.base = h.t.vol.base
-	all, err := h.t.snapshots()
+	all, err := h.t.snaps().snapshots()
 	if err != nil {
 		return 0, err
 	}

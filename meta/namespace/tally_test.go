@@ -29,7 +29,7 @@ func naiveTally(t testing.TB, r Reader) (sum uint64) {
 	if err := live.begin(); err != nil {
 		t.Fatal(err)
 	}
-	all, err := live.snapshots()
+	all, err := live.snaps().snapshots()
 	if err != nil {
 		t.Fatal(err)
 	}

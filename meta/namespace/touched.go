@@ -14,21 +14,21 @@ func Touched(r Reader, op meta.Op) ([]meta.Ino, error) {
 	switch op := op.(type) {
 	case *meta.Create:
 		// An existing name is opened, not changed: see Needs.
-		return t.withAbsent(op.Parent, op.Name)
+		return t.dirs().withAbsent(op.Parent, op.Name)
 	case *meta.Link:
 		l.add(op.Parent)
 		l.add(op.Ino)
 	case *meta.Unlink:
 		l.add(op.Parent)
-		err := t.addChild(&l, op.Parent, op.Name)
+		err := t.dirs().addChild(&l, op.Parent, op.Name)
 		return l, err
 	case *meta.Rename:
 		l.add(op.Parent)
 		l.add(op.NewParent)
-		if err := t.addChild(&l, op.Parent, op.Name); err != nil {
+		if err := t.dirs().addChild(&l, op.Parent, op.Name); err != nil {
 			return nil, err
 		}
-		err := t.addChild(&l, op.NewParent, op.NewName)
+		err := t.dirs().addChild(&l, op.NewParent, op.NewName)
 		return l, err
 	case *meta.SetAttr:
 		l.add(op.Ino)
@@ -77,10 +77,10 @@ func Needs(r Reader, op meta.Op) ([]meta.Ino, error) {
 			l.add(op.Parent)
 			return l, nil
 		}
-		err := t.addChild(&l, op.Parent, op.Name)
+		err := t.dirs().addChild(&l, op.Parent, op.Name)
 		return l, err
 	case *meta.Create:
-		err := t.addChild(&l, op.Parent, op.Name)
+		err := t.dirs().addChild(&l, op.Parent, op.Name)
 		return l, err
 	case *meta.GetAttr:
 		l.add(op.Ino)
@@ -117,7 +117,7 @@ func (l *inoList) add(ino meta.Ino) {
 	}
 }
 
-func (t *tx) addChild(l *inoList, parent meta.Ino, name string) error {
+func (t directories) addChild(l *inoList, parent meta.Ino, name string) error {
 	e, ok, err := t.lookupLive(parent, name)
 	if err == nil && ok {
 		l.add(e.ino)
@@ -125,7 +125,7 @@ func (t *tx) addChild(l *inoList, parent meta.Ino, name string) error {
 	return err
 }
 
-func (t *tx) withAbsent(parent meta.Ino, name string) ([]meta.Ino, error) {
+func (t directories) withAbsent(parent meta.Ino, name string) ([]meta.Ino, error) {
 	_, ok, err := t.lookupLive(parent, name)
 	if err != nil || ok {
 		return nil, err
@@ -134,7 +134,7 @@ func (t *tx) withAbsent(parent meta.Ino, name string) ([]meta.Ino, error) {
 }
 
 // lookupLive finds an entry in the live generation.
-func (t *tx) lookupLive(parent meta.Ino, name string) (dentry, bool, error) {
+func (t directories) lookupLive(parent meta.Ino, name string) (dentry, bool, error) {
 	if len(name) > meta.MaxName {
 		return dentry{}, false, nil
 	}

@@ -99,6 +99,9 @@ func (v *view) scanAll(lo, hi []byte, fn func(base, val []byte, gen uint32) (mor
 // tx is one operation in progress: the records read, the changes, and the effects so far.
 // Inodes and chunks are changed in memory and written by finish; all other changes become
 // effects at once.
+//
+// The operations on a kind of record are methods of a type of their own, such as directories,
+// which embeds the tx and adds no state.
 type tx struct {
 	view
 	c      Context
@@ -221,7 +224,7 @@ func (t *tx) dropOver(s int, h *history) error {
 		return nil // the key is absent
 	case covered:
 		// The tombstone below becomes the newest version again.
-		if err := t.exhume(base, h.keptGen); err != nil {
+		if err := t.snaps().exhume(base, h.keptGen); err != nil {
 			return err
 		}
 	}

@@ -47,7 +47,7 @@ func FileExtents(r Reader, ino meta.Ino, off, end uint64, fn func(e meta.Extent,
 	if err != nil {
 		return err
 	}
-	return t.scanLive(in, off, func(e extent) bool {
+	return t.extents().scanLive(in, off, func(e extent) bool {
 		return e.Off < end && fn(e.Extent, e.gen <= t.vol.lastSnap)
 	})
 }

@@ -43,7 +43,7 @@ func checkXattrName(in *inode, name string, change bool) error {
 }
 
 // xattr reads an attribute's value; the value may alias the store.
-func (t *tx) xattr(in *inode, name string) (val []byte, ok bool, err error) {
+func (t attributes) xattr(in *inode, name string) (val []byte, ok bool, err error) {
 	if in.Flags&meta.FlagHasXattrs == 0 {
 		return nil, false, nil
 	}
@@ -55,7 +55,7 @@ func (t *tx) xattr(in *inode, name string) (val []byte, ok bool, err error) {
 	return val, err == nil, err
 }
 
-func (t *tx) getXattr(op *meta.GetXattr, res *meta.Result) error {
+func (t attributes) getXattr(op *meta.GetXattr, res *meta.Result) error {
 	in, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func (t *tx) getXattr(op *meta.GetXattr, res *meta.Result) error {
 }
 
 // eachXattr visits an inode's attributes in the order of names.
-func (t *tx) eachXattr(in *inode, fn func(name string, val []byte) bool) error {
+func (t attributes) eachXattr(in *inode, fn func(name string, val []byte) bool) error {
 	if in.Flags&meta.FlagHasXattrs == 0 {
 		return nil
 	}
@@ -93,7 +93,7 @@ func (t *tx) eachXattr(in *inode, fn func(name string, val []byte) bool) error {
 	})
 }
 
-func (t *tx) listXattr(op *meta.ListXattr, res *meta.Result) error {
+func (t attributes) listXattr(op *meta.ListXattr, res *meta.Result) error {
 	in, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (t *tx) listXattr(op *meta.ListXattr, res *meta.Result) error {
 	})
 }
 
-func (t *tx) setXattr(op *meta.SetXattr, res *meta.Result) error {
+func (t attributes) setXattr(op *meta.SetXattr, res *meta.Result) error {
 	in, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func (t *tx) setXattr(op *meta.SetXattr, res *meta.Result) error {
 
 // setPlainXattr sets an attribute and returns whether its value changed: setting the present
 // value leaves the inode's times unchanged, as on ext4.
-func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) (changed bool, err error) {
+func (t attributes) setPlainXattr(in *inode, op *meta.SetXattr) (changed bool, err error) {
 	old, exists, err := t.xattr(in, op.Name)
 	switch {
 	case err != nil:
@@ -162,7 +162,7 @@ func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) (changed bool, err erro
 }
 
 // checkXattrRoom keeps the list of names within the bound of listxattr(2).
-func (t *tx) checkXattrRoom(in *inode, name string) error {
+func (t attributes) checkXattrRoom(in *inode, name string) error {
 	n := len(name) + 1
 	err := t.eachXattr(in, func(name string, _ []byte) bool {
 		n += len(name) + 1
@@ -174,7 +174,7 @@ func (t *tx) checkXattrRoom(in *inode, name string) error {
 	return err
 }
 
-func (t *tx) putXattr(in *inode, name string, val []byte) error {
+func (t attributes) putXattr(in *inode, name string, val []byte) error {
 	s := t.mark()
 	t.buf = appendXattrBase(t.buf, in.Ino, name)
 	s, err := t.renew(s)
@@ -195,7 +195,7 @@ func (t *tx) putXattr(in *inode, name string, val []byte) error {
 	return nil
 }
 
-func (t *tx) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {
+func (t attributes) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {
 	in, err := t.inode(op.Ino)
 	if err != nil {
 		return err
@@ -224,7 +224,7 @@ func (t *tx) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {
 }
 
 // dropXattr removes an existing attribute, and updates the inode's flags.
-func (t *tx) dropXattr(in *inode, name string) error {
+func (t attributes) dropXattr(in *inode, name string) error {
 	s := t.mark()
 	t.buf = appendXattrBase(t.buf, in.Ino, name)
 	if err := t.drop(s); err != nil {
@@ -249,7 +249,7 @@ func (t *tx) dropXattr(in *inode, name string) error {
 
 // dropXattrs removes all attributes of an inode that is being removed, and returns the number
 // of removed attributes.
-func (t *tx) dropXattrs(in *inode) (int, error) {
+func (t attributes) dropXattrs(in *inode) (int, error) {
 	var names []string
 	err := t.eachXattr(in, func(name string, _ []byte) bool {
 		names = append(names, name)

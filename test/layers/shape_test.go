@@ -41,7 +41,6 @@ var owed = map[string]int{
 	"meta/server.owner: methods":             198,
 	"..Volume: methods":                      180,
 	"meta/server.Server: methods":            196,
-	"meta/namespace.tx: methods":             174,
 	"meta/client.Session: methods":           103,
 	"chunkserver/store.Store: methods":       112,
 	"fuse.fileSystem: methods":               108,
