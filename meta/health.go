@@ -2,10 +2,10 @@ package meta
 
 import "time"
 
-// ServerHealth is what one metadata server tells of what might be wrong, as far as
-// it knows: of itself, of etcd, of the volumes that it serves, and of who is
-// connected to it. The administrative API tells it. Lists end at HealthListed entries, the
-// most urgent first as far as that is known; Left counts what they left out.
+// ServerHealth is the part of the cluster's health that one metadata server knows: its
+// own state, etcd's, and that of its volumes and its connected peers. Lists have at most
+// HealthListed entries, the most urgent first as far as that is known; Left counts the
+// entries left out.
 type ServerHealth struct {
 	Name string    `json:"name"`
 	Now  time.Time `json:"now"` // the server's clock
@@ -89,10 +89,11 @@ func (c *CertHealth) Soon(now time.Time) bool {
 
 // EtcdHealth is etcd as one metadata server sees it.
 type EtcdHealth struct {
-	// Members that it has by its own word; 0: nobody could be asked, and Error says why.
+	// Members is the number of etcd's members, by etcd's own answer; 0: no member
+	// answered, and Error says why.
 	Members int    `json:"members"`
 	Error   string `json:"error,omitempty"`
-	// Alarms that are raised: NOSPACE, CORRUPT.
+	// Alarms are the raised alarms: NOSPACE, CORRUPT.
 	Alarms    []string       `json:"alarms,omitempty"`
 	Endpoints []EtcdEndpoint `json:"endpoints"`
 }
@@ -100,13 +101,13 @@ type EtcdHealth struct {
 // EtcdEndpoint is a member of etcd, as it was configured.
 type EtcdEndpoint struct {
 	Address string `json:"address"`
-	Error   string `json:"error,omitempty"` // it does not answer
-	// Bytes is the size of its database file, Used what of it is in use, Quota what
-	// it may grow to; 0: it does not say (before etcd 3.6).
+	Error   string `json:"error,omitempty"` // the member does not answer
+	// Bytes is the size of the member's database file, Used the part in use, Quota the
+	// largest allowed size; 0: the member does not say (before etcd 3.6).
 	Bytes uint64 `json:"bytes,omitempty"`
 	Used  uint64 `json:"used_bytes,omitempty"`
 	Quota uint64 `json:"quota_bytes,omitempty"`
-	// NoLeader: it knows of no leader, so nothing is written.
+	// NoLeader: the member knows no leader, so nothing can be written.
 	NoLeader bool `json:"no_leader,omitempty"`
 }
 
@@ -135,11 +136,11 @@ type DiskHealth struct {
 	Free   uint64   `json:"free_bytes"`
 }
 
-// ChunkHealth counts chunks, each by the worst that is wrong with it; those that are
-// open count if bytes in them are promised.
+// ChunkHealth counts chunks, each by its worst problem. Open chunks count if bytes in
+// them are promised.
 type ChunkHealth struct {
 	Volumes         int    `json:"volumes"`
-	Unscanned       int    `json:"unscanned"` // of them, not looked through yet
+	Unscanned       int    `json:"unscanned"` // volumes not inspected yet
 	Chunks          uint64 `json:"chunks"`
 	Lost            uint64 `json:"lost"`       // no good replica can be reached
 	Endangered      uint64 `json:"endangered"` // one replica left, of several wanted
@@ -148,7 +149,7 @@ type ChunkHealth struct {
 	Misplaced       uint64 `json:"misplaced"`
 	Draining        uint64 `json:"draining"`
 	Surplus         uint64 `json:"surplus"`
-	Blocked         uint64 `json:"blocked"` // of all these: no repair is possible at present
+	Blocked         uint64 `json:"blocked"` // chunks of all these kinds that can't be repaired at present
 	// Unreachable and LastReachable count further chunks: servers are away and expected back,
 	// and until then no replica is reachable, or only the last of several.
 	Unreachable   uint64 `json:"unreachable"`
@@ -158,7 +159,7 @@ type ChunkHealth struct {
 	CopyBytes     uint64 `json:"copy_bytes"` // still to be copied
 }
 
-// VolumeHealth is a volume that something is to be said of.
+// VolumeHealth is a volume that needs attention.
 type VolumeHealth struct {
 	ID          VolumeID `json:"id"`
 	Name        string   `json:"name"`
@@ -173,8 +174,8 @@ type VolumeHealth struct {
 	// Unplaceable is the reason why new chunks would find no place even with every chunk server
 	// in use connected and empty: writes fail with NoSpace.
 	Unplaceable string `json:"unplaceable,omitempty"`
-	// Unmet is why the policy can't be met even if every chunk server that is registered
-	// were there and empty: its chunks have fewer replicas than it wants, for ever.
+	// Unmet is the reason why the policy can't be met even if every registered chunk
+	// server were there and empty: the volume's chunks will always have too few replicas.
 	Unmet string `json:"unmet,omitempty"`
 	// Chunks, as in ChunkHealth.
 	Lost          uint64 `json:"lost,omitempty"`

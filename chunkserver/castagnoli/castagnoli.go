@@ -83,10 +83,10 @@ func Power(n uint64) uint32 {
 	return p
 }
 
-// constants are what 16 bytes are multiplied by to be folded onto those 256
-// bytes behind them, and onto those 64 behind them. The 16 bytes are L, the first
-// 8, and H: L*x^64 + H, and d bits further on L*x^(64+d) + H*x^d. Two bit-reversed
-// words of 64 bits give a product that is bit-reversed and too small by x.
+// constants are the factors that fold 16 bytes onto the 16 bytes that follow 256 bytes
+// later, and onto the 16 bytes that follow 64 bytes later. The 16 bytes are L, the first
+// 8, and H: L*x^64 + H, and d bits further on L*x^(64+d) + H*x^d. The product of two
+// bit-reversed words of 64 bits is bit-reversed, and too small by the factor x.
 var constants = func() (k [4]uint64) {
 	for i, d := range []uint64{8 * foldStep, 8 * 64} {
 		k[2*i], k[2*i+1] = uint64(Power(64+d-1))<<32, uint64(Power(d-1))<<32

@@ -35,7 +35,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// A bit that is flipped anywhere is seen: folding leaves no byte out.
+// TestEveryBit: a flip of any bit changes the checksum: folding leaves no byte out.
 func TestEveryBit(t *testing.T) {
 	p := bytesOf(foldFrom + foldStep + 77)
 	was := Update(0, p)

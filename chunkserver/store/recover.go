@@ -412,7 +412,7 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	}
 	limit := found.Limit()
 	good := min(f.base, limit)
-	// Bytes below base are .meta's word, which was durable before the log began.
+	// The bytes below base were durable before the log began, as .meta says.
 	if len(f.pieces) > 0 && good == f.base {
 		h, err := s.hold(c, true, true)
 		if err != nil {

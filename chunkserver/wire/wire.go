@@ -14,11 +14,12 @@
 //	32  4  zero
 //	36  4  CRC32C of the header before
 //
-// The first 5 bytes stay as they are in every version, so that a peer of
-// another version can be told so. The first frame on a connection is Hello,
-// which says what both speak; replies come in any order. What a later version
-// changes it does in frames that bear its number, after a hello by which the
-// other side knows it; all other frames stay as they are and bear 1, so that
+// The first 5 bytes are the same in every version, so that a peer of another
+// version can be recognised and told the reason of the refusal. The first frame
+// on a connection is Hello, in which each side names its highest version;
+// replies come in any order. A frame that a later version changes has the
+// number of that version, and is sent only if the other side's hello has named
+// the version. All other frames stay unchanged and have the number 1, so that
 // programs of two versions work together.
 //
 // A request's body begins with the capability (length 2, bytes); what follows, by type (id 16, fence 12):
@@ -103,7 +104,7 @@ const (
 // Flags of a frame.
 const (
 	FlagRaw        uint16 = 1 << iota // read: whole blocks with their checksums, for the receiver to verify
-	FlagDescriptor                    // local: send, or here comes, a descriptor
+	FlagDescriptor                    // local: the request asks for a descriptor, or the reply has one
 	FlagShared                        // append: the bytes are in the shared ring
 	FlagVerify                        // local: verify all of the chunk before answering
 	FlagTicket                        // hello: on a ticketed connection, see mac.go

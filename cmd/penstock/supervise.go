@@ -22,8 +22,8 @@ import (
 // program, as its child:
 //
 //	supervisor            the container's first process, which the kernel spares when memory is short
-//	  agent               penstock-node-agent csi --node ...: killed, another one is started
-//	    penstock mount    children of the supervisor when their agent is gone; the next one finds
+//	  agent               penstock-node-agent csi --node ...: if it is killed, the supervisor starts another agent
+//	    penstock mount    children of the supervisor when their agent is gone; the next agent finds
 //	    penstock mount    them by their locks (csi/node, Recover)
 //
 // The kernel kills agent and mounts together if the group has no memory left. The next agent

@@ -125,7 +125,7 @@ func New(cfg Config) (*Client, error) {
 	c.conn, err = grpc.NewClient("penstock:///cluster",
 		grpc.WithResolvers(servers), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
 		grpc.WithContextDialer(c.dial),
-		// TLS is dial's.
+		// The function dial makes the TLS connection.
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectWait, Backoff: backoff.Config{BaseDelay: tryMin, Multiplier: 2, Jitter: 0.5, MaxDelay: tryMax}}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: PingEvery, Timeout: pingWait}),

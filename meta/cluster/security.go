@@ -26,7 +26,7 @@ type AuthorityRecord struct {
 // NewID returns a random id for a new cluster.
 func NewID() string { return rand.Text() }
 
-// errFounded says why none is made.
+// errFounded is the refusal to make a second cluster in an etcd.
 var errFounded = errors.New("this etcd holds a cluster of that name; it is left as it is ('penstock cluster join' makes a server one of it)")
 
 // Vacant checks that etcd has nothing of a cluster. Remains of a cluster are an operator's
@@ -291,9 +291,10 @@ func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
 	return list[Member](ctx, c, "/members/")
 }
 
-// Evict voids the certificates of an identity for good, and revokes its grants for uses. A
-// token for its name admits it again, with new certificates. Errors: NotFound, Unavailable
-// (the identity may be evicted; a repetition completes the rest).
+// Evict voids the certificates of an identity for good, and revokes its grants for uses.
+// A token for the identity's name admits the identity again, with new certificates.
+// Errors: NotFound, Unavailable (the identity may be evicted; a repetition completes the
+// rest).
 func (c *Cluster) Evict(ctx context.Context, role peer.Role, name string) error {
 	m, err := get[Member](ctx, c, "member", strings.TrimPrefix(c.memberKey(role, name), c.prefix))
 	if err != nil {
@@ -319,8 +320,8 @@ type Settings struct {
 	// PlainBulk allows plain TCP, with tickets, for bytes of volumes that do not require
 	// encryption.
 	PlainBulk bool `json:"plain_bulk"`
-	// KeyLife is how long a key signs capabilities before the next one does, in nanoseconds:
-	// at least MinKeyLife; zero: DefaultKeyLife.
+	// KeyLife is the time, in nanoseconds, for which a key signs capabilities before the
+	// next key takes its place: at least MinKeyLife; zero: DefaultKeyLife.
 	KeyLife time.Duration `json:"key_life,omitempty"`
 	// ClientRate bounds the operations per second of a client identity, over all mounts of the
 	// identity, at a metadata server; zero: DefaultClientRate.

@@ -1,5 +1,5 @@
-// Package process tells one process of one boot of one machine from all others,
-// and whether it surely runs no more.
+// Package process identifies a process of one boot of one machine among all processes,
+// and recognises that a process has surely ended.
 package process
 
 import (
@@ -18,7 +18,7 @@ import (
 // Process names a process.
 type Process struct {
 	Boot  string `json:"boot"`  // the kernel's boot id
-	PIDNS string `json:"pidns"` // the name space that PID counts in
+	PIDNS string `json:"pidns"` // the name space to which PID belongs
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks after boot, to tell a reused PID
 }
@@ -38,9 +38,9 @@ func Self() (Process, error) {
 	return p, err
 }
 
-// Dead reports whether p surely runs no more, as seen by self: same boot, same
-// name space of PIDs, and no such process. False means unknown: containers of
-// one machine share the boot and not the name space.
+// Dead reports whether p has surely ended, as seen by self: same boot, same name space of
+// PIDs, and no such process. False means unknown: containers of one machine share the
+// boot and not the name space.
 func (p Process) Dead(self Process) bool {
 	if !p.SeenBy(self) {
 		return false
@@ -57,18 +57,18 @@ func (p Process) SeenBy(self Process) bool {
 	return p.Boot != "" && p.Boot == self.Boot && p.PIDNS != "" && p.PIDNS == self.PIDNS
 }
 
-// Space names what the process's id counts in: boot and name space in one
-// string, as sessions carry them; see Parse.
+// Space returns boot and name space of PIDs in one string, as sessions have them; see
+// Parse.
 func (p Process) Space() string { return p.Boot + " " + p.PIDNS }
 
-// Parse is the reverse of Space, with the id and the start. Of a string that
-// Space did not make comes a process that nobody takes for dead.
+// Parse reverses Space, with the id and the start. From any other string, Parse makes a
+// process that never counts as dead.
 func Parse(space string, pid uint32, start uint64) Process {
 	boot, ns, _ := strings.Cut(space, " ")
 	return Process{Boot: boot, PIDNS: ns, PID: int(pid), Start: start}
 }
 
-// Boot is the kernel's random id of this boot, empty if it can't be read.
+// Boot returns the kernel's random id of this boot; empty if the id can't be read.
 func Boot() string {
 	p, err := Self()
 	if err != nil {
@@ -83,7 +83,8 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, meta.E("read process", meta.IO, strconv.Itoa(pid), err)
 	}
-	// The name in parentheses may hold anything; the fields after it are counted from 3.
+	// The name in parentheses may contain any byte; the fields after the name are counted
+	// from 3.
 	s := string(b)
 	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
 	if len(f) < 20 {
@@ -99,8 +100,8 @@ func startTime(pid int) (uint64, error) {
 	return n, nil
 }
 
-// Uptime is the time since boot on a clock that goes on while the machine is
-// suspended: what leases are counted on.
+// Uptime returns the time since boot on a clock that goes on while the machine is
+// suspended. Leases are counted on this clock.
 func Uptime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

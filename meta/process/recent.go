@@ -6,18 +6,19 @@ import (
 	"time"
 )
 
-// Recent is Uptime for those who ask it for every name that a mount answers from
-// memory: a system call each would be a tenth of the mount's processor time.
+// Recent is a cheap Uptime, for callers that need the time for every name that a mount
+// answers from memory: a system call for each would be a tenth of the mount's processor
+// time.
 //
-// The two clocks of the kernel differ by how long the machine was suspended, and the
-// one that stands still then costs no system call. So it is asked, and the difference
-// believed for keepDifference: Recent is behind by a suspension that began and ended
-// within that time, of which going to sleep and waking up alone take many times as
-// much.
+// The kernel has two clocks, whose difference is the time for which the machine was
+// suspended. Reading the clock that stops with the machine needs no system call. So
+// Recent reads this clock, and uses a known difference for keepDifference. Recent is late
+// only by a suspension that began and ended within keepDifference, and going to sleep and
+// waking up take many times as long.
 func Recent() time.Duration { return recent.now() }
 
-// keepDifference is how long the difference of the clocks is believed, on the one that
-// stands still with the machine: as long as two or three requests of a mount take.
+// keepDifference is the time for which a difference of the clocks is used, on the clock
+// that stops with the machine: as long as two or three requests of a mount take.
 const keepDifference = 100 * time.Microsecond
 
 var (
@@ -25,14 +26,15 @@ var (
 	recent  = clocks{running: func() time.Duration { return time.Since(started) }, uptime: Uptime}
 )
 
-// clocks reads two clocks that run alike while the machine does.
+// clocks reads two clocks that run alike while the machine runs.
 type clocks struct {
 	running func() time.Duration // stands still while the machine is suspended
 	uptime  func() time.Duration // goes on
 
-	reads sync.Mutex // who reads both holds it; nobody waits for it
-	// What uptime was ahead, and when on the clock running it was found. INVARIANT:
-	// ahead is written first, so whoever sees the one sees the other, or a later one.
+	reads sync.Mutex // held while both clocks are read; no caller waits for the lock
+	// The difference of uptime and running, and the time on the clock running at which it
+	// was found. INVARIANT: ahead is written before at, so a reader of at sees the ahead
+	// of that time or a later one.
 	ahead, at atomic.Int64
 }
 
@@ -46,7 +48,7 @@ func (c *clocks) now() time.Duration {
 		return c.uptime()
 	}
 	defer c.reads.Unlock()
-	now = c.running() // first: then what is between the two makes leases shorter
+	now = c.running() // first: the time between the two reads then shortens leases
 	up := c.uptime()
 	c.ahead.Store(int64(up - now))
 	c.at.Store(int64(now))

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A lease that is over is never taken for one that holds: Recent goes on with Uptime,
-// also over a suspension, and is not asked for it each time.
+// TestRecent: an expired lease never counts as valid. Recent advances with Uptime, also
+// over a suspension, and does not read Uptime each time.
 func TestRecent(t *testing.T) {
 	var running, slept time.Duration
 	asked := 0
@@ -24,15 +24,15 @@ func TestRecent(t *testing.T) {
 	}
 	for range 100 {
 		slept += time.Minute
-		running += keepDifference // by far less than it takes to fall asleep
+		running += keepDifference // far less than the time that falling asleep takes
 		if got := c.now(); got != running+slept {
 			t.Fatalf("after a suspension it is %v, not %v", got, running+slept)
 		}
 	}
 }
 
-// However many ask at once, what they hear was true while they asked, or is ahead by less
-// than the difference is believed: leases are then over a little sooner.
+// TestRecentSideBySide: with many concurrent callers, each result is a time during the
+// call, or is ahead by less than keepDifference: leases then end a little sooner.
 func TestRecentSideBySide(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {

@@ -1,9 +1,8 @@
-// Package admin owns the administrative HTTP endpoint of a role: /metrics for
-// Prometheus, /healthz and /readyz for whoever restarts or routes, and
-// /debug/pprof. It listens on a Unix socket of mode 0600 or on loopback, where no
-// profiles are told, since any process of the machine may ask; it has
-// no authentication of its own, so any other address is refused, unless it is to
-// serve /metrics alone.
+// Package admin owns the administrative HTTP endpoint of a role: /metrics for Prometheus,
+// /healthz and /readyz for supervisors and load balancers, and /debug/pprof. The endpoint
+// listens on a Unix socket of mode 0600, or on loopback without profiles, since any
+// process of the machine may connect there. The endpoint has no authentication of its
+// own, so any other address is refused, unless the endpoint serves /metrics alone.
 package admin
 
 import (
@@ -28,36 +27,37 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Config says where to listen and what to tell.
+// Config configures an endpoint.
 type Config struct {
-	// Addr is "unix:/path" or "host:port" with a loopback host. Port 0 takes a
-	// free one; see Server.Addr.
+	// Addr is "unix:/path" or "host:port" with a loopback host. Port 0 takes a free port;
+	// see Server.Addr.
 	Addr string
-	// MetricsOnly: nothing but /metrics is served, and Addr may be any address: who
-	// may read what is counted is for the network to say.
+	// MetricsOnly: the endpoint serves only /metrics, and Addr may be any address. The
+	// network decides which machines may read the metrics.
 	MetricsOnly bool
-	// Gatherer has the metrics; nil means those of the process registry.
+	// Gatherer has the metrics; nil: the metrics of the process registry.
 	Gatherer prometheus.Gatherer
-	// Ready tells why the role can't serve now; nil means ready. It is called
+	// Ready returns the reason why the role can't serve now; nil: ready. Ready is called
 	// for each request and must not block.
 	Ready func() error
-	// Replace has this server take the place of one that listens at the socket: of a
-	// process that this one follows.
+	// Replace makes this endpoint take the place of an endpoint that listens at the
+	// socket: the endpoint of this process's predecessor.
 	Replace bool
 	Logger  *slog.Logger
-	// Routes are served beside, by their patterns of net/http; never with MetricsOnly.
+	// Routes are further handlers, by their patterns of net/http; never served with
+	// MetricsOnly.
 	Routes map[string]http.HandlerFunc
 }
 
-// Who asks, and who only connects, may be anybody where metrics are open to all: what
-// they cost is bounded. A Prometheus has one connection, which it opens anew if it was
-// closed for being idle.
+// Bounds where metrics are open to all machines, and any machine may connect and ask. A
+// Prometheus has one connection, and opens a new connection if the idle connection was
+// closed.
 const (
 	headerWithin = 10 * time.Second
 	idleFor      = 2 * time.Minute
-	openAnswers  = time.Minute // for one answer; profiles, which take as long as was asked, are not there
+	openAnswers  = time.Minute // for one answer; open endpoints have no profiles, which may take longer
 	openConns    = 64
-	openAtOnce   = 4 // gatherings: two servers of Prometheus that ask at once, and people
+	openAtOnce   = 4 // gatherings: two Prometheus servers at once, and people
 )
 
 // Server is a listening endpoint.
@@ -65,7 +65,7 @@ type Server struct {
 	http http.Server
 	addr string
 	path string      // of a socket; "": none
-	file fs.FileInfo // that was bound there
+	file fs.FileInfo // the socket that this endpoint bound
 	done chan struct{}
 }
 
@@ -85,7 +85,7 @@ func Listen(cfg Config) (*Server, error) {
 	s := &Server{addr: l.Addr().String(), done: make(chan struct{})}
 	if u, ok := l.(*net.UnixListener); ok {
 		s.path, s.addr = s.addr, "unix:"+s.addr
-		u.SetUnlinkOnClose(false) // Close looks whose it is by then
+		u.SetUnlinkOnClose(false) // Close removes only this endpoint's socket
 		if s.file, err = os.Lstat(s.path); err != nil {
 			l.Close()
 			return nil, meta.E("listen", meta.IO, s.addr, err)
@@ -95,7 +95,7 @@ func Listen(cfg Config) (*Server, error) {
 		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug)}
 	s.http.ConnState = (&idlers{}).state
 	if cfg.MetricsOnly {
-		s.http.ReadTimeout, s.http.WriteTimeout = headerWithin, openAnswers // of a body there is nothing to read
+		s.http.ReadTimeout, s.http.WriteTimeout = headerWithin, openAnswers // requests have no body
 		l = netutil.LimitListener(l, openConns)
 	}
 	go func() {
@@ -107,8 +107,9 @@ func Listen(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// idlers bounds the connections that ask for nothing: those that have waited longest are
-// closed, so that who asks is answered, however many others only connect.
+// idlers bounds the connections without a request: the connections that have waited
+// longest are closed, so that callers with requests are answered, however many others
+// only connect.
 type idlers struct{ gate peer.Gate }
 
 func (i *idlers) state(nc net.Conn, state http.ConnState) {
@@ -123,8 +124,8 @@ func (i *idlers) state(nc net.Conn, state http.ConnState) {
 // Addr is where the server listens, in the form of Config.Addr.
 func (s *Server) Addr() string { return s.addr }
 
-// Close stops serving; requests under way get until ctx ends. The socket goes,
-// unless another process has put its own in the place.
+// Close stops serving; requests under way get until ctx ends. Close removes the socket,
+// unless another process has put its own socket in the place.
 func (s *Server) Close(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
@@ -152,7 +153,7 @@ func listen(addr string, anywhere, replace bool) (net.Listener, error) {
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		kind := meta.Invalid // not this machine's, or a name that nobody knows
+		kind := meta.Invalid // an address of another machine, or an unknown name
 		if errors.Is(err, syscall.EADDRINUSE) {
 			kind = meta.Busy
 		}
@@ -161,8 +162,8 @@ func listen(addr string, anywhere, replace bool) (net.Listener, error) {
 	return l, nil
 }
 
-// listenUnix replaces the socket of a process that is gone, and one that answers
-// if that is what is wanted.
+// listenUnix replaces the socket of a dead process, and with replace also the socket of a
+// living process.
 func listenUnix(path string, replace bool) (net.Listener, error) {
 	if c, err := net.Dial("unix", path); err == nil && replace {
 		c.Close()
@@ -209,7 +210,7 @@ func handler(cfg Config) http.Handler {
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	if !strings.HasPrefix(cfg.Addr, "unix:") { // every process of this machine reaches it
+	if !strings.HasPrefix(cfg.Addr, "unix:") { // every process of this machine can connect
 		return mux
 	}
 	for pattern, h := range cfg.Routes {

@@ -77,8 +77,7 @@ func TestEndpoint(t *testing.T) {
 	}
 }
 
-// TestSocketOfTheDead: what a killed process left is replaced, anything else
-// is not.
+// TestSocketOfTheDead: the socket of a killed process is replaced, any other file is not.
 func TestSocketOfTheDead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	l, err := net.Listen("unix", path)
@@ -102,8 +101,8 @@ func TestSocketOfTheDead(t *testing.T) {
 	}
 }
 
-// TestReplaced: who follows a process that still listens takes its place, and keeps
-// it when that one ends.
+// TestReplaced: a successor takes the place of a process that still listens, and keeps
+// the place when that process ends.
 func TestReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	begin := func(text string, replace bool) *Server {
@@ -155,9 +154,9 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestManyStrangers: of many who connect where metrics are open some are served at a
-// time, whoever does not ask is sent away for those who do, and of many who ask a few
-// have metrics gathered at once.
+// TestManyStrangers: on an open endpoint, a bounded number of connections is served at a
+// time, connections without a request are closed in favour of connections with one, and a
+// bounded number of requests gathers metrics at once.
 func TestManyStrangers(t *testing.T) {
 	gathers, goOn := make(chan struct{}, 2*openConns), make(chan struct{})
 	gatherer := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
@@ -210,7 +209,7 @@ func TestManyStrangers(t *testing.T) {
 	}
 	http.DefaultClient.CloseIdleConnections()
 
-	// Who connects and says nothing holds a place, of which there are so many.
+	// A connection without a request takes one of a bounded number of places.
 	var idle []net.Conn
 	for range openConns {
 		c, err := net.Dial("tcp", s.Addr())
@@ -267,8 +266,8 @@ func TestNoProfilesOverTCP(t *testing.T) {
 	}
 }
 
-// TestMetricsOnly: what listens for strangers tells them what is counted and nothing
-// else: no profile, no command line.
+// TestMetricsOnly: an open endpoint serves metrics and nothing else: no profile, no
+// command line.
 func TestMetricsOnly(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_test", Help: "for the test"}))

@@ -1,7 +1,7 @@
-// Package demo owns the demonstration: the main job of the system on real
-// input, from an empty folder to a verified restart after SIGKILL, with the
-// speed of each step beside the native file system's. It drives the binary and
-// the kernel only, as a user does.
+// Package demo owns the demonstration: the main job of the system on real input, from an
+// empty folder to a verified restart after SIGKILL, with the speed of each step beside
+// the native file system's. The demonstration uses only the binary and the kernel, as a
+// user does.
 package demo
 
 import (
@@ -51,10 +51,10 @@ type result struct {
 	amount       float64
 	unit         string // of amount
 	ours, native time.Duration
-	alone        bool // there is no native time
+	alone        bool // no native time to compare with
 }
 
-// Run runs the demonstration and cleans up, whatever happens.
+// Run runs the demonstration and cleans up, also after a failure.
 func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.Images == 0 {
 		cfg.Images = 10_000
@@ -145,8 +145,8 @@ func (d *demo) run(ctx context.Context) error {
 	return d.table()
 }
 
-// killAndStart ends the process as a crash would, and starts it again over its
-// dead mount.
+// killAndStart ends the process as a crash would, and starts a new process over the dead
+// mount.
 func (d *demo) killAndStart(ctx context.Context) error {
 	d.printf("SIGKILL\n")
 	d.process.Kill()
@@ -165,7 +165,7 @@ func (d *demo) both(step string, amount float64, unit string, do func(root strin
 		root string
 		took *time.Duration
 	}{{d.native, &r.native}, {d.root, &r.ours}} {
-		if err := errors.Join(syncAll(d.native), syncAll(d.root)); err != nil { // what the step before left is not this one's
+		if err := errors.Join(syncAll(d.native), syncAll(d.root)); err != nil { // the work that the last step left must not count for this step
 			return fmt.Errorf("%s: %w", step, err)
 		}
 		began := time.Now()
@@ -206,8 +206,8 @@ func speed(r result, took time.Duration) string {
 	return fmt.Sprintf("%.0f %s/s", r.amount/took.Seconds(), r.unit)
 }
 
-// cleanUp ends the process and its mount, then removes the scratch folder; it
-// never removes through a mount.
+// cleanUp ends the process and its mount, then removes the scratch folder, but never
+// through a mount.
 func (d *demo) cleanUp(scratch string) error {
 	var err error
 	if d.process != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestSteps runs every step that needs no system on a plain directory.
+// TestSteps runs, on a plain directory, every step that needs no system.
 func TestSteps(t *testing.T) {
 	target, tree := t.TempDir(), t.TempDir()
 	if err := os.MkdirAll(filepath.Join(tree, "a", "b"), 0o755); err != nil {
@@ -31,8 +31,8 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestVerifySeesDamage: one changed byte, a missing file and a file too many
-// are each found.
+// TestVerifySeesDamage: verify finds a changed byte, a missing file and an additional
+// file.
 func TestVerifySeesDamage(t *testing.T) {
 	root := t.TempDir()
 	d := &demo{root: root, cfg: Config{Out: &bytes.Buffer{}}, files: map[string]want{}}

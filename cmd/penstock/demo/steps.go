@@ -20,12 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// want is what a file must hold.
+// want is the expected contents of a file.
 type want struct {
 	size int64
 	sum  [sha256.Size]byte
-	// samples are checksums of the parts that training reads one at a time:
-	// the whole of an image, a record of a shard.
+	// samples are checksums of the parts that training reads one at a time: a whole
+	// image, or a record of a shard.
 	samples []sample
 }
 
@@ -38,7 +38,7 @@ type sample struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// recordBytes is the size of one record in a shard.
+// recordBytes is the size of a record in a shard.
 const recordBytes = 128 << 10
 
 func (d *demo) bytes() (n int64) {
@@ -133,15 +133,15 @@ func (d *demo) ingestTree(ctx context.Context) error {
 	})
 }
 
-// noise is incompressible bytes that generated files are cut from.
+// noise has the incompressible bytes of which generated files are made.
 var noise = sync.OnceValue(func() []byte {
 	b := make([]byte, 4<<20)
 	rand.NewChaCha8([32]byte{'d', 'e', 'm', 'o'}).Read(b)
 	return b
 })
 
-// image makes the bytes of one image-like file: a header that tells it from
-// all others, and noise. Sizes are spread around 100 KiB.
+// image makes the bytes of an image-like file: a header that differs from all other
+// images, and noise. Sizes are spread around 100 KiB.
 func image(i int) []byte {
 	r := rand.New(rand.NewPCG(uint64(i), 1))
 	size := 50<<10 + r.IntN(100<<10)
@@ -190,7 +190,7 @@ func record(b []byte, i int, n int64) {
 	copy(b, fmt.Sprintf("shard %04d record %08d", i, n))
 }
 
-// writeRecords writes a file of records and makes it durable.
+// writeRecords writes a file of records and syncs the file.
 func writeRecords(ctx context.Context, path string, seed int, size int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
@@ -217,7 +217,7 @@ func writeRecords(ctx context.Context, path string, seed int, size int64) error 
 	return f.Close()
 }
 
-// records lists the samples of a file of records and its whole checksum.
+// records lists the samples of a file of records, and the checksum of the whole file.
 func records(seed int, size int64) want {
 	w := want{size: size}
 	whole := sha256.New()
@@ -318,7 +318,7 @@ func (d *demo) checkpoint(ctx context.Context) error {
 	})
 }
 
-// verify reads every file whole, and makes sure that there is no other.
+// verify reads every file whole, and checks that no other file exists.
 func (d *demo) verify(ctx context.Context) error {
 	var found []string
 	err := filepath.WalkDir(d.root, func(path string, e fs.DirEntry, err error) error {

@@ -1,6 +1,6 @@
-// Package kube asks the API server of the Kubernetes that this process is a pod of, as
-// the pod's service account. It knows the few requests that the driver makes, so that
-// the program needs no library of Kubernetes.
+// Package kube queries the API server of the Kubernetes in which this process is a pod,
+// as the pod's service account. It has the few requests that the driver makes, so the
+// program needs no library of Kubernetes.
 package kube
 
 import (
@@ -23,8 +23,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// AccountDir is where a pod finds what its service account is known by: the files
-// token, ca.crt and namespace.
+// AccountDir is the directory in which a pod finds the credentials of its service
+// account: the files token, ca.crt and namespace.
 const AccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 const (
@@ -32,7 +32,7 @@ const (
 	maxAnswer = 4 << 20 // bytes; a Secret or a Node is below 1.5 MiB
 )
 
-// API is an API server and the account that asks it.
+// API is an API server, and the account for the requests.
 type API struct {
 	Namespace string // of this pod
 
@@ -41,8 +41,8 @@ type API struct {
 	client *http.Client
 }
 
-// InPod finds the API server by the environment of a pod, and the account in a
-// directory. Errors: NotFound (this is no pod, or it has no account), Invalid.
+// InPod finds the API server by the environment of a pod, and the account in a directory.
+// Errors: NotFound (this process is in no pod, or the pod has no account), Invalid.
 func InPod(dir string, env func(string) string) (*API, error) {
 	const op = "find the API server"
 	host, port := env("KUBERNETES_SERVICE_HOST"), env("KUBERNETES_SERVICE_PORT")
@@ -69,7 +69,7 @@ func InPod(dir string, env func(string) string) (*API, error) {
 	}, nil
 }
 
-// Secret is one in the pod's namespace.
+// Secret is a Secret of the pod's namespace.
 type Secret struct {
 	Metadata struct {
 		Name            string `json:"name"`
@@ -78,15 +78,15 @@ type Secret struct {
 	Data map[string][]byte `json:"data"`
 }
 
-// Secret reads one. Errors: NotFound, AccessDenied, Unavailable, Protocol.
+// Secret reads a Secret. Errors: NotFound, AccessDenied, Unavailable, Protocol.
 func (a *API) Secret(ctx context.Context, name string) (s Secret, err error) {
 	err = a.ask(ctx, http.MethodGet, a.secretPath(name), nil, &s)
 	return s, err
 }
 
-// SetSecret replaces one value of a Secret, if nobody has changed it since it was read.
-// Errors: Busy (somebody has), NotFound, AccessDenied, Invalid (it is immutable),
-// Unavailable.
+// SetSecret replaces one value of a Secret, if the Secret is unchanged since it was read.
+// Errors: Busy (the Secret has changed), NotFound, AccessDenied, Invalid (the Secret is
+// immutable), Unavailable.
 func (a *API) SetSecret(ctx context.Context, s Secret, key string, value []byte) error {
 	patch := map[string]any{
 		"metadata": map[string]any{"resourceVersion": s.Metadata.ResourceVersion},
@@ -99,8 +99,8 @@ func (a *API) secretPath(name string) string {
 	return "/api/v1/namespaces/" + url.PathEscape(a.Namespace) + "/secrets/" + url.PathEscape(name)
 }
 
-// NodeLabels reads what a node is labelled with. Errors: NotFound, AccessDenied,
-// Unavailable, Protocol.
+// NodeLabels reads the labels of a node. Errors: NotFound, AccessDenied, Unavailable,
+// Protocol.
 func (a *API) NodeLabels(ctx context.Context, name string) (map[string]string, error) {
 	var n struct {
 		Metadata struct {
@@ -114,7 +114,7 @@ func (a *API) NodeLabels(ctx context.Context, name string) (map[string]string, e
 // ask makes a request; body is a merge patch.
 func (a *API) ask(ctx context.Context, method, path string, body, into any) error {
 	const op = "ask the API server"
-	// The kubelet replaces it before it ends.
+	// The kubelet replaces the token before the token ends.
 	token, err := os.ReadFile(filepath.Join(a.dir, "token"))
 	if err != nil {
 		return meta.E(op, meta.NotFound, a.dir, err)

@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestSecrets: a Secret is read and one value of it replaced, unless somebody changed it
-// since; what the API server refuses is told as what it is.
+// TestSecrets: a Secret is read, and one value is replaced unless the Secret has changed
+// since; refusals of the API server have the right kind.
 func TestSecrets(t *testing.T) {
 	s := kubetest.New(t)
 	s.Put("tokens", map[string]string{"token": "old", "other": "stays"})
@@ -40,7 +40,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestNodeLabels: they are read, also of a node that has none.
+// TestNodeLabels: labels are read, also of a node without labels.
 func TestNodeLabels(t *testing.T) {
 	s := kubetest.New(t)
 	s.Label("worker-1", map[string]string{"zone": "a"})
@@ -57,8 +57,8 @@ func TestNodeLabels(t *testing.T) {
 	}
 }
 
-// TestNoPod: outside of a pod there is nobody to ask, and what is no certificate is
-// no authority.
+// TestNoPod: outside of a pod there is no API server, and a malformed certificate is no
+// authority.
 func TestNoPod(t *testing.T) {
 	if _, err := kube.InPod(t.TempDir(), func(string) string { return "" }); meta.KindOf(err) != meta.NotFound {
 		t.Errorf("no environment: %v", err)

@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Pod is as much of a pod as tells which volumes it has, and where.
+// Pod has the fields of a pod that name its volumes and its node.
 type Pod struct {
 	Metadata Object `json:"metadata"`
 	Spec     struct {
@@ -22,17 +22,16 @@ type Pod struct {
 	} `json:"status"`
 }
 
-// Ended tells that no container of a pod runs, nor will.
+// Ended reports that no container of a pod runs or will run.
 func (p *Pod) Ended() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
 
-// Object is what all objects are known by.
+// Object has the fields by which all objects are known.
 type Object struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// PodVolume is one of a pod's volumes: a claim's, one that is claimed for the pod, or one
-// that the pod brings along.
+// PodVolume is a volume of a pod: of a claim, of a claim made for the pod, or inline.
 type PodVolume struct {
 	Name                  string `json:"name"`
 	PersistentVolumeClaim *struct {
@@ -44,7 +43,7 @@ type PodVolume struct {
 	} `json:"csi"`
 }
 
-// Claim is the name of the claim behind a pod's volume; "": there is none.
+// Claim returns the name of the claim behind a pod's volume; "": no claim.
 func (v *PodVolume) Claim(pod string) string {
 	switch {
 	case v.PersistentVolumeClaim != nil:
@@ -55,7 +54,8 @@ func (v *PodVolume) Claim(pod string) string {
 	return ""
 }
 
-// PersistentVolume is as much of one as tells whose it is.
+// PersistentVolume has the fields of a persistent volume that name its driver and its
+// volume.
 type PersistentVolume struct {
 	Metadata Object `json:"metadata"`
 	Spec     struct {
@@ -66,7 +66,7 @@ type PersistentVolume struct {
 	} `json:"spec"`
 }
 
-// VolumeAttachment says that a node has a volume, or is to have it.
+// VolumeAttachment says that a volume is attached, or is to be attached, to a node.
 type VolumeAttachment struct {
 	Metadata Object `json:"metadata"`
 	Spec     struct {
@@ -78,7 +78,7 @@ type VolumeAttachment struct {
 	} `json:"spec"`
 }
 
-// Pods lists those of all namespaces.
+// Pods lists the pods of all namespaces.
 func (a *API) Pods(ctx context.Context) ([]Pod, error) { return list[Pod](ctx, a, "/api/v1/pods") }
 
 // PersistentVolumes lists all.
@@ -91,12 +91,12 @@ func (a *API) VolumeAttachments(ctx context.Context) ([]VolumeAttachment, error)
 	return list[VolumeAttachment](ctx, a, "/apis/storage.k8s.io/v1/volumeattachments")
 }
 
-// listed is how many objects are asked for at a time: a page is below maxAnswer unless
-// objects are unusually large, and then it is asked for in smaller ones.
+// listed is the number of objects requested at a time: a page is then smaller than
+// maxAnswer, unless objects are unusually large; list then requests smaller pages.
 const listed = 100
 
-// list asks for all objects of a kind, page by page. Errors: AccessDenied, Unavailable
-// (also if the list changed too long ago to go on with it: it is to be asked for anew),
+// list reads all objects of a kind, page by page. Errors: AccessDenied, Unavailable (also
+// if the list changed too long ago to be continued: the caller must read it again),
 // Protocol.
 func list[T any](ctx context.Context, a *API, path string) (all []T, err error) {
 	limit, next := listed, ""

@@ -1,7 +1,7 @@
-// Package spawn owns penstock as a child process: starting `penstock up`,
-// knowing when its mount serves, ending it gently or with SIGKILL, and leaving
-// no process and no mount behind. The demo and the crash tests use it; Begin is
-// for those that start other roles and programs.
+// Package spawn owns penstock as a child process: starting `penstock up`, noticing that
+// its mount serves, ending it gently or with SIGKILL, and leaving no process and no mount
+// behind. The demo and the crash tests use it; callers that start other roles and
+// programs use Begin.
 package spawn
 
 import (
@@ -21,23 +21,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says what to start.
+// Config describes the process to start.
 type Config struct {
 	Binary string   // path of penstock
 	Dir    string   // data directory
 	Mount  string   // mount point, an existing directory; empty for none
 	Args   []string // more arguments of `penstock up`
 	Env    []string // more environment, "NAME=value"
-	// Wrap is put in front of the command line: strace and its arguments.
+	// Wrap goes before the command line: strace and its arguments.
 	Wrap []string
-	// Log gets what the process prints; nil drops it. The tail of it is in the
-	// errors of this package.
+	// Log gets the output of the process; nil drops the output. Errors of this package
+	// have the output's end.
 	Log io.Writer
 	// Ready is how long the mount may take to serve; 0 means 60 s.
 	Ready time.Duration
 }
 
-// Process is a running `penstock up`, or what Begin was given.
+// Process is a running `penstock up`, or the command given to Begin.
 type Process struct {
 	cfg  Config
 	name string
@@ -65,7 +65,8 @@ func Start(ctx context.Context, cfg Config) (*Process, error) {
 	args = append(args, cfg.Args...)
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), cfg.Env...)
-	// A group of its own: Ctrl-C is for us, who then end it in order.
+	// A separate process group: Ctrl-C reaches this process only, which then ends the
+	// child in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	began := time.Now()
 	p, err := Begin(cmd, "penstock up", cfg.Log, (*exec.Cmd).Start)
@@ -81,8 +82,8 @@ func Start(ctx context.Context, cfg Config) (*Process, error) {
 	return p, nil
 }
 
-// Begin starts any command with start, which must put it into a process group of
-// its own; name is for errors. What it prints goes to log; nil drops it.
+// Begin starts any command with start, which must put the command into a process group of
+// its own; name is for errors. The command's output goes to log; nil drops the output.
 func Begin(cmd *exec.Cmd, name string, log io.Writer, start func(*exec.Cmd) error) (*Process, error) {
 	p := &Process{name: name, cmd: cmd, tail: &tail{to: log}, done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p.tail, p.tail
@@ -120,10 +121,10 @@ func (p *Process) waitReady(ctx context.Context, began time.Time) error {
 	}
 }
 
-// answers asks whatever serves a mount for its usage: the one question that the
-// kernel never answers from memory, so that a dead mount does not look alive.
-// Between a dead mount's end and a new one's begin the folder below answers,
-// which is no mount. The asking thread may hang; it is not waited for.
+// answers reports whether a path's mount answers statfs: the kernel never answers statfs
+// from memory, so a dead mount does not look alive. Between the end of a dead mount and
+// the beginning of a new mount, the folder below answers, which is no mount. The asking
+// thread may hang; answers does not wait for it.
 func answers(mount string) bool {
 	ok := make(chan bool, 1)
 	go func() {
@@ -139,26 +140,26 @@ func answers(mount string) bool {
 	}
 }
 
-// PID of the process (of strace, where it is wrapped).
+// PID returns the id of the process (with Wrap, of strace).
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// State says in words whether the process runs, or how it ended.
+// State describes whether the process runs, or how the process ended.
 func (p *Process) State() string {
 	select {
 	case <-p.done:
 		return fmt.Sprintf("the process ended: %v; it said:\n%s", p.err, p.tail)
-	case <-time.After(100 * time.Millisecond): // its mount may have gone first
+	case <-time.After(100 * time.Millisecond): // the mount may go before the process ends
 		return "the process runs"
 	}
 }
 
-// Output is the end of what the process printed.
+// Output returns the end of the process's output.
 func (p *Process) Output() string { return p.tail.String() }
 
-// Kill ends the process, and what it wraps, with SIGKILL and waits for it. The
+// Kill ends the process, and a wrapped process, with SIGKILL and waits for the end. The
 // dead mount stays.
 func (p *Process) Kill() {
 	// The group has no other members: Setpgid made it for this process.
@@ -166,13 +167,13 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Pause stops the process where it is (SIGSTOP); Resume lets it go on.
+// Pause stops the process (SIGSTOP); Resume continues the process.
 func (p *Process) Pause() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGSTOP) }
 
 // Resume undoes Pause.
 func (p *Process) Resume() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT) }
 
-// Stop ends the process gently. It must unmount and exit with status 0 within
+// Stop ends the process gently. The process must unmount and exit with status 0 within
 // the time.
 func (p *Process) Stop(within time.Duration) error {
 	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
@@ -203,8 +204,8 @@ func (p *Process) End() error {
 	return Unmount(p.cfg.Mount)
 }
 
-// Mounted reports whether a path is a mount point. It asks the kernel's list,
-// never the mount itself, which may be dead.
+// Mounted reports whether a path is a mount point. Mounted reads the kernel's list and
+// never asks the mount, which may be dead.
 func Mounted(path string) bool {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -223,8 +224,7 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// Unmount takes away whatever is mounted at a path, dead or alive, several
-// times if need be.
+// Unmount unmounts all mounts at a path, dead or alive.
 func Unmount(path string) error {
 	if path == "" {
 		return nil
@@ -242,7 +242,7 @@ func Unmount(path string) error {
 	return fmt.Errorf("%s is mounted again and again", path)
 }
 
-// tail keeps the last bytes that a process printed, and passes all on.
+// tail keeps the last bytes of a process's output, and passes all output on.
 type tail struct {
 	to  io.Writer
 	mu  sync.Mutex

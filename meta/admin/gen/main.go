@@ -26,8 +26,8 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 )
 
-// admin is the prefix of the administrative API. A prefix is the folder that the files have for
-// those who import them.
+// admin is the prefix of the administrative API. A prefix is the folder by which other
+// .proto files import the files.
 const admin = "penstock/admin/v1/"
 
 func main() {
@@ -44,7 +44,8 @@ func main() {
 	}
 }
 
-// run writes the generated files of a folder, and removes those that are no longer.
+// run writes the generated files of a folder, and removes files that are no longer
+// generated.
 func run(dir, prefix string) error {
 	files, err := compile(dir, prefix)
 	if err != nil {
@@ -108,7 +109,7 @@ func compile(dir, prefix string) (linker.Files, error) {
 // ruleField is the number of the option (penstock.admin.v1.rule) of methods.
 const ruleField = 50816
 
-// check refuses services that break the rules of the house:
+// check refuses services that break these rules:
 //
 //   - each method has a rule, with at least one role;
 //   - a method whose rule has a right names a volume or a group in its request;
@@ -149,7 +150,7 @@ func checkMethod(f protoreflect.FileDescriptor, m protoreflect.MethodDescriptor)
 	return errors.New("it changes something: give its request a request_id, say that it is IDEMPOTENT, or in its comment that a call whose answer is lost is not sent again")
 }
 
-// ruleOf reads a method's rule as bytes: the generator must not need what it generates.
+// ruleOf reads a method's rule from bytes: the generator must not need its own output.
 func ruleOf(options *descriptorpb.MethodOptions) (roles int, right bool, err error) {
 	b, err := proto.Marshal(options)
 	if err != nil {
@@ -191,7 +192,8 @@ func ruleOf(options *descriptorpb.MethodOptions) (roles int, right bool, err err
 	return roles, right, errors.Join(err, inner)
 }
 
-// namesVolume tells whether a message has a field that names a volume, or a group of them.
+// namesVolume reports whether a message has a field that names a volume or a group of
+// volumes.
 func namesVolume(m protoreflect.MessageDescriptor) bool {
 	for i := range m.Fields().Len() {
 		if x := m.Fields().Get(i).Message(); x != nil && (x.FullName() == "penstock.admin.v1.VolumeRef" || x.FullName() == "penstock.admin.v1.GroupRef") {
@@ -201,7 +203,7 @@ func namesVolume(m protoreflect.MessageDescriptor) bool {
 	return false
 }
 
-// generators are the programs that write Go files, tools of go.mod.
+// generators are the programs that write Go files: tools of go.mod.
 var generators = []string{"protoc-gen-go", "protoc-gen-go-grpc"}
 
 // generate gives the text of the generated files by name.

@@ -1,6 +1,5 @@
-// Package journaltest owns the test suite that every form of the journal
-// passes: the promises of journal.Log, each told as the story that would break
-// it.
+// Package journaltest owns the test suite that every form of the journal passes: the
+// promises of journal.Log, each tested by the story that would break the promise.
 package journaltest
 
 import (
@@ -20,14 +19,14 @@ import (
 // Volume is the log's volume in every story.
 const Volume meta.VolumeID = 7
 
-// Form makes one empty log of Volume and what the stories need of it.
+// Form makes an empty log of Volume, and gives the stories access to it.
 type Form struct {
-	// Take makes a new owner: whoever owned before is fenced from then on,
-	// whether or not it noticed. lost is the ownership's Lost channel.
+	// Take makes a new owner. From then on the previous owner is fenced, whether or not
+	// it noticed. lost is the ownership's Lost channel.
 	Take func(t *testing.T) (s journal.Store, term meta.Term, lost <-chan struct{})
-	// Reader gives a store that owns nothing.
+	// Reader returns a store without ownership.
 	Reader func(t *testing.T) journal.Store
-	// Damage overwrites a record behind the log's back; nil removes it.
+	// Damage overwrites a record without the log's knowledge; nil removes the record.
 	Damage func(t *testing.T, seq meta.Seq, value []byte)
 }
 
@@ -71,7 +70,7 @@ func Run(t *testing.T, make func(t *testing.T) Form) {
 	}
 }
 
-// writer is an owner with its place in the log.
+// writer is an owner with its position in the log.
 type writer struct {
 	t    *testing.T
 	log  *journal.Journal
@@ -90,7 +89,7 @@ func (f Form) writer(t *testing.T, wrap ...journal.Interceptor) *writer {
 	return w
 }
 
-// catchUp reads to the end, from the checkpoint if there is one.
+// catchUp reads to the end, from the checkpoint if the log has one.
 func (w *writer) catchUp() {
 	w.t.Helper()
 	if cp, ok, err := w.log.Checkpoint(w.t.Context()); err != nil {
@@ -132,7 +131,7 @@ func checkpointAt(at journal.Position, term meta.Term) journal.Checkpoint {
 	return journal.Checkpoint{Volume: Volume, Position: at, Term: term, Files: []journal.File{{Name: "000001.sst", Size: 9, Ref: meta.BlobRef{Name: "b", Length: 9}}}}
 }
 
-// all reads what a fresh reader sees after a position.
+// all returns the entries that a fresh reader sees after a position.
 func (f Form) all(t *testing.T, after journal.Position) ([]journal.Entry, error) {
 	t.Helper()
 	var es []journal.Entry
@@ -144,7 +143,7 @@ func (f Form) all(t *testing.T, after journal.Position) ([]journal.Entry, error)
 	return es, err
 }
 
-// expect fails unless the log's payloads after a position are these.
+// expect fails the test unless the log has exactly these payloads after a position.
 func (f Form) expect(t *testing.T, after journal.Position, payloads ...string) {
 	t.Helper()
 	es, err := f.all(t, after)
@@ -211,7 +210,7 @@ func emptyLog(t *testing.T, f Form) {
 	want(t, err, meta.Ahead)
 }
 
-// What the log relies on, asked of the store alone.
+// The store's conditions of a commit, on which the log relies, tested on the store alone.
 func storeCommits(t *testing.T, f Form) {
 	s, _, _ := f.Take(t)
 	commit := func(s journal.Store, seq meta.Seq, want bool) {
@@ -220,9 +219,9 @@ func storeCommits(t *testing.T, f Form) {
 			t.Fatalf("commit %d: %v %v", seq, done, err)
 		}
 	}
-	commit(s, 2, false) // 1 is not there
+	commit(s, 2, false) // entry 1 does not exist
 	commit(s, 1, true)
-	commit(s, 1, false) // it is there
+	commit(s, 1, false) // entry 1 exists
 	commit(s, 2, true)
 	commit(f.Reader(t), 3, false) // not the owner
 	if done, err := s.PutCheckpoint(t.Context(), 9, nil); done || err != nil {
@@ -246,7 +245,8 @@ func storeCommits(t *testing.T, f Form) {
 	}
 }
 
-// O1 writes, O2 takes over and writes; O1, who noticed nothing, writes again.
+// Owner O1 writes, O2 takes over and writes; then O1, which noticed nothing, writes
+// again.
 func oldOwnerIsFenced(t *testing.T, f Form) {
 	o1 := f.writer(t)
 	o1.append("one")
@@ -299,7 +299,7 @@ func payloadBounds(t *testing.T, f Form) {
 	}
 }
 
-// times gives an interceptor that treats the first n calls of op with f.
+// times returns an interceptor that applies f to the first n calls of op.
 func times(op string, n int, f func(ctx context.Context, do func(context.Context) error) error) journal.Interceptor {
 	var mu sync.Mutex
 	return func(ctx context.Context, o string, do func(context.Context) error) error {
@@ -318,7 +318,7 @@ func times(op string, n int, f func(ctx context.Context, do func(context.Context
 
 var errCut = meta.E("test", meta.Unavailable, "", errors.New("the connection was cut"))
 
-// The commit happens, its reply is lost, and so are some read-backs.
+// The commit happens, its reply is lost, and so are some of the reads that follow.
 func replyLost(t *testing.T, f Form) {
 	cut := func(ctx context.Context, do func(context.Context) error) error {
 		if err := do(ctx); err != nil {
@@ -340,8 +340,8 @@ func requestLost(t *testing.T, f Form) {
 	f.expect(t, journal.Position{}, "one", "two")
 }
 
-// The proposal hangs in the network: the read-back finds nothing, and then it
-// is committed after all.
+// The proposal hangs in the network: the read finds no entry, and then the proposal is
+// committed after all.
 func ghostCommitsLate(t *testing.T, f Form) {
 	var ghosts []func()
 	hang := func(ctx context.Context, do func(context.Context) error) error {
@@ -398,7 +398,7 @@ func ghostAfterTakeover(t *testing.T, f Form) {
 	f.expect(t, journal.Position{}, "one", "two")
 }
 
-// The caller gives up while the outcome is unknown: nothing may be built on it.
+// The caller gives up while the outcome is unknown: no entry may follow.
 func unsettledStaysBroken(t *testing.T, f Form) {
 	cut := func(context.Context, func(context.Context) error) error { return errCut }
 	w := f.writer(t, times("Commit", 1<<30, cut))
@@ -465,7 +465,7 @@ func checkpointReplyLost(t *testing.T, f Form) {
 	f.expect(t, w.at)
 }
 
-// The put of an older checkpoint hangs, a newer one is recorded and the log
+// The put of an older checkpoint hangs, a newer checkpoint is recorded and the log is
 // trimmed; then the old put arrives.
 func ghostCheckpoint(t *testing.T, f Form) {
 	var ghost func()
@@ -499,9 +499,9 @@ func readTrimmedIsStale(t *testing.T, f Form) {
 	want(t, err, meta.Stale)
 	_, err = f.all(t, at[3])
 	want(t, err, meta.Stale)
-	f.expect(t, at[5], "6", "7", "8", "9") // its own entry is gone, the next is there
+	f.expect(t, at[5], "6", "7", "8", "9") // the checkpoint's entry is gone, the next entry is there
 	f.expect(t, at[6], "7", "8", "9")
-	// A reader that stands elsewhere than the log is told, not served.
+	// A reader whose position differs from the log's gets an error, and no entries.
 	_, err = f.all(t, journal.Position{Seq: 6, Hash: journal.Hash{9}})
 	want(t, err, meta.Corrupt)
 }
@@ -597,7 +597,7 @@ func flippedBit(t *testing.T, f Form) {
 			t.Fatalf("byte %d flipped: %v", i, err)
 		}
 	}
-	// A whole entry that is sound in itself, but not the one.
+	// A whole, valid entry that is not the entry of this log.
 	other := journal.Next(Volume, journal.Position{Seq: 1, Hash: journal.Hash{1}}, w.term, []byte("two"))
 	if b, err = journal.Encode(other); err != nil {
 		t.Fatal(err)
@@ -637,7 +637,7 @@ func gapBehindCheckpoint(t *testing.T, f Form) {
 	want(t, err, meta.Corrupt)
 }
 
-// A checkpoint older than the recorded one would name entries that are gone.
+// A checkpoint older than the recorded checkpoint would name entries that are gone.
 func olderCheckpoint(t *testing.T, f Form) {
 	w := f.writer(t)
 	var at []journal.Position
@@ -709,9 +709,9 @@ func sizeCounts(t *testing.T, f Form) {
 	}
 }
 
-// randomHistory lets owners come and go under random faults while a follower
-// reads, and checks that every acknowledged entry is there once and in order,
-// and no entry that was refused as fenced.
+// randomHistory lets owners come and go under random faults while a follower reads. Every
+// acknowledged entry must be in the log once and in order, and no fenced entry may be
+// there.
 func randomHistory(t *testing.T, f Form) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -766,7 +766,7 @@ func randomHistory(t *testing.T, f Form) {
 	for i := range 120 {
 		haunt()
 		w := owners[len(owners)-1]
-		if chance(4) == 0 { // one deposed long ago still tries
+		if chance(4) == 0 { // an owner deposed long ago still tries
 			w = owners[chance(len(owners))]
 		}
 		p := fmt.Sprintf("%d by term %d", i, w.term)

@@ -21,11 +21,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// The zone of a cluster's names, as most have it.
+// The zone of a cluster's names; most clusters use this zone.
 const zone = ".svc.cluster.local."
 
-// names answers what Kubernetes' specification of DNS demands for services, and for
-// pods behind headless ones, both ways: name to address, address to name.
+// names answers as Kubernetes' specification of DNS demands for services, and for pods
+// behind headless services, in both directions: name to address, address to name.
 type names struct {
 	services corelisters.ServiceLister
 	slices   discoverylisters.EndpointSliceLister
@@ -130,8 +130,8 @@ func (n names) answer(question []byte) ([]byte, error) {
 	return m.Pack()
 }
 
-// addresses gives those of SERVICE.NAMESPACE or POD.SERVICE.NAMESPACE, and whether
-// there is such a name.
+// addresses returns the addresses of SERVICE.NAMESPACE or POD.SERVICE.NAMESPACE, and
+// whether the name exists.
 func (n names) addresses(name string) (all []netip.Addr, known bool) {
 	rest, is := strings.CutSuffix(name, zone)
 	if !is {
@@ -190,7 +190,8 @@ func (n names) of(addr netip.Addr) (all []string, err error) {
 	return all, nil
 }
 
-// endpoints are those that count: ready, or of a service to which it is all the same.
+// endpoints returns the ready endpoints. Kubernetes also marks endpoints of a service as ready
+// if the service wants endpoints that are not ready in its answers.
 func endpoints(slices []*discovery.EndpointSlice) (all []discovery.Endpoint) {
 	for _, s := range slices {
 		for _, e := range s.Endpoints {

@@ -1,5 +1,5 @@
-// Command kube is all of Kubernetes in one program, which is built and linked once:
-// the first argument says which part it is, or the name that it is called by.
+// Command kube is all of Kubernetes in one program, which is built and linked once. The
+// first argument, or the name by which the program is called, selects the part:
 //
 //	kube kubelet --config=...
 //	ln -s kube kubectl
@@ -50,7 +50,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "usage: kube PART ..., PART being etcd or one of %v\n", slices.Sorted(maps.Keys(parts)))
 		os.Exit(2)
 	case part == "kubectl":
-		// It tells errors in words of its own.
+		// CheckErr prints kubectl's errors in kubectl's words.
 		if err := cli.RunNoErrOutput(make()); err != nil {
 			kubectlutil.CheckErr(err)
 		}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Images are as CIFAR-10 has them: a byte that tells the class, then the red, the
-// green and the blue ones of 32 * 32 pixels. Here they are stripes, which tell the
+// Images have the format of CIFAR-10: a byte for the class, then the red, the green and
+// the blue values of 32 * 32 pixels. Here an image has stripes, which depend on the
 // class, under noise, so that a network has something to learn.
 const (
 	imageSide   = 32

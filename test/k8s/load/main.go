@@ -1,14 +1,14 @@
-// Command load is the work that pods of the tests do: it reads and writes files
-// whose bytes are a function of their names, so that whoever reads can check them.
+// Command load is the work of the tests' pods: it reads and writes files whose bytes are
+// a function of their names, so that any reader can check the bytes.
 //
 //	load files DIR N    writes N small files, in directories of a hundred
-//	load check DIR N    reads them, and demands that they are those and no others
+//	load check DIR N    reads the files, and demands exactly these N files
 //	load data DIR N     writes a data set of N shards
 //	load images DIR N   writes N images, each as a file, and all again in archives
 //	load train DATA CHECKPOINTS N WORKERS EPOCHS THINK
 //	                    reads the share of worker $JOB_COMPLETION_INDEX, with
 //	                    checkpoints, and waits THINK after each shard; the second epoch
-//	                    begins once there is CHECKPOINTS/go
+//	                    begins once the file CHECKPOINTS/go exists
 package main
 
 import (

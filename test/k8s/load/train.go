@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// A data set is SHARDS archives, each of samplesPerShard samples as webdataset has
-// them (N.bin and N.cls one after the other), and as many directories of a hundred
-// small files.
+// A data set is SHARDS archives, each of samplesPerShard samples in the form of
+// webdataset (N.bin and N.cls, one after the other), and the same number of directories
+// of a hundred small files.
 const samplesPerShard = 64
 
 func sample(n int) []byte { return bytes.Repeat(small(n), 8) }
@@ -58,25 +58,25 @@ func writeShard(name string, first int) error {
 	return errors.Join(w.Close(), f.Sync())
 }
 
-// progress is a worker's checkpoint: what it has read and found right, in all its
-// lives.
+// progress is a worker's checkpoint: the samples that the worker has read and verified,
+// in all its lives.
 type progress struct {
 	Step    int   // steps done, of all epochs
-	Lives   int   // how often it began
+	Lives   int   // starts of the worker
 	Samples int   // and small files
-	Bytes   int64 // of them
+	Bytes   int64 // bytes of the samples
 	Reading time.Duration
 	Total   time.Duration
 }
 
-// goOn is the name of a file that lets workers begin their second epoch.
+// goOn is the name of the file that lets workers begin their second epoch.
 const goOn = "go"
 
-// train reads a worker's share of a data set some times over. Each step is an
-// archive and a directory of small files, after which a checkpoint is written beside
-// the last one and put in its place. Who is killed goes on from there. The second epoch
-// begins when there is a file of the name goOn beside the checkpoints; until then the
-// step is read, and not counted, again and again.
+// train reads a worker's share of a data set several times. Each step reads an archive
+// and a directory of small files, then writes a checkpoint beside the last checkpoint and
+// renames it over the last one. A killed worker goes on from its checkpoint. The second
+// epoch begins when the file goOn exists beside the checkpoints; until then train repeats
+// the step without counting it.
 func train(data, checkpoints string, shards, worker, workers, epochs int, think time.Duration) error {
 	var p progress
 	state := filepath.Join(checkpoints, strconv.Itoa(worker))
@@ -127,7 +127,7 @@ func train(data, checkpoints string, shards, worker, workers, epochs int, think 
 	return json.NewEncoder(os.Stdout).Encode(p)
 }
 
-// timed is a reader that adds up the time spent in it.
+// timed is a reader that adds up the time of its reads.
 type timed struct {
 	io.Reader
 	spent *time.Duration
@@ -190,10 +190,10 @@ func (p *progress) readFiles(dir string, first int) error {
 	return nil
 }
 
-// weights make a checkpoint as large as one is.
+// weights gives a checkpoint a realistic size.
 const weights = 4 << 20
 
-// A checkpoint is a line of JSON and bytes that follow from the step.
+// A checkpoint is a line of JSON, and bytes that are a function of the step.
 func (p *progress) save(to string) error {
 	line, err := json.Marshal(p)
 	if err != nil {

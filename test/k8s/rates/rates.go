@@ -1,5 +1,5 @@
-// Package rates compares how fast the same work goes on in several places, of which
-// one is the measure, from parts of it that were done by turns.
+// Package rates compares the speed of the same work in several places with the speed in
+// one reference place (the measure). The work is cut into parts, which are done by turns.
 package rates
 
 import (
@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// A Part is some work in one place.
+// A Part is a piece of work in one place.
 type Part struct {
 	Round   int // parts of different rounds are never compared
 	Form    string
@@ -17,35 +17,35 @@ type Part struct {
 	Block   int
 	Place   string
 	Samples int     // done
-	Seconds float64 // that they took
-	Waited  float64 // of these, without data
+	Seconds float64 // duration of the part
+	Waited  float64 // time without data
 }
 
-// A Row is what one place has of the measure's speed, in one form and epoch.
+// A Row is the speed of a place as a share of the measure's speed, in one form and epoch.
 type Row struct {
 	Form    string
 	Epoch   int
 	Place   string
 	Ratio   float64 // of samples per second
 	Error   float64 // standard error of Ratio
-	Pairs   int     // parts that were compared
+	Pairs   int     // number of compared parts
 	PerSec  float64 // samples per second
 	Measure float64 // of the measure
 	Waited  float64 // share of the time without data
 }
 
-// Below tells that the ratio is less than an aim, and that chance does not explain
-// it: by more than twice its standard error.
+// Below reports that the ratio is less than an aim by more than twice its standard error,
+// so that chance does not explain the difference.
 func (r Row) Below(aim float64) bool { return r.Ratio+2*r.Error < aim }
 
 func (r Row) String() string {
 	return fmt.Sprintf("%-6s epoch %d  %-9s %6.0f/s of %6.0f/s: %.4f ± %.4f (%d pairs), waiting %.2f %%", r.Form, r.Epoch, r.Place, r.PerSec, r.Measure, r.Ratio, r.Error, r.Pairs, 100*r.Waited)
 }
 
-// Compare gives a row for each place that is not the measure. The ratio is the
-// geometric mean of those of parts that were done next to each other: what slows the
-// machine for longer than a part slows both. Errors: a part has no other half, or
-// there is nothing to compare.
+// Compare returns a row for each place except the measure. The ratio is the geometric
+// mean of the ratios of parts done next to each other: a slowness of the machine that
+// lasts longer than a part slows both. Errors: a part has no counterpart, or there are no
+// parts.
 func Compare(parts []Part, measure string) ([]Row, error) {
 	type key struct {
 		round int
@@ -106,8 +106,8 @@ func Compare(parts []Part, measure string) ([]Row, error) {
 	return all, nil
 }
 
-// meanAndError of numbers: one alone says nothing of its error, which then is
-// infinite.
+// meanAndError returns the mean of numbers and its standard error, which is infinite for
+// a single number.
 func meanAndError(all []float64) (mean, err float64) {
 	n := float64(len(all))
 	for _, x := range all {

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// parts makes three rounds of ten blocks, in which ours takes slower times as long
-// as the measure, on a machine whose speed changes from block to block, and by
-// noise from part to part.
+// parts makes three rounds of ten blocks. Ours takes slower times as long as the measure,
+// on a machine whose speed changes from block to block, and by noise from part to part.
 func parts(slower, noise float64) (all []Part) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for round := range 3 {
@@ -31,7 +30,7 @@ func TestCompare(t *testing.T) {
 		{1, 0.01, false},
 		{1.005, 0.01, false},
 		{1.03, 0.01, true},
-		{1.03, 0.5, false}, // that machine can't tell
+		{1.03, 0.5, false}, // too much noise for a verdict
 		{1.5, 0.1, true},
 	} {
 		rows, err := Compare(parts(c.slower, c.noise), "local")

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// programs are Kubernetes' own, built from their modules.
+// programs are Kubernetes' programs, built from their modules.
 type programs struct {
 	dir string // holds kube, the sidecars, snapshot-controller, and crd/
 }
@@ -21,7 +21,7 @@ const (
 	snapshotModule = "github.com/kubernetes-csi/external-snapshotter/client/v8"
 )
 
-// sidecars are built of packages that are programs.
+// sidecars are the main packages of the sidecars.
 var sidecars = []string{
 	"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
 	"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
@@ -30,8 +30,8 @@ var sidecars = []string{
 	"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
 }
 
-// built is what a program's bytes depend on: the version of Go, the module's go.mod
-// and go.sum, and sources.
+// built returns a digest of everything that determines a program's bytes: the version of
+// Go, the module's go.mod and go.sum, and sources.
 func built(module string, sources ...string) (string, error) {
 	version, err := output(module, "go", "env", "GOVERSION", "GOARCH")
 	if err != nil {
@@ -49,7 +49,7 @@ func built(module string, sources ...string) (string, error) {
 	return of.String(), nil
 }
 
-// buildPrograms builds what is not in the cache yet. module is the directory of
+// buildPrograms builds the programs that are not in the cache. module is the directory of
 // test/k8s.
 func buildPrograms(module string, say func(string, ...any)) (p programs, err error) {
 	of, err := built(module, "kube/main.go", "kube/dns.go")
@@ -65,8 +65,8 @@ func buildPrograms(module string, say func(string, ...any)) (p programs, err err
 		}
 		for _, args := range [][]string{
 			{"-ldflags", "-s -w" + stamp, "./kube"},
-			// The sidecars: a driver that meets one of version "unknown" can't tell
-			// which it was.
+			// The sidecars print their version, and a driver's log should show which
+			// version it met.
 			append([]string{"-ldflags", "-s -w"}, sidecars...),
 		} {
 			args = append([]string{"build", "-trimpath", "-tags", "providerless", "-o", dir + "/"}, args...)
@@ -90,8 +90,9 @@ func buildPrograms(module string, say func(string, ...any)) (p programs, err err
 	return p, err
 }
 
-// buildHelm builds what is not in the cache yet, and an etcd of its own, for an image, and
-// gives the directory of both. helm has the module that names helm, test/helm.
+// buildHelm builds helm, and an etcd for an image, unless they are in the cache, and
+// returns the directory of both. helm is the directory of the module that names helm,
+// test/helm.
 func buildHelm(module, helm string, say func(string, ...any)) (dir string, err error) {
 	var of strings.Builder
 	for _, m := range []string{module, helm} {
@@ -118,8 +119,7 @@ func buildHelm(module, helm string, say func(string, ...any)) (dir string, err e
 	})
 }
 
-// kubeVersion gives the flags of the linker by which Kubernetes' programs know their
-// version.
+// kubeVersion returns the linker's flags that set the version of Kubernetes' programs.
 func kubeVersion(module string) (string, error) {
 	kube, err := output(module, "go", "list", "-m", "-f", "{{.Version}}", kubeModule)
 	if err != nil {
@@ -133,7 +133,7 @@ func kubeVersion(module string) (string, error) {
 	return stamp.String(), nil
 }
 
-// output runs a program in a directory and gives what it printed, trimmed.
+// output runs a program in a directory and returns its trimmed output.
 func output(dir, name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir

@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// cgroups is the one thing that machines share with the one below: a group of ours
-// in each hierarchy, in which their kubelets make those of pods.
+// cgroups are control groups, the only thing that the rig's machines share with the real
+// machine: a group in each hierarchy, in which the machines' kubelets make the groups of
+// pods.
 type cgroups struct {
 	name  string
 	roots []string // of hierarchies
 }
 
-// newCgroups makes a group in each hierarchy that is mounted, and one in it for
-// each machine.
+// newCgroups makes a group in each mounted hierarchy, and in it a group for each machine.
 func newCgroups(name string, machines []string) (*cgroups, error) {
 	b, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -49,7 +49,7 @@ func newCgroups(name string, machines []string) (*cgroups, error) {
 	return g, nil
 }
 
-// makeGroup makes a group that processes can be put into.
+// makeGroup makes a group that may contain processes.
 func makeGroup(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
@@ -67,7 +67,7 @@ func makeGroup(dir string) error {
 	return enable(dir)
 }
 
-// enable gives the groups below one all controllers, in the second version.
+// enable gives the groups below a directory all controllers, in cgroup version 2.
 func enable(dir string) error {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -84,8 +84,8 @@ func enable(dir string) error {
 // of is the group of a machine, as a path in each hierarchy.
 func (g *cgroups) of(machine string) string { return "/" + g.name + "/" + machine }
 
-// remove takes them away, whose processes have ended. The kernel may need a moment
-// to see that they did.
+// remove removes the groups, whose processes have ended. The kernel may need a moment to
+// notice the ends.
 func (g *cgroups) remove() error {
 	var errs []error
 	for _, root := range g.roots {
@@ -105,7 +105,7 @@ func (g *cgroups) remove() error {
 	return errors.Join(errs...)
 }
 
-// removeTree removes a group and those below it.
+// removeTree removes a group and the groups below it.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -121,5 +121,5 @@ func removeTree(dir string) error {
 			}
 		}
 	}
-	return os.Remove(dir) // rmdir: a group's files are not there for the kernel
+	return os.Remove(dir) // rmdir works although the directory has the group's files
 }

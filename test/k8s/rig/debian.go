@@ -9,16 +9,15 @@ import (
 	"time"
 )
 
-// Torch is an image with Python and torch, as Debian has them: python3 is in its
-// path.
+// Torch is an image with Debian's Python and torch; python3 is in its path.
 const Torch = "localhost/penstock-e2e/torch:1"
 
-// torchPackages are what is in it, beside all that they depend on. The libblas that
-// comes by itself is the slow reference.
+// torchPackages are the image's packages, beside their dependencies. The default libblas
+// is the slow reference implementation.
 var torchPackages = []string{"python3-torch", "libopenblas0-pthread"}
 
-// LoadTorch makes the image known to a node. It is made once and kept; that takes
-// apt's package lists and a download.
+// LoadTorch loads the image into a node's runtime. The image is made once and kept;
+// making it takes apt's package lists and a download.
 func (r *Rig) LoadTorch(ctx context.Context, node string) error {
 	begin := time.Now()
 	archive, err := torchImage(r.say)
@@ -35,14 +34,15 @@ func (r *Rig) LoadTorch(ctx context.Context, node string) error {
 func torchImage(say func(string, ...any)) (archive string, err error) {
 	return debianImage(torchPackages, image{
 		Names: []string{Torch}, Entrypoint: []string{"/usr/bin/python3"}, Dirs: []string{"/tmp"},
-		// Packages' scripts would have made the links that choose this libblas.
+		// The scripts of the packages, which do not run here, would make links to this
+		// libblas.
 		Env: []string{"LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu/openblas-pthread:/usr/lib/aarch64-linux-gnu/openblas-pthread", "HOME=/tmp"},
 	}, say)
 }
 
-// debianImage makes an image of this machine's Debian: packages, and what they
-// depend on, unpacked. No script of a package runs, so what those would set up is
-// missing. It gives the archive, which is kept.
+// debianImage makes an image of this machine's Debian: packages and their dependencies,
+// unpacked. No script of a package runs, so the results of such scripts are missing.
+// debianImage returns the archive, which is kept.
 func debianImage(packages []string, i image, say func(string, ...any)) (archive string, err error) {
 	release, err := os.ReadFile("/etc/debian_version")
 	if err != nil {
@@ -56,7 +56,8 @@ func debianImage(packages []string, i image, say func(string, ...any)) (archive 
 				return err
 			}
 		}
-		// For apt nothing is installed yet, so it fetches everything down to libc.
+		// An empty status file makes apt believe that nothing is installed, so apt
+		// fetches every dependency down to libc.
 		status := filepath.Join(work, "status")
 		if err := os.WriteFile(status, nil, 0o644); err != nil {
 			return err
@@ -107,5 +108,5 @@ func debianImage(packages []string, i image, say func(string, ...any)) (archive 
 	return filepath.Join(dir, "image.tar"), nil
 }
 
-// leftOut is what nobody in a container reads.
+// leftOut lists the directories that no container needs.
 var leftOut = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian"}

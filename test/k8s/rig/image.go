@@ -15,9 +15,9 @@ import (
 	"strings"
 )
 
-// image is an image of one layer: files of this machine, and links.
+// image is a container image of one layer, with files of this machine and links.
 type image struct {
-	Names      []string // as the runtime keeps it: registry/path:tag
+	Names      []string // names in the runtime: registry/path:tag
 	User       string
 	Entrypoint []string
 	Env        []string          // beside PATH
@@ -27,7 +27,8 @@ type image struct {
 	Tree       string            // a directory here, all of which is in the image; "": none
 }
 
-// write makes the archive of it that runtimes load: `docker save` makes the same.
+// write writes the image as an archive that runtimes load, in the format of `docker
+// save`.
 func (i image) write(to string) (err error) {
 	layer, err := os.CreateTemp(filepath.Dir(to), "layer-")
 	if err != nil {
@@ -85,7 +86,7 @@ func (i image) write(to string) (err error) {
 	return w.Close()
 }
 
-// layer writes the archive of what is in the image.
+// layer writes the archive of the image's files.
 func (i image) layer(to io.Writer) error {
 	w := tar.NewWriter(to)
 	made := map[string]bool{}
@@ -148,7 +149,7 @@ func addFile(w *tar.Writer, name, from string, mode int64) error {
 	return err
 }
 
-// addTree adds a directory's directories, files and links, all of them root's.
+// addTree adds the directories, files and links below a directory, all owned by root.
 func addTree(w *tar.Writer, tree string, made map[string]bool) error {
 	return filepath.WalkDir(tree, func(at string, e fs.DirEntry, err error) error {
 		if err != nil || at == tree {
@@ -179,8 +180,8 @@ func addTree(w *tar.Writer, tree string, made map[string]bool) error {
 	})
 }
 
-// fromDockerfile reads the last stage of a Dockerfile that copies programs into an
-// empty image and says who runs which; built says where those are that it copies.
+// fromDockerfile reads the last stage of a Dockerfile that copies programs into an empty
+// image and sets the user and the command; built has the paths of the copied programs.
 func fromDockerfile(text string, built map[string]string) (image, error) {
 	i := image{Files: map[string]string{}}
 	inLast := false

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// entries reads an archive: what is in it by name, files with their bytes.
+// entries reads an archive: the headers by name, and the bytes of files.
 func entries(t *testing.T, from io.Reader) (headers map[string]*tar.Header, bytes map[string][]byte) {
 	t.Helper()
 	headers, bytes = map[string]*tar.Header{}, map[string][]byte{}

@@ -12,21 +12,22 @@ import (
 	"syscall"
 )
 
-// initVariable carries a view to the process that becomes a machine's first.
+// initVariable is the environment variable with the view for the first process of a
+// machine.
 const initVariable = "PENSTOCK_K8S_MACHINE"
 
-// view is how a machine differs from the real one below it: what its first process
-// sets up in namespaces of its own.
+// view describes the differences between a rig's machine and the real machine below: the
+// state that the machine's first process sets up in its namespaces.
 type view struct {
 	Name   string // of the host
-	Dir    string // holds what the machine keeps: lib, log and files to show
-	Addr   string // of its bridge
+	Dir    string // the machine's directories: lib, log, and files to show
+	Addr   string // address of the machine's bridge
 	Prefix int    // bits of the network
 	Hosts  map[string]string
 }
 
-// Init is the first process of a machine, if this process was started as one; then
-// it does not return. Programs that make machines call it first.
+// Init is the first process of a machine, if this process was started as one; then Init
+// does not return. Programs that make machines call Init first.
 func Init() {
 	text := os.Getenv(initVariable)
 	if text == "" {
@@ -41,15 +42,15 @@ func Init() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// Whoever waits for the machine reads a byte.
+	// The process that waits for the machine reads this byte.
 	if _, err := os.NewFile(3, "ready").Write([]byte{1}); err != nil {
 		os.Exit(1)
 	}
 	reap()
 }
 
-// reap waits for orphans for ever. What a machine runs is started by entering its
-// namespaces, so all that ends here was left behind by somebody.
+// reap waits for orphans for ever. A program starts on a machine by entering the
+// machine's namespaces, so every child of this process is an orphan.
 func reap() {
 	ended := make(chan os.Signal, 16)
 	signal.Notify(ended, syscall.SIGCHLD)
@@ -63,8 +64,8 @@ func reap() {
 	}
 }
 
-// sysctls are those of the whole machine that a kubelet would set. It is shown files
-// that have the values already, so that the machine below keeps its own.
+// sysctls are settings of the whole machine that a kubelet would set. The kubelet sees
+// files that have the wanted values already, so the real machine keeps its own.
 var sysctls = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -97,8 +98,8 @@ func (v view) mounts() error {
 		flags                uintptr
 	}
 	all := []mount{
-		// Private first: nothing goes out. Then shared: what pods and the driver
-		// mount is seen in all of this machine.
+		// First private: no mount of this machine is seen outside. Then shared: mounts of
+		// pods and of the driver are seen everywhere in this machine.
 		{"", "/", "", syscall.MS_REC | syscall.MS_PRIVATE},
 		{"", "/", "", syscall.MS_REC | syscall.MS_SHARED},
 		{"proc", "/proc", "proc", 0},
@@ -107,8 +108,8 @@ func (v view) mounts() error {
 	for _, d := range []string{"lib", "log"} {
 		all = append(all,
 			mount{filepath.Join(v.Dir, d), "/var/" + d, "", syscall.MS_BIND},
-			// A bind of something shared is its peer, and then each mount below it
-			// is made twice.
+			// A bind mount of a shared mount is the mount's peer, so each mount below
+			// would appear twice.
 			mount{"", "/var/" + d, "", syscall.MS_PRIVATE},
 			mount{"", "/var/" + d, "", syscall.MS_SHARED},
 		)
@@ -140,7 +141,7 @@ func (v view) mounts() error {
 
 func ip(args string) error { return quiet("ip", strings.Fields(args)...) }
 
-// quiet runs a command that says nothing unless it fails.
+// quiet runs a command, and prints its output only if it fails.
 func quiet(name string, args ...string) error {
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)

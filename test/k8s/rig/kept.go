@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 )
 
-// kept gives the directory of the cache for what follows from of, and has it made if
-// it is not there: whole or not at all. Whoever is interrupted leaves a directory
-// that nobody looks into.
+// kept returns the cache's directory for a result that depends only on of. If the
+// directory is missing, kept makes it, whole or not at all. An interrupted make leaves a
+// directory that no later call uses.
 func kept(of string, make func(dir string) error) (dir string, err error) {
 	cache, err := os.UserCacheDir() // $XDG_CACHE_HOME or ~/.cache
 	if err != nil {

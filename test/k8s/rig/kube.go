@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// The network of pods and nodes: one, without routes in between. A node's pods have
-// addresses 10.88.N.x, N being the number of its machine.
+// Pods and nodes are in one network without routes. A node's pods have the addresses
+// 10.88.N.x; N is the number of the node's machine.
 const (
 	network     = "10.88.0.0/16"
 	networkBits = 16
@@ -24,7 +24,7 @@ const (
 
 func addrOf(n int) string { return fmt.Sprintf("10.88.0.%d", n) }
 
-// kubernetes is a control plane on one machine and kubelets on some.
+// kubernetes is a control plane on one machine and kubelets on several machines.
 type kubernetes struct {
 	programs
 	pki    *authority
@@ -95,13 +95,13 @@ func startControl(p programs, dir string, main *Machine) (*kubernetes, error) {
 	)
 }
 
-// run starts one of Kubernetes' parts.
+// run starts a part of Kubernetes.
 func (k *kubernetes) run(m *Machine, part string, args ...string) error {
 	_, err := m.Start(part, k.path("kube"), append([]string{part}, args...)...)
 	return err
 }
 
-// kubectl runs it as the administrator; in is its standard input.
+// kubectl runs kubectl as the administrator; in is its standard input.
 func (k *kubernetes) kubectl(ctx context.Context, in string, args ...string) (string, error) {
 	cmd := k.command(ctx, args...)
 	cmd.Stdin = strings.NewReader(in)
@@ -241,7 +241,7 @@ imageGCLowThresholdPercent: 99
 syncFrequency: 5s
 volumeStatsAggPeriod: 5s
 `, k.pki.path("ca.crt"), k.pki.path("kubelet-server-"+m.Name+".crt"), k.pki.path("kubelet-server-"+m.Name+".key"), containerdSocket, cgroup, k.main.Addr)
-	// All is masqueraded: the network has no routes, so answers of a service must
+	// All traffic is masqueraded: the network has no routes, so answers of a service must
 	// come back through the node that chose the server.
 	proxying := fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -286,7 +286,7 @@ func (r *Rig) RestartKubelet(node string) error {
 	return r.kube.kubelet(m, r.kube.pki.path("kubelet-"+node+".conf"))
 }
 
-// alive fails if something that a machine should run has ended.
+// alive returns an error if a process that a machine should run has ended.
 func alive(machines ...*Machine) error {
 	for _, m := range machines {
 		if died := m.Died(); len(died) > 0 {
@@ -298,7 +298,7 @@ func alive(machines ...*Machine) error {
 
 var errDied = errors.New("a part has ended")
 
-// until tries until it succeeds, or a part has ended, or time is up.
+// until tries until try succeeds, a part has ended, or time is up.
 func until(d time.Duration, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
@@ -309,7 +309,7 @@ func until(d time.Duration, what string, try func(context.Context) error) error 
 			return nil
 		}
 		if ctx.Err() != nil && last != nil {
-			err = last // says more than that time was up
+			err = last // more useful than the timeout
 		}
 		last = err
 		if ctx.Err() != nil || errors.Is(err, errDied) {

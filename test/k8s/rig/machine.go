@@ -17,15 +17,15 @@ import (
 	"time"
 )
 
-// Machine is a set of namespaces (mounts, network, processes, host name, IPC) that
-// looks like a machine of its own to what runs in it. The end of its first process,
-// which ends with this one, ends everything in it: processes, mounts, network.
+// Machine is a set of namespaces (mounts, network, processes, host name, IPC) that looks
+// like a machine of its own to its processes. The machine's first process ends with this
+// process, and its end ends the machine: processes, mounts, network.
 type Machine struct {
 	Name string
 	Addr string
 	dir  string
 	init *exec.Cmd // nil: another process holds the machine
-	pid  int       // of its first process
+	pid  int       // id of the machine's first process
 
 	mu      sync.Mutex
 	running map[string]*Process
@@ -33,13 +33,13 @@ type Machine struct {
 
 // Process runs on a machine.
 type Process struct {
-	enter *os.Process   // nsenter, whose child it is
-	ended chan struct{} // closed when it has
+	enter *os.Process   // nsenter, the parent of the process
+	ended chan struct{} // closed when the process has ended
 
 	err error
 }
 
-// newMachine starts one and waits until its view of the world is set up.
+// newMachine starts a machine and waits until its view of the world is set up.
 func newMachine(dir, name, addr string, hosts map[string]string) (*Machine, error) {
 	m := &Machine{Name: name, Addr: addr, dir: filepath.Join(dir, name), running: map[string]*Process{}}
 	for _, d := range []string{"lib/kubelet", "lib/containerd", "lib/penstock-csi", "log/pods", "log/containers", "show"} {
@@ -84,8 +84,8 @@ func newMachine(dir, name, addr string, hosts map[string]string) (*Machine, erro
 	return m, nil
 }
 
-// start starts a process that dies with us. The kernel means the thread that
-// started it, so that is one that stays.
+// start starts a process that dies with this process. The kernel watches the thread that
+// started the process, so a thread that never ends starts it.
 func start(cmd *exec.Cmd) error {
 	starting.Do(func() {
 		go func() {
@@ -110,14 +110,14 @@ var (
 	starts   = make(chan starter)
 )
 
-// Command is a command that will run on the machine.
+// Command returns a command that will run on the machine.
 func (m *Machine) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{
 		"-t", strconv.Itoa(m.pid), "-m", "-n", "-p", "-u", "-i", "--wd=/", "--", name}, args...)...)
 }
 
-// Start runs something for as long as the machine lives, unless it is killed. Its
-// output is in the file that Log names.
+// Start runs a program for as long as the machine lives, unless it is killed. The output
+// is in the file of Log.
 func (m *Machine) Start(as, name string, args ...string) (*Process, error) {
 	cmd := m.Command(context.Background(), name, args...)
 	log, err := os.OpenFile(m.Log(as), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -144,16 +144,16 @@ func (m *Machine) Start(as, name string, args ...string) (*Process, error) {
 	return p, nil
 }
 
-// Log is the file with the output of what was started under a name.
+// Log returns the file with the output of the program started under a name.
 func (m *Machine) Log(as string) string { return filepath.Join(m.dir, "log", as+".log") }
 
-// Signal sends a signal to what was started under a name.
+// Signal sends a signal to the program started under a name.
 func (m *Machine) Signal(as string, sig syscall.Signal) error {
 	b, err := os.ReadFile(m.pidFile(as))
 	if err != nil {
 		return err
 	}
-	// nsenter's only child is what it started.
+	// The program is the only child of nsenter.
 	enter := strings.TrimSpace(string(b))
 	b, err = os.ReadFile("/proc/" + enter + "/task/" + enter + "/children")
 	if err != nil {
@@ -166,7 +166,7 @@ func (m *Machine) Signal(as string, sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil || sig != syscall.SIGCONT {
 		return err
 	}
-	// nsenter stops when what it started does, and would reap nothing.
+	// nsenter stops when the program stops, and then would not reap it.
 	outside, err := strconv.Atoi(enter)
 	if err != nil {
 		return err
@@ -174,10 +174,11 @@ func (m *Machine) Signal(as string, sig syscall.Signal) error {
 	return syscall.Kill(outside, sig)
 }
 
-// pidFile holds the process that entered the machine to run something.
+// pidFile is the file with the id of the process that entered the machine to run a
+// program.
 func (m *Machine) pidFile(as string) string { return filepath.Join(m.dir, "log", as+".pid") }
 
-// Died lists those of what was started that have ended.
+// Died lists the started programs that have ended.
 func (m *Machine) Died() (names []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -192,12 +193,12 @@ func (m *Machine) Died() (names []string) {
 	return names
 }
 
-// stop ends the machine. When it returns, no process of it is left, so neither are
-// its mounts and its network.
+// stop ends the machine. When stop returns, no process of the machine is left, so neither
+// are its mounts and its network.
 func (m *Machine) stop() error {
 	m.mu.Lock()
 	for _, p := range m.running {
-		// Who enters reaps what it started; see Signal.
+		// nsenter reaps the program that it started; see Signal.
 		_ = p.enter.Signal(syscall.SIGCONT)
 	}
 	m.mu.Unlock()
@@ -214,7 +215,7 @@ func (m *Machine) stop() error {
 	}
 }
 
-// link joins the network of another machine to this one's.
+// link joins the networks of two machines.
 func (m *Machine) link(o *Machine) error {
 	ours, theirs := strconv.Itoa(m.pid), strconv.Itoa(o.pid)
 	in := func(pid, args string) error {

@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-// etcdImage is what the chart of the cluster calls etcd's image up to its version.
+// etcdImage is the name of etcd's image in the chart of the cluster, without the version.
 const etcdImage = "registry.k8s.io/etcd:"
 
-// Manual is a shell on node1 in which commands of the documentation are run: with
-// kubectl, helm and openssl, in a directory that looks like the repository.
+// Manual is a shell on node1 that runs commands of the documentation: with kubectl, helm
+// and openssl, in a directory that looks like the repository.
 type Manual struct {
 	rig   *Rig
 	dir   string
-	knows []string // what later commands need of earlier ones: variables and functions
+	knows []string // variables and functions of earlier commands, for later commands
 }
 
-// NewManual makes one, and etcd's image known to the nodes. The programs are built if
-// need be.
+// NewManual makes a shell, and loads etcd's image into the nodes. The programs are built
+// if they are missing.
 func (r *Rig) NewManual(ctx context.Context) (*Manual, error) {
 	begin := time.Now()
 	programs, err := buildHelm(filepath.Join(r.root, "test", "k8s"), filepath.Join(r.root, "test", "helm"), r.say)
@@ -98,11 +98,10 @@ func (m *Manual) Blocks(document, heading string) (all []string, err error) {
 	return all, nil
 }
 
-// defines matches what sets variables, or is a function.
+// defines matches a command that sets variables or defines a function.
 var defines = regexp.MustCompile(`^[a-z]+(=|\(\) \{)`)
 
-// Run runs a block of commands, of which the first that fails ends it, and gives what
-// it printed.
+// Run runs a block of commands until one fails, and returns the output.
 func (m *Manual) Run(ctx context.Context, block string) (string, error) {
 	script := strings.Join(m.knows, "\n") + "\n" + block
 	cmd := m.rig.order[0].Command(ctx, "env", "-C", m.dir,

@@ -15,9 +15,8 @@ func (r *Rig) Meta() string { return r.order[0].Addr + ":" + MetaPort }
 
 func (r *Rig) credentials(who string) string { return filepath.Join(r.Dir, "credentials", who) }
 
-// startPenstock starts a cluster with certificates, as docs/operations.md tells: a
-// metadata server with an etcd of its own, and a chunk server on each machine that
-// stands in a rack.
+// startPenstock starts a cluster with certificates, as docs/operations.md describes: a
+// metadata server with an embedded etcd, and a chunk server on each machine in a rack.
 func (r *Rig) startPenstock() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -72,7 +71,7 @@ func (r *Rig) StartMeta() error {
 	return err
 }
 
-// Join makes credentials for somebody on a machine, whose name they are kept under.
+// Join makes credentials for a role on a machine, and keeps them under a name.
 func (r *Rig) Join(ctx context.Context, m *Machine, role, name string) error {
 	token, err := r.Penstock(ctx, "cluster", "join-token", "--role", role)
 	if err != nil {
@@ -86,12 +85,12 @@ func (r *Rig) Join(ctx context.Context, m *Machine, role, name string) error {
 	return nil
 }
 
-// Penstock runs a command of it as the administrator.
+// Penstock runs a penstock command as the administrator.
 func (r *Rig) Penstock(ctx context.Context, args ...string) (string, error) {
 	return r.PenstockOn(ctx, "node1", append(args, "--cluster", r.Meta(), "--credentials", r.credentials("admin"))...)
 }
 
-// PenstockOn runs a command of it on a machine, as nobody in particular.
+// PenstockOn runs a penstock command on a machine, without an identity.
 func (r *Rig) PenstockOn(ctx context.Context, machine string, args ...string) (string, error) {
 	cmd := r.Machine(machine).Command(ctx, r.penstock, args...)
 	var out, errs strings.Builder
@@ -102,8 +101,8 @@ func (r *Rig) PenstockOn(ctx context.Context, machine string, args ...string) (s
 	return out.String(), nil
 }
 
-// MountTree mounts the whole tree on the workstation, as somebody who may write
-// everything, and gives where.
+// MountTree mounts the whole tree on the workstation, for a client that may write
+// everywhere, and returns the mount point.
 func (r *Rig) MountTree(ctx context.Context) (string, error) {
 	desk := r.Machine("desk")
 	at := "/run/tree"
@@ -122,13 +121,13 @@ func (r *Rig) MountTree(ctx context.Context) (string, error) {
 	return at, err
 }
 
-// Volume is what `penstock volume list` says of one.
+// Volume is a volume in the output of `penstock volume list`.
 type Volume struct {
 	ID   int    `json:"id"`
 	Name string `json:"name"`
 }
 
-// Volumes lists those of the cluster besides the root.
+// Volumes lists the cluster's volumes except the root.
 func (r *Rig) Volumes(ctx context.Context) (l []Volume, err error) {
 	out, err := r.Penstock(ctx, "volume", "list", "--output", "json")
 	if err != nil {
@@ -146,7 +145,7 @@ func (r *Rig) Volumes(ctx context.Context) (l []Volume, err error) {
 	return l, nil
 }
 
-// RevokeByHand revokes what people granted to somebody.
+// RevokeByHand revokes the grants that people gave to a client.
 func (r *Rig) RevokeByHand(ctx context.Context, who string) error {
 	out, err := r.Penstock(ctx, "grant", "list", "--output", "json")
 	if err != nil {
@@ -176,8 +175,8 @@ func (r *Rig) RevokeByHand(ctx context.Context, who string) error {
 	return nil
 }
 
-// Published lists what nodes were granted for as long as volumes are published to them,
-// as "NODE VOLUME", by number.
+// Published lists the grants that nodes have while volumes are published to them, as
+// "NODE VOLUME", by number.
 func (r *Rig) Published(ctx context.Context) (all []string, err error) {
 	out, err := r.Penstock(ctx, "grant", "list", "--output", "json")
 	if err != nil {

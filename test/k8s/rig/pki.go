@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// authority signs the certificates of one Kubernetes, in a directory.
+// authority signs the certificates of a Kubernetes, in a directory.
 type authority struct {
 	dir  string
 	cert *x509.Certificate
@@ -33,7 +33,7 @@ func newAuthority(dir string) (*authority, error) {
 	if err := a.issue("ca", t); err != nil {
 		return nil, err
 	}
-	// Service accounts' tokens are signed with a key of their own.
+	// A separate key signs the tokens of service accounts.
 	_, err := a.newKey("sa")
 	return a, err
 }
@@ -84,7 +84,7 @@ func (a *authority) issue(name string, t *x509.Certificate) error {
 	return writePEM(a.path(name+".crt"), "CERTIFICATE", b)
 }
 
-// server makes a certificate for one that is reached under names and addresses.
+// server makes a certificate for a server with these names and addresses.
 func (a *authority) server(name string, dns []string, addrs ...string) error {
 	t := &x509.Certificate{Subject: pkix.Name{CommonName: name}, DNSNames: dns, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	for _, ip := range addrs {
@@ -101,8 +101,8 @@ func (a *authority) client(name, user, group string) error {
 	})
 }
 
-// kubeconfig makes a client's certificate and a file that says how to use it; it
-// gives the file's path.
+// kubeconfig makes a client's certificate and a configuration file for kubectl, and
+// returns the file's path.
 func (a *authority) kubeconfig(name, user, group, server string) (string, error) {
 	if err := a.client(name, user, group); err != nil {
 		return "", err

@@ -22,7 +22,7 @@ func (r *Rig) Find(machine string, match func(line string) bool) (pids []int, er
 	for _, p := range all {
 		line, err := os.ReadFile(p + "/cmdline")
 		if err != nil || len(line) == 0 {
-			continue // it ended
+			continue // the process has ended
 		}
 		groups, err := os.ReadFile(p + "/cgroup")
 		if err != nil || !bytes.Contains(groups, group) || !match(string(bytes.ReplaceAll(line, []byte{0}, []byte{' '}))) {
@@ -37,8 +37,8 @@ func (r *Rig) Find(machine string, match func(line string) bool) (pids []int, er
 	return pids, nil
 }
 
-// MemoryGroup is the control group in which a process's memory counts, as a
-// directory, and what may be used in it.
+// MemoryGroup returns the directory of the control group that accounts a process's
+// memory, and the group's limit.
 func MemoryGroup(pid int) (dir string, limit int64, err error) {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -79,9 +79,9 @@ func MemoryGroup(pid int) (dir string, limit int64, err error) {
 	return "", 0, errors.New("the memory of the process is not counted")
 }
 
-// Slow measures how many times as long as on a quiet machine work takes from now on, until
-// factor is called, which tells. It is asked of a program of the other module, since what
-// this one requires decides whether Kubernetes is built anew.
+// Slow measures from now on how many times longer work takes than on a quiet machine,
+// until the caller calls factor. A program of the other module measures, because this
+// module's requirements decide whether Kubernetes is built anew.
 func (r *Rig) Slow(ctx context.Context) (factor func() (float64, error), err error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(r.Dir, "user"), "slow")
 	end, err := cmd.StdinPipe()
@@ -101,11 +101,10 @@ func (r *Rig) Slow(ctx context.Context) (factor func() (float64, error), err err
 	}, nil
 }
 
-// Fill has the memory of a control group filled, by a process of a machine that is
-// put into it and writes to a file in memory, so that what it takes is nobody's to
-// give back: the kernel must kill, and whom it kills frees too little, until all
-// are gone. full is to be called then: the file's pages are charged to whatever is
-// left of the pod.
+// Fill fills the memory of a control group: a process of a machine joins the group and
+// writes to a file in memory, which no process can give back. So the kernel must kill,
+// and each kill frees too little, until all processes of the group are gone. The caller
+// then calls full: the file's pages are charged to the rest of the pod.
 func (m *Machine) Fill(ctx context.Context, group string, bytes int64) (full func() error, err error) {
 	const file = "/run/fill"
 	full = func() error {
@@ -114,12 +113,12 @@ func (m *Machine) Fill(ctx context.Context, group string, bytes int64) (full fun
 		}
 		return nil
 	}
-	// The machine's shell is the process itself: its number is of another name
-	// space, and 0 means who writes.
+	// The shell writes 0, which means the writing process: the shell's number is of
+	// another name space.
 	cmd := m.Command(ctx, "sh", "-c", `echo 0 > "$1/cgroup.procs" && exec dd if=/dev/zero of=`+file+` bs=1M count="$2"`, "sh", group, strconv.FormatInt(bytes>>20, 10))
 	if err := start(cmd); err != nil {
 		return full, err
 	}
-	go func() { _ = cmd.Wait() }() // the kernel ends it, or it is done; with the machine at the latest
+	go func() { _ = cmd.Wait() }() // ends by the kernel's kill, by its own end, or with the machine
 	return full, nil
 }

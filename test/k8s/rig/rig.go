@@ -1,5 +1,5 @@
-// Package rig is a Kubernetes of several nodes and a Penstock cluster on one
-// machine, for tests: real programs, in namespaces that end with this process.
+// Package rig is a Kubernetes of several nodes and a Penstock cluster on one machine, for
+// tests: real programs, in namespaces that end with this process.
 //
 // A Rig has these machines, in two racks:
 //
@@ -7,9 +7,9 @@
 //	node2, rack2   a kubelet, a chunk server with a small disk
 //	store1, rack1  a chunk server
 //	store2, rack2  a chunk server with a small disk
-//	desk           a workstation: nothing but what a test starts there
+//	desk           a workstation with nothing but the programs that a test starts there
 //
-// The driver comes into it as users bring it: by deploy/kubernetes.
+// The driver is installed as users install it: by deploy/kubernetes.
 package rig
 
 import (
@@ -34,18 +34,18 @@ const Namespace = "penstock-system"
 const (
 	// pauseImage holds pods' namespaces, and has a shell.
 	pauseImage = Image
-	// Image is what tests' pods run: busybox, and the program `load`.
+	// Image is the image of the tests' pods: busybox, and the program `load`.
 	Image = "localhost/penstock-e2e/busybox:1"
-	// NextTag is that of a second image of the product, to upgrade to: a later
-	// version in name, and the same sources.
+	// NextTag is the tag of a second image of the product, for upgrades: a later version
+	// in name, and the same sources.
 	NextTag = "0.1.0-next"
-	// library is what runtimes put before names without a registry.
+	// library is the prefix that runtimes put before names without a registry.
 	library = "docker.io/library/"
 )
 
-// Rig is what a test works with.
+// Rig is the system under test.
 type Rig struct {
-	Dir      string // what it keeps; gone after Down
+	Dir      string // the rig's files; gone after Down
 	root     string // of the repository
 	penstock string // the program
 	machines map[string]*Machine
@@ -53,7 +53,7 @@ type Rig struct {
 	groups   *cgroups
 	kube     *kubernetes
 	say      func(string, ...any)
-	loops    map[string]bool // loop devices that were in use before
+	loops    map[string]bool // loop devices in use before Up
 	held     bool            // by another process
 }
 
@@ -61,7 +61,7 @@ type Rig struct {
 type place struct {
 	name, rack string
 	kubelet    bool
-	disk       string // size of a disk of its own, in memory; "": what this machine has free
+	disk       string // size of a separate disk in memory; "": a directory of this machine
 }
 
 // Claims of 8 GiB fit into rack1 only.
@@ -79,8 +79,8 @@ const configDir = "/run/penstock-csi-config"
 // MetaPort is the port of the metadata server.
 const MetaPort = "7400"
 
-// Up brings all of it up; root is that of the repository. What fails is taken down
-// again.
+// Up starts the whole rig; root is the root of the repository. After a failure, Up stops
+// all parts again.
 func Up(root string, say func(string, ...any)) (r *Rig, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("run as root: machines are namespaces, and mount")
@@ -181,7 +181,7 @@ func Up(root string, say func(string, ...any)) (r *Rig, err error) {
 	return r, r.note()
 }
 
-// note is what another process needs to know to work with a rig that is held.
+// note has the data that another process needs to work with a held rig.
 type note struct {
 	PIDs     map[string]int
 	Programs string
@@ -201,7 +201,7 @@ func (r *Rig) note() error {
 	return os.WriteFile(filepath.Join(r.Dir, noteName), b, 0o600)
 }
 
-// Attach gives a rig that another process holds in a directory. Its Down does
+// Attach returns the rig that another process holds in a directory. Its Down does
 // nothing.
 func Attach(root, dir string, say func(string, ...any)) (*Rig, error) {
 	b, err := os.ReadFile(filepath.Join(dir, noteName))
@@ -224,13 +224,13 @@ func Attach(root, dir string, say func(string, ...any)) (*Rig, error) {
 	return r, nil
 }
 
-// step tells what is done, and how long it took.
+// step prints the present step and its duration.
 func (r *Rig) step(since *time.Time, format string, args ...any) {
 	r.say("%s (%.1f s)", fmt.Sprintf(format, args...), time.Since(*since).Seconds())
 	*since = time.Now()
 }
 
-// build makes penstock and the images; it gives the archives' names.
+// build makes penstock and the images; it returns the names of the archives.
 func (r *Rig) build(p programs) (archives []string, err error) {
 	r.penstock = filepath.Join(r.Dir, "penstock")
 	if _, err := output(r.root, "go", "build", "-o", r.penstock, "./cmd/penstock"); err != nil {
@@ -252,7 +252,7 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The names that the manifests have, so that they need no change.
+	// The names of the manifests, which then need no change.
 	manifest, err := os.ReadFile(filepath.Join(r.root, "deploy", "kubernetes", "controller.yaml"))
 	if err != nil {
 		return nil, err
@@ -280,7 +280,7 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 		}
 		images = append(images, i)
 	}
-	// The examples that are shipped name a newer busybox than Debian's.
+	// The shipped examples name a newer busybox than Debian's.
 	pods, err := shell(Image, library+"busybox:1.37")
 	if err != nil {
 		return nil, err
@@ -296,8 +296,9 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 	return archives, nil
 }
 
-// snapshots makes the cluster one with snapshots, as most are: their kinds, those of
-// groups, too, and the controller that belongs to Kubernetes and to no driver.
+// snapshots adds snapshots to the cluster, as most clusters have them: the kinds of
+// objects, also for groups, and the controller that belongs to Kubernetes and not to a
+// driver.
 func (r *Rig) snapshots() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -317,7 +318,7 @@ func (r *Rig) snapshots() error {
 	return err
 }
 
-// deploy does what docs/kubernetes.md tells to do.
+// deploy follows docs/kubernetes.md.
 func (r *Rig) deploy() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -328,8 +329,9 @@ func (r *Rig) deploy() error {
 	if err := r.Tokens(ctx); err != nil {
 		return err
 	}
-	// A node finds its place by the chunk server on it, which it knows by the boot of
-	// the kernel; and here all machines have one kernel. So nodes are told.
+	// A node finds its place by the chunk server on it, which the node recognises by the
+	// boot of the kernel. Here all machines have one kernel, so a file tells each node
+	// its place.
 	for n, p := range places {
 		if p.kubelet {
 			at := filepath.Join(r.Dir, p.name, "driver")
@@ -365,22 +367,21 @@ func (r *Rig) Tokens(ctx context.Context) error {
 	return nil
 }
 
-// Change is what users change of what is deployed.
+// Change is the part of the deployment that users change.
 type Change struct {
-	Tag    string // of the image; "": as it is shipped
-	Memory string // that the node part may use; "": as it is shipped
+	Tag    string // tag of the image; "": as shipped
+	Memory string // memory limit of the node part; "": as shipped
 	Inline bool   // pods may bring volumes along
 	Groups bool   // snapshots of groups of claims
-	// MaxVolumes is how many volumes a node takes; 0: as it is shipped.
+	// MaxVolumes is the largest number of volumes on a node; 0: as shipped.
 	MaxVolumes int
 	// Cluster is the address of another cluster than the rig's own.
 	Cluster string
 }
 
-// Deploy applies deploy/kubernetes with the one change that every user makes, and
-// with what is asked for, has roll-nodes.sh replace the driver's pods on the nodes, as it is
-// shipped, and waits until all of it runs. The holder's pods stay what they are until they
-// are deleted.
+// Deploy applies deploy/kubernetes with the change that every user makes and with c,
+// replaces the driver's pods on the nodes by the shipped roll-nodes.sh, and waits until
+// everything runs. The holder's pods stay until they are deleted.
 func (r *Rig) Deploy(ctx context.Context, c Change) error {
 	if err := r.Configure(ctx, c); err != nil {
 		return err
@@ -410,7 +411,7 @@ func (r *Rig) RollNodes(ctx context.Context) error {
 	return nil
 }
 
-// Configure is Deploy that does not wait.
+// Configure is Deploy without waiting.
 func (r *Rig) Configure(ctx context.Context, c Change) error {
 	relative, err := filepath.Rel(filepath.Join(r.Dir, "kustomize"), filepath.Join(r.root, "deploy", "kubernetes"))
 	if err != nil {
@@ -456,12 +457,12 @@ resources: [%q]
 	return err
 }
 
-// Driver waits until the driver's pods are ready and the kubelets have it.
+// Driver waits until the driver's pods are ready and the kubelets know the driver.
 func (r *Rig) Driver(ctx context.Context) error {
 	if _, err := r.Kubectl(ctx, "-n", Namespace, "rollout", "status", "deployment/penstock-controller", "--timeout=120s"); err != nil {
 		return err
 	}
-	// kubectl knows no rollout of what is updated by hand (OnDelete).
+	// kubectl has no rollout status of objects that are updated by hand (OnDelete).
 	for _, set := range []string{"penstock-hold", "penstock-node"} {
 		if _, err := r.Kubectl(ctx, "-n", Namespace, "wait", "--for=jsonpath={.status.numberReady}=2", "daemonset/"+set, "--timeout=120s"); err != nil {
 			return err
@@ -476,12 +477,13 @@ func (r *Rig) Driver(ctx context.Context) error {
 	})
 }
 
-// Kubectl runs it as the administrator.
+// Kubectl runs kubectl as the administrator.
 func (r *Rig) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return r.kube.kubectl(ctx, "", args...)
 }
 
-// Watch runs it and tells each line that it prints at once, until it or ctx ends.
+// Watch runs kubectl and passes on each line of its output at once, until kubectl or ctx
+// ends.
 func (r *Rig) Watch(ctx context.Context, line func(string), args ...string) error {
 	return r.kube.watch(ctx, line, args...)
 }
@@ -492,7 +494,7 @@ func (r *Rig) Apply(ctx context.Context, manifest string) error {
 	return err
 }
 
-// Machine gives one by its name.
+// Machine returns a machine by its name.
 func (r *Rig) Machine(name string) *Machine {
 	m := r.machines[name]
 	if m == nil {
@@ -501,7 +503,7 @@ func (r *Rig) Machine(name string) *Machine {
 	return m
 }
 
-// Until tries until it succeeds; it gives up when time is up or a part of the rig
+// Until tries until try succeeds; it gives up when time is up, or when a part of the rig
 // that should run has ended.
 func (r *Rig) Until(d time.Duration, what string, try func(context.Context) error) error {
 	return until(d, what, func(ctx context.Context) error { return errors.Join(try(ctx), alive(r.order...)) })
@@ -517,8 +519,8 @@ func (r *Rig) Failed() {
 	}
 }
 
-// Down ends everything, removes what was kept, and fails if anything is left on the
-// machine below.
+// Down ends everything, removes the rig's files, and fails if anything is left on the
+// real machine.
 func (r *Rig) Down() error {
 	if r.held {
 		return nil
@@ -531,7 +533,7 @@ func (r *Rig) Down() error {
 		errs = append(errs, r.groups.remove())
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // something lives and may use what would be removed
+		return err // a process still runs, and may use the files
 	}
 	if r.Dir == "" {
 		return nil
@@ -569,9 +571,9 @@ func (r *Rig) left() error {
 	return errors.Join(errs...)
 }
 
-// loopsLeft fails if there is a loop device that was not there before. A mount's file
-// is in memory and has the same name for all mounts, so one of another test's is told
-// by somebody having it mounted; a mount that has just gone keeps it for a moment.
+// loopsLeft fails if there is a new loop device. All mounts' loop devices have a file in
+// memory with the same name, so loopsLeft recognises the device of another test by its
+// mount; a mount that has just gone keeps its device for a moment.
 func (r *Rig) loopsLeft() error {
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Second) {
 		loops, err := loopsInUse()
@@ -618,7 +620,7 @@ func mountedLoops() (map[string]bool, error) {
 	return mounted, nil
 }
 
-// loopsInUse lists loop devices with their files.
+// loopsInUse lists the loop devices with their files.
 func loopsInUse() (map[string]bool, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -638,14 +640,14 @@ func loopsInUse() (map[string]bool, error) {
 	return used, nil
 }
 
-// Enter is a command that opens a shell on a machine.
+// Enter returns a command that opens a shell on a machine.
 func (r *Rig) Enter(machine string) string {
 	return fmt.Sprintf("nsenter -t %d -m -n -p -u -i --wd=/ -- env KUBECONFIG=%s PATH=%s:$PATH bash   (kube kubectl ...)",
 		r.Machine(machine).pid, r.kube.admin, r.kube.dir)
 }
 
-// Memory is a table of what each process of the machines holds: resident memory of
-// its own, MiB.
+// Memory returns a table of the private resident memory of each process of the machines,
+// in MiB.
 func (r *Rig) Memory() (string, error) {
 	var b strings.Builder
 	for _, m := range r.order {
@@ -674,5 +676,5 @@ func (r *Rig) Memory() (string, error) {
 	return b.String(), nil
 }
 
-// File is the whole path of one of the repository.
+// File returns the whole path of a file of the repository.
 func (r *Rig) File(path string) string { return filepath.Join(r.root, path) }

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// suiteImages are those that Kubernetes' storage tests name, and which program each
-// has beside a shell. The names follow from the version of Kubernetes
-// (test/utils/image); one that is missing shows as a pod that waits for its image.
+// suiteImages are the images that Kubernetes' storage tests name, each with the program
+// that the image has beside a shell. The names follow from the version of Kubernetes
+// (test/utils/image); if an image is missing, a pod waits for it.
 var suiteImages = map[string]string{
 	"registry.k8s.io/e2e-test-images/busybox:1.37.0-1":        "",
 	"registry.k8s.io/e2e-test-images/nginx:1.15-4":            "",
@@ -24,11 +24,11 @@ var suiteImages = map[string]string{
 // Suite is Kubernetes' own suite of storage tests, ready to run on a rig.
 type Suite struct {
 	rig *Rig
-	dir string // of its programs
+	dir string // of the suite's programs
 }
 
-// buildSuite builds what is not in the cache yet, and gives the directory. module is
-// that of test/k8s.
+// buildSuite builds the suite unless it is in the cache, and returns its directory.
+// module is the directory of test/k8s.
 func buildSuite(module string, say func(string, ...any)) (dir string, err error) {
 	of, err := built(module, "upstream/upstream_test.go")
 	if err != nil {
@@ -54,7 +54,7 @@ func buildSuite(module string, say func(string, ...any)) (dir string, err error)
 	})
 }
 
-// LoadSuite builds the suite if need be, and makes its images known to the nodes.
+// LoadSuite builds the suite if it is missing, and loads its images into the nodes.
 func (r *Rig) LoadSuite(ctx context.Context) (*Suite, error) {
 	begin := time.Now()
 	s := &Suite{rig: r}
@@ -91,10 +91,9 @@ func (r *Rig) LoadSuite(ctx context.Context) (*Suite, error) {
 	return s, nil
 }
 
-// Run runs the tests that focus names and skip does not, procs at a time, against the
-// driver that a file describes, and writes a report of them (ginkgo's, JSON) to
-// another file. What does not end within a time is cut off. A test that fails is no
-// error.
+// Run runs the tests that match focus and not skip, procs at a time, against the driver
+// described by a file, and writes a report (ginkgo's, JSON) to another file. Run cuts off
+// tests that do not end within a time. A failed test is no error of Run.
 func (s *Suite) Run(ctx context.Context, definition, focus, skip string, procs int, within time.Duration, report string, out io.Writer) error {
 	// The tests call kubectl by a path.
 	kubectl := filepath.Join(s.rig.Dir, "kubectl")

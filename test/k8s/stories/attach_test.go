@@ -38,7 +38,8 @@ func (s *story) watchAttachments() *attachments {
 	return a
 }
 
-// event reads a line: ADDED, MODIFIED or DELETED, a name, and true once it is attached.
+// event reads a line: ADDED, MODIFIED or DELETED, a name, and true if the volume is
+// attached.
 func (a *attachments) event(line string) {
 	f := strings.Fields(line)
 	if len(f) < 3 {
@@ -56,14 +57,15 @@ func (a *attachments) event(line string) {
 	a.gone[name] = f[0] == "DELETED"
 }
 
-// known counts those that have come so far.
+// known returns the number of attachments seen so far.
 func (a *attachments) known() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.came)
 }
 
-// attached gives how long each of these took, once all are attached.
+// attached waits until all named attachments are attached, and returns the duration of
+// each.
 func (s *story) attached(a *attachments, names []string) (l []time.Duration) {
 	s.Helper()
 	s.until(patience, "all is attached", func(context.Context) error {
@@ -83,7 +85,8 @@ func (s *story) attached(a *attachments, names []string) (l []time.Duration) {
 	return l
 }
 
-// detached deletes these and waits until they are gone, in Kubernetes and as grants.
+// detached deletes the named attachments and waits until they are gone, in Kubernetes and
+// as grants.
 func (s *story) detached(a *attachments, names []string) time.Duration {
 	s.Helper()
 	begin := time.Now()
@@ -106,9 +109,9 @@ func (s *story) detached(a *attachments, names []string) time.Duration {
 	return took
 }
 
-// TestAttach: volumes are attached to nodes, one by one and forty at once, as when
-// many nodes come within a moment. Then each node has the grants, as many as were
-// attached, and none when all is detached. How long it took is printed.
+// TestAttach: volumes are attached to nodes, one by one and forty at once, as when many
+// nodes join at the same moment. Then the nodes have exactly the grants of their attached
+// volumes, and none after all volumes are detached. The test prints the durations.
 func TestAttach(t *testing.T) {
 	const volumes, alone = 20, 10
 	s := begin(t)

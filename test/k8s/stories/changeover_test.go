@@ -10,8 +10,7 @@ import (
 	"penstock.io/penstock/test/k8s/rig"
 )
 
-// noDriver takes away what deploy/kubernetes put there, but for the namespace with its
-// Secrets.
+// noDriver removes everything of deploy/kubernetes except the namespace with its Secrets.
 func (s *servers) noDriver() {
 	s.Helper()
 	const all = "deployment,daemonset,configmap,serviceaccount,role,rolebinding,networkpolicy,poddisruptionbudget," +
@@ -19,12 +18,11 @@ func (s *servers) noDriver() {
 	s.kubectl("-n", rig.Namespace, "delete", all, "-l", "app.kubernetes.io/name=penstock", "--timeout=60s")
 }
 
-// TestChangeOver: a release whose nodes were granted their volumes by hand, as they
-// were before there were attachments, is changed over with the commands of
-// docs/kubernetes.md, while a pod writes, reads, maps and has files open. It sees no
-// error, not even when kubelets are restarted and what was granted by hand is revoked;
-// pods that start later get their volumes; and when all is gone no grant is left. The
-// nodes stand where their labels say.
+// TestChangeOver: a release whose nodes have grants made by hand (from before
+// attachments) is changed over with the commands of docs/kubernetes.md, while a pod
+// writes, reads, maps and has files open. The pod sees no error, not even when the
+// kubelets are restarted and the grants made by hand are revoked; later pods get their
+// volumes; and in the end no grant is left. The nodes' places follow their labels.
 func TestChangeOver(t *testing.T) {
 	s := &servers{story: begin(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*patience)

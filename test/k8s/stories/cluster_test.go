@@ -18,15 +18,15 @@ import (
 type servers struct {
 	*story
 	manual *rig.Manual
-	moved  bool // the driver is of that cluster now
+	moved  bool // the driver uses the story's cluster now
 	helms  bool // and was installed by helm
 }
 
-// All of its objects have this label.
+// All objects of the release have this label.
 const clusterLabel = "app.kubernetes.io/name=penstock-cluster"
 
-// follow begins a story that follows docs/kubernetes.md, at whose end its cluster is
-// taken away.
+// follow begins a story that follows docs/kubernetes.md. Its cluster is removed at the
+// end.
 func follow(ctx context.Context, t *testing.T) *servers {
 	t.Helper()
 	s := &servers{story: begin(t)}
@@ -39,8 +39,7 @@ func follow(ctx context.Context, t *testing.T) *servers {
 	return s
 }
 
-// do runs all commands of a chapter, or those of some of its paragraphs, with the
-// image that the rig has.
+// do runs the commands of a chapter, or of some of its paragraphs, with the rig's image.
 func (s *servers) do(heading string, paragraphs ...int) {
 	s.Helper()
 	blocks, err := s.manual.Blocks("docs/kubernetes.md", heading)
@@ -59,7 +58,7 @@ func (s *servers) do(heading string, paragraphs ...int) {
 	}
 }
 
-// run runs commands where those of the documentation were run.
+// run runs commands in the shell that ran the documentation's commands.
 func (s *servers) run(commands string) {
 	s.Helper()
 	commands = strings.NewReplacer("registry.example.com/penstock", "penstock", "image.tag=0.1.0", "image.tag=0.1.0-dev",
@@ -80,7 +79,7 @@ const (
 	localVolumes = "/var/lib/local-volumes"
 )
 
-// disks gives the nodes local volumes, and claims that say no class get one.
+// disks makes local volumes on the nodes; claims without a class get such a volume.
 func (s *servers) disks() {
 	s.Helper()
 	text := []string{`apiVersion: storage.k8s.io/v1
@@ -109,8 +108,8 @@ spec:
 	s.apply(text...)
 }
 
-// point makes the driver one of another cluster: "" is the rig's own. The nodes'
-// credentials of before are put aside for when they are of that cluster again.
+// point connects the driver to another cluster; "" is the rig's own. The nodes' earlier
+// credentials are kept for the way back.
 func (s *servers) point(ctx context.Context, cluster string, tokens func() error) error {
 	if cluster == "" && !s.moved {
 		return nil
@@ -133,7 +132,7 @@ func (s *servers) point(ctx context.Context, cluster string, tokens func() error
 	if err := exchange(ctx, put, take); err != nil {
 		return err
 	}
-	// A pod reads the address when it starts.
+	// A pod reads the cluster's address when the pod starts.
 	return errors.Join(
 		the.Configure(ctx, rig.Change{Cluster: cluster}),
 		kubectl("delete", "pods", "-l", "app.kubernetes.io/name=penstock,app.kubernetes.io/component in (node, controller)", "--timeout=120s"),
@@ -141,13 +140,14 @@ func (s *servers) point(ctx context.Context, cluster string, tokens func() error
 	)
 }
 
-// unplaced has the nodes stand nowhere. A kubelet takes no other place for a node than it
-// has, and a driver that is told none, as users' are, finds that of a chunk server here: of any, for
-// all machines of the rig have one kernel.
+// unplaced removes the places of the nodes. A kubelet refuses a new place for a node, and
+// a driver without a configured place, as users have it, takes the place of a chunk
+// server with the same kernel: here any chunk server, since all machines of the rig share
+// a kernel.
 var unplaced = []string{"label", "nodes", "--all", "topology.penstock.io/zone-", "topology.penstock.io/rack-", "topology.penstock.io/host-"}
 
-// exchange puts the nodes' credentials aside under one name, and takes those of another,
-// if there are any.
+// exchange keeps the nodes' credentials under one name, and restores the credentials of
+// another name, if there are any.
 func exchange(ctx context.Context, put, take string) error {
 	for _, node := range nodes {
 		script := fmt.Sprintf("cd /var/lib/penstock-csi; mv credentials credentials-%s; if test -d credentials-%s; then mv credentials-%[2]s credentials; fi", put, take)
@@ -158,7 +158,7 @@ func exchange(ctx context.Context, put, take string) error {
 	return nil
 }
 
-// kill ends a server's process with SIGKILL, and takes its pod away.
+// kill ends a server's process with SIGKILL, and deletes its pod.
 func (s *servers) kill(pod string) {
 	s.Helper()
 	killed := 0
@@ -204,13 +204,13 @@ func (s *servers) well() {
 	})
 }
 
-// TestCluster: etcd, metadata servers and chunk servers are installed by the chart,
-// with the commands of docs/kubernetes.md, and the driver works with that cluster. While
-// a pod writes, reads, maps and has files open on a claim of it, one server of each kind
-// is killed, a chunk server's claims are lost and it is replaced, all servers are
-// upgraded, and the first metadata server is taken out: the pod sees no error. The
-// release is taken away and installed again, and goes on with what its claims hold. In
-// the end all of it goes, and the driver is the rig's again.
+// TestCluster: the chart installs etcd, metadata servers and chunk servers, with the
+// commands of docs/kubernetes.md, and the driver works with this cluster. While a pod
+// writes, reads, maps and has files open on a claim, one server of each kind is killed, a
+// chunk server loses its claims and is replaced, all servers are upgraded, and the first
+// metadata server is removed: the pod sees no error. The release is uninstalled and
+// installed again, and goes on with the data of its claims. In the end everything is
+// removed, and the driver uses the rig's own cluster again.
 func TestCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*patience)
 	defer cancel()
@@ -261,7 +261,7 @@ penstock cluster evict meta/penstock-meta-first-0`)
 	s.want("again", "cat /data/f; load check /data/many 200", "kept\n200 files are right")
 }
 
-// tellServers shows what the cluster's pods say, if the story failed.
+// tellServers prints the logs of the cluster's pods, if the story failed.
 func (s *servers) tellServers() {
 	if !s.Failed() {
 		return
@@ -278,7 +278,7 @@ func (s *servers) tellServers() {
 	s.Log(out)
 }
 
-// versions fails if a server's pod has another image than that with this tag.
+// versions fails unless the pods of all servers have the image with this tag.
 func (s *servers) versions(tag string) {
 	s.Helper()
 	out := s.kubectl("-n", rig.Namespace, "get", "pods", "-l", clusterLabel+",app.kubernetes.io/component in (meta, chunkserver)",
@@ -290,8 +290,8 @@ func (s *servers) versions(tag string) {
 	}
 }
 
-// away takes the pods and claims of the story, the cluster and its data away, and
-// gives the driver back.
+// away removes the story's pods and claims, the cluster and its data, and connects the
+// driver to the rig's cluster again.
 func (s *servers) away() {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 	defer cancel()
@@ -302,7 +302,7 @@ func (s *servers) away() {
 	}
 	try("-n", s.ns, "delete", "pods", "--all", "--timeout=120s")
 	try("-n", s.ns, "delete", "pvc", "--all", "--timeout=120s")
-	// Only while the driver is of that cluster it can delete their volumes.
+	// The driver can delete the volumes only while it uses their cluster.
 	if err := the.Until(patience, "the volumes are deleted", func(ctx context.Context) error {
 		out, err := the.Kubectl(ctx, "get", "pv", "-o", `jsonpath={range .items[?(@.spec.csi)]}{.metadata.name} {end}`)
 		if err == nil && out != "" {
@@ -329,7 +329,7 @@ func (s *servers) away() {
 	try("delete", "pv", "-l", "story=local", "--timeout=60s")
 	try("delete", "storageclass", "local", "--ignore-not-found")
 	for _, node := range nodes {
-		// The cluster that the credentials are of is no more.
+		// The credentials' cluster no longer exists.
 		if out, err := the.Machine(node).Command(ctx, "rm", "-rf", localVolumes, "/var/lib/penstock-csi/credentials-chart").CombinedOutput(); err != nil {
 			s.Errorf("%v: %s", err, out)
 		}

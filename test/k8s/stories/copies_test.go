@@ -13,7 +13,7 @@ import (
 
 var cloned = flag.Int("files", 5000, "files of the claim that is cloned")
 
-// atOnce is a class whose volumes are made before a pod wants them.
+// atOnce is a class whose volumes are made before a pod needs them.
 const atOnce = `apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: {name: NAMESPACE-at-once}
@@ -22,7 +22,7 @@ volumeBindingMode: Immediate
 allowVolumeExpansion: true
 parameters: {replicas: "1"}`
 
-// class makes the class of a story; it goes with it.
+// class makes a class for the story, and deletes it at the end.
 func (s *story) class(manifest string) {
 	s.Helper()
 	s.apply(manifest)
@@ -35,7 +35,7 @@ func (s *story) class(manifest string) {
 	})
 }
 
-// bound waits until a claim is, and tells how long that took.
+// bound waits until a claim is bound, and returns the duration.
 func (s *story) bound(claim string) time.Duration {
 	s.Helper()
 	begin := time.Now()
@@ -49,7 +49,7 @@ func (s *story) volume(claim string) string {
 	return "csi-" + s.get("pvc/"+claim, ".spec.volumeName")
 }
 
-// shown is what `penstock volume show` says of a volume.
+// shown is a volume in the output of `penstock volume show`.
 type shown struct {
 	Topology string
 	Replicas int
@@ -86,9 +86,8 @@ spec:
   source: {persistentVolumeClaimName: %s}`, name, claim)
 }
 
-// TestCopies: a claim's snapshot is read by pods of two nodes and by nobody
-// written; a clone of many files is there as quickly as one of none and is
-// independent.
+// TestCopies: pods of two nodes read a claim's snapshot, and no pod can write it. A clone
+// of many files is made as quickly as a clone of none, and is independent.
 func TestCopies(t *testing.T) {
 	s := begin(t)
 	class := s.ns + "-at-once"
@@ -111,7 +110,8 @@ func TestCopies(t *testing.T) {
 		s.want(p, fmt.Sprintf("load check /data/many %d", *cloned), fmt.Sprintf("%d files are right", *cloned))
 	}
 
-	// Three of each, in turn; the quickest counts on a machine that others use.
+	// Three clones of each kind, in turn; the quickest counts, because other work uses
+	// the machine.
 	least := map[string]time.Duration{}
 	for i := range 3 {
 		for _, origin := range []string{"empty", "data"} {
@@ -123,7 +123,8 @@ func TestCopies(t *testing.T) {
 		}
 	}
 	t.Logf("a clone of %d files is bound after %v, one of none after %v", *cloned, least["data"], least["empty"])
-	// Under a second, or on a busy machine not much more than Kubernetes itself takes.
+	// Under a second, or on a busy machine not much more than the time of Kubernetes
+	// itself.
 	if least["data"] > max(time.Second, 2*least["empty"]) {
 		t.Errorf("a clone of %d files takes %v, one of none %v", *cloned, least["data"], least["empty"])
 	}
@@ -133,7 +134,7 @@ func TestCopies(t *testing.T) {
 	s.want("w", fmt.Sprintf("cat /data/f; load check /data/many %d", *cloned), fmt.Sprintf("second\n%d files are right", *cloned))
 }
 
-// summary is the part of a kubelet's statistics that is about volumes.
+// summary is the part about volumes of a kubelet's statistics.
 type summary struct {
 	Pods []struct {
 		PodRef struct{ Name, Namespace string }
@@ -144,9 +145,8 @@ type summary struct {
 	}
 }
 
-// TestGrow: a claim grows while a pod uses it, the kubelet tells how full it is, and
-// a class of attributes gives it a second replica: of what is written later and of
-// what is there.
+// TestGrow: a claim grows while a pod uses it, the kubelet reports its fill, and a
+// VolumeAttributesClass gives the claim a second replica, of new and of existing data.
 func TestGrow(t *testing.T) {
 	s := begin(t)
 	class := s.ns + "-at-once"
@@ -198,14 +198,13 @@ func TestGrow(t *testing.T) {
 	s.until(patience, "it has one replica", copies(1))
 	example := the.File("deploy/kubernetes/examples/attributes.yaml")
 	s.kubectl("apply", "-f", example)
-	t.Cleanup(func() { s.kubectl("delete", "-f", example, "--wait=false") }) // it goes with its last claim
+	t.Cleanup(func() { s.kubectl("delete", "-f", example, "--wait=false") }) // the object goes with its last claim
 	s.kubectl("patch", "pvc", "data", "-p", `{"spec":{"volumeAttributesClassName":"penstock-two-replicas"}}`)
 	s.kubectl("wait", "--for=jsonpath={.status.currentVolumeAttributesClassName}=penstock-two-replicas", "pvc/data", "--timeout=120s")
 	s.until(patience, "it has two replicas", copies(2))
 }
 
-// TestExamples does what docs/kubernetes.md tells to do with the examples that are
-// shipped, as they are.
+// TestExamples follows docs/kubernetes.md with the shipped examples, unchanged.
 func TestExamples(t *testing.T) {
 	s := begin(t)
 	examples := func(name string) string { return the.File(filepath.Join("deploy/kubernetes/examples", name)) }

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// TestNamespaceGoes: a node may use what its pods have and nothing else, and deleting
-// a namespace with pods that write, a snapshot, a clone of it and a volume tied to a
-// rack leaves nothing behind, not even a grant.
+// TestNamespaceGoes: a node may use the volumes of its pods and no others. The deletion
+// of a namespace with writing pods, a snapshot, a clone of the snapshot and a volume
+// bound to a rack leaves nothing behind, not even a grant.
 func TestNamespaceGoes(t *testing.T) {
 	s := begin(t)
 	s.apply(claim("data", "penstock", "ReadWriteMany", "256Mi"), claim("rack", "penstock-rack", "ReadWriteMany", "64Mi"),
@@ -43,7 +43,7 @@ func TestNamespaceGoes(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("granted: %q, %v; want %q", got, err, want)
 	}
-	// With all that is on it node2 can't open what only node1's pods have.
+	// With all credentials on it, node2 can't open a volume that only node1's pods have.
 	out, err := the.PenstockOn(t.Context(), "node2", "mount", "--background", "--cluster", the.Meta(), "--credentials", "/var/lib/penstock-csi/credentials",
 		"csi-"+s.get("pvc/rack", ".spec.volumeName")+":/", "/mnt")
 	if err == nil || !strings.Contains(err.Error(), "permission denied") {
@@ -63,9 +63,9 @@ func TestNamespaceGoes(t *testing.T) {
 	s.end()
 }
 
-// TestDeadCluster: no server answers any more. Pods that write hang, and can be
-// deleted all the same; nothing of them stays in the kernel. When the cluster is
-// back, the rest is cleared away, and new pods find what was synced.
+// TestDeadCluster: no server answers any more. Writing pods hang, but can be deleted, and
+// leave nothing in the kernel. When the cluster is back, the remains are cleared away,
+// and new pods find the synced bytes.
 func TestDeadCluster(t *testing.T) {
 	s := begin(t)
 	s.apply(claim("data", "penstock", "ReadWriteMany", "256Mi"),
@@ -84,9 +84,9 @@ func TestDeadCluster(t *testing.T) {
 			}
 		}
 	}
-	// Written when all stand still, and accepted all the same: the file is open, no other mount
-	// has looked at it, so that the writer keeps its lease, and no quota is needed for bytes in
-	// place of others.
+	// These bytes are written while all servers stand still, and are accepted all the
+	// same: the file is open, no other mount has looked at it, so the writer keeps its
+	// lease, and bytes in place of other bytes need no quota.
 	s.sh("w", "mkdir /data/own; head -c 3000000 /dev/zero > /data/own/unsynced; sync /data/own/unsynced; yes unsynced | head -c 3000000 > /tmp/bytes")
 	s.sh("w", `sh -c 'exec 3<>/data/own/unsynced; echo $$ >/tmp/writer; sleep 3; dd if=/tmp/bytes bs=1M >&3' >/dev/null 2>&1 &
 until [ -s /tmp/writer ]; do sleep 0.1; done`)
@@ -97,8 +97,9 @@ until [ -s /tmp/writer ]; do sleep 0.1; done`)
 			signal(syscall.SIGCONT)
 		}
 	}()
-	time.Sleep(5 * time.Second) // so that all of them hang in a call
-	// The writer's close hangs, since it makes the bytes durable; the file's position tells.
+	time.Sleep(5 * time.Second) // until all pods hang in a call
+	// The writer's close hangs, since close makes the bytes durable; the file's position
+	// shows that the write is over.
 	s.sh("w", "until grep -q '^pos:.*3000000$' /proc/$(cat /tmp/writer)/fdinfo/3; do sleep 0.1; done")
 	begin := time.Now()
 	s.kubectl("delete", "pod", "w", "r", "--timeout=120s")
@@ -114,8 +115,8 @@ until [ -s /tmp/writer ]; do sleep 0.1; done`)
 	}
 	signal(syscall.SIGCONT)
 	back = true
-	// A kubelet looks at a staged mount before it has it unstaged, and waits there for the
-	// cluster (docs/parts/csi.md, Limits). A call of it alone may take two minutes.
+	// A kubelet looks at a staged mount before it unstages the mount, and waits there for
+	// the cluster (docs/parts/csi.md, Limits). Each call may take two minutes.
 	begin = time.Now()
 	s.until(2*patience, "nothing is staged", func(ctx context.Context) error { return s.staged(ctx) })
 	t.Logf("and nothing of theirs is staged %v after the cluster is back", time.Since(begin))

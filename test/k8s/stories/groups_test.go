@@ -12,10 +12,11 @@ import (
 	"penstock.io/penstock/test/k8s/rig"
 )
 
-// TestGroupSnapshot: where the driver is deployed so, a VolumeGroupSnapshot of the claims
-// with a label is one moment of them. A pod writes each number to one claim, syncs it, and
-// only then writes it to the other, all the time; claims made of the snapshots have the
-// last number both, or the first claim has the one after it.
+// TestGroupSnapshot: with snapshots of groups deployed, a VolumeGroupSnapshot of the
+// claims with a label shows one moment of these claims. A pod writes each number to one
+// claim, syncs the number, and only then writes it to the other claim, all the time. In
+// claims made of the snapshots, the last numbers are equal, or the first claim is one
+// ahead.
 func TestGroupSnapshot(t *testing.T) {
 	s := begin(t)
 	deploy := func(groups bool) {
@@ -31,7 +32,7 @@ func TestGroupSnapshot(t *testing.T) {
 		if t.Failed() {
 			s.tell()
 		}
-		s.end() // while there is who deletes groups
+		s.end() // while the controller that deletes groups runs
 	})
 	deploy(true)
 
@@ -83,7 +84,7 @@ func TestGroupSnapshot(t *testing.T) {
 		s.want("r", "wc -l < /"+c+"/log", strconv.Itoa(map[string]int{"first": first, "second": second}[c]))
 	}
 
-	// The group goes, and claims made of it stay.
+	// The group is deleted, and claims made of it stay.
 	s.kubectl("delete", "volumegroupsnapshot", "experiment-1", fmt.Sprintf("--timeout=%v", patience))
 	s.until(patience, "the group and its snapshots are gone", func(ctx context.Context) error {
 		out, err := the.Kubectl(ctx, "get", "volumegroupsnapshotcontents,volumesnapshotcontents,volumesnapshots", "-A", "-o", "name")
@@ -104,7 +105,7 @@ func TestGroupSnapshot(t *testing.T) {
 	}
 }
 
-// members are the names of a group's snapshots by their claims.
+// members returns the names of a group's snapshots by claim.
 func (s *story) members(group string) map[string]string {
 	s.Helper()
 	var l struct {

@@ -12,9 +12,9 @@ import (
 	"penstock.io/penstock/test/k8s/rig"
 )
 
-// TestTrainingJob: an indexed Job of four pods on two nodes reads a data set twice,
-// with checkpoints to a second claim; its pods are killed on the way. Every byte is
-// compared, by each pod, and each goes on from its checkpoint.
+// TestTrainingJob: an indexed Job of four pods on two nodes reads a data set twice, with
+// checkpoints to a second claim; its pods are killed on the way. Each pod compares every
+// byte, and goes on from its checkpoint.
 func TestTrainingJob(t *testing.T) {
 	const shards, workers, epochs = 16, 4, 2
 	s := begin(t)
@@ -72,7 +72,8 @@ spec:
 		}
 		return nil
 	})
-	// They read until they are told to go on with the second epoch, and are killed before.
+	// The pods read until the test lets them begin the second epoch, and are killed
+	// before.
 	s.kubectl("delete", "pods", "-l", "job=train", "--force", "--grace-period=0")
 	s.sh("prepare", "touch /checkpoints/go")
 	s.kubectl("wait", "--for=condition=Complete", "job/train", fmt.Sprintf("--timeout=%v", patience))

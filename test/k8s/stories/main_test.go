@@ -1,5 +1,6 @@
-// Package stories is what users do with Penstock in Kubernetes, each a test. They
-// share one rig; each has a namespace of its own, and leaves nothing behind.
+// Package stories has the daily work of Kubernetes users with Penstock, a test for each
+// story. The stories share one rig; each has its own namespace, and leaves nothing
+// behind.
 package stories
 
 import (
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 	rig.Init()
 	flag.Parse()
 	if flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
-		// They have targets of their own (see the Makefile).
+		// These stories have targets of their own (see the Makefile).
 		if err := flag.Set("test.skip", "^(TestTraining|TestStorageSuite)$"); err != nil {
 			panic(err)
 		}
@@ -77,14 +78,14 @@ func run(m *testing.M) int {
 	return code
 }
 
-// story is one test's namespace.
+// story is the namespace of a test.
 type story struct {
 	*testing.T
 	ns string
 }
 
-// begin makes a namespace named after the test. When the test ends, all in it goes,
-// and if it passed until then, that must leave nothing.
+// begin makes a namespace named after the test. When the test ends, the namespace is
+// deleted; if the test passed until then, the deletion must leave nothing.
 func begin(t *testing.T) *story {
 	t.Helper()
 	s := &story{T: t, ns: strings.ToLower(strings.TrimPrefix(t.Name(), "Test"))}
@@ -102,7 +103,7 @@ func begin(t *testing.T) *story {
 	return s
 }
 
-// tell shows what Kubernetes thinks happened.
+// tell prints Kubernetes' view of the story.
 func (s *story) tell() {
 	for _, args := range [][]string{
 		{"get", "pods,pvc,volumesnapshot,volumegroupsnapshot", "-o", "wide"},
@@ -113,15 +114,15 @@ func (s *story) tell() {
 		cancel()
 		s.Logf("%v %v\n%s", args, err, out)
 	}
-	// And what the driver and its sidecars say.
+	// The logs of the driver and its sidecars.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	out, err := the.Kubectl(ctx, "-n", rig.Namespace, "logs", "-l", "app.kubernetes.io/name=penstock", "--all-containers", "--prefix", "--tail=30", "--max-log-requests=40")
 	s.Logf("the driver's logs: %v\n%s", err, out)
 }
 
-// end deletes the namespace and demands that nothing is left of it: no volume in
-// the cluster, none in Kubernetes, no grant, nothing staged on a node.
+// end deletes the namespace and demands that nothing is left: no volume in the cluster or
+// in Kubernetes, no grant, nothing staged on a node.
 func (s *story) end() {
 	s.Helper()
 	s.kubectl("delete", "namespace", s.ns, "--timeout=120s", "--ignore-not-found")
@@ -143,7 +144,7 @@ func (s *story) left(ctx context.Context) error {
 	return s.staged(ctx)
 }
 
-// staged fails if a node has a mount, or a volume that the driver knows of.
+// staged fails if a node has a mount, or a volume known to the driver.
 func (s *story) staged(ctx context.Context) error {
 	for _, node := range nodes {
 		m := the.Machine(node)
@@ -157,7 +158,7 @@ func (s *story) staged(ctx context.Context) error {
 
 var nodes = []string{"node1", "node2"}
 
-// patience is how long what ought to take seconds may take on a busy machine.
+// patience bounds, on a busy machine, work that takes seconds.
 const patience = 2 * time.Minute
 
 func (s *story) kubectl(args ...string) string {
@@ -171,7 +172,7 @@ func (s *story) kubectl(args ...string) string {
 	return out
 }
 
-// get is a value of an object, by a path in it.
+// get returns a value of an object, by a path in the object.
 func (s *story) get(object, path string) string {
 	s.Helper()
 	return s.kubectl("get", object, "-o", "jsonpath={"+path+"}")
@@ -187,13 +188,13 @@ func (s *story) apply(manifests ...string) {
 	}
 }
 
-// sh runs a script in a pod and gives what it printed.
+// sh runs a script in a pod and returns its output.
 func (s *story) sh(pod, script string) string {
 	s.Helper()
 	return strings.TrimSpace(s.kubectl("exec", pod, "--", "sh", "-ec", script))
 }
 
-// want runs a script in a pod, which must print this.
+// want runs a script in a pod, which must print text.
 func (s *story) want(pod, script, text string) {
 	s.Helper()
 	if got := s.sh(pod, script); got != text {
@@ -215,7 +216,7 @@ func (s *story) until(d time.Duration, what string, try func(context.Context) er
 	}
 }
 
-// claim is a manifest of a claim; more is of its spec.
+// claim returns the manifest of a claim; more are further lines of its spec.
 func claim(name, class, mode, size string, more ...string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: PersistentVolumeClaim
@@ -227,9 +228,9 @@ spec:
 %s`, name, class, mode, size, indent(more))
 }
 
-// pod is a manifest of a pod that sleeps, with claims at paths; more is of its spec.
-// It gets a second to end: with none the API server would forget it before its
-// kubelet has unmounted anything.
+// pod returns the manifest of a pod that sleeps, with claims at paths; more are further
+// lines of its spec. The pod gets a second to end: without it the API server would forget
+// the pod before its kubelet has unmounted anything.
 func pod(name, node string, claims map[string]string, more ...string) string {
 	mounts, volumes := "", ""
 	for path, c := range claims {

@@ -7,8 +7,8 @@ import (
 	"penstock.io/penstock/test/k8s/rig"
 )
 
-// restricted is a pod as careful platforms want it: nobody special, nothing to gain,
-// a root that can't be written; its group owns what it writes.
+// restricted is a pod as careful platforms demand it: no root, no capabilities, a
+// read-only root; the pod's group owns the files that it writes.
 const restricted = `apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: NAMESPACE, labels: {app: careful}}
@@ -47,8 +47,8 @@ spec:
             accessModes: [ReadWriteOnce]
             resources: {requests: {storage: 32Mi}}`
 
-// TestPods: users who are not root, groups, roots that can't be written, parts of a
-// volume, projected volumes beside it, a volume that lives as long as its pod.
+// TestPods: users other than root, groups, read-only roots, parts of a volume, projected
+// volumes beside the volume, a volume that lives as long as its pod.
 func TestPods(t *testing.T) {
 	s := begin(t)
 	s.kubectl("create", "configmap", "settings", "--from-literal=rate=0.1")
@@ -67,13 +67,13 @@ func TestPods(t *testing.T) {
 	s.want("a", "echo x 2>/dev/null > /x || echo the root is read-only", "the root is read-only")
 	s.want("a", "echo part > /part/p; cat /data/a/b/p; cat /file; echo two >> /file; cat /data/only", "part\none\none\ntwo")
 	s.want("b", "cat /part/p; cat /file; ls /data/pods; echo mine > /named/x; cat /data/pods/b/x", "part\none\ntwo\na\nb\nmine")
-	// Kubernetes adds labels of its own, such as the node's zone.
+	// Kubernetes adds further labels, such as the node's zone.
 	s.want("a", "cat /about/rate; echo; grep ^app= /about/labels; test -s /about/token && echo token", "0.1\napp=\"careful\"\ntoken")
 	s.want("a", "echo x > /scratch/x; df -Pk /scratch | awk 'NR==2 {print $2}'", "32768")
 	s.want("b", "ls /scratch", "")
 	s.kubectl("delete", "pod", "a", "b")
 
-	// A part of a volume can't be a way out of it.
+	// A part of a volume (subPath) can't be a way out of the volume.
 	s.apply(`apiVersion: v1
 kind: Pod
 metadata: {name: thief, namespace: NAMESPACE}

@@ -8,13 +8,13 @@ import (
 	"penstock.io/penstock/test/k8s/rig"
 )
 
-// quickly is how long docs/kubernetes.md may take from its second step on: ten minutes, as
-// its title says, less two for the image.
+// quickly bounds steps 2 to 5 of docs/kubernetes.md: ten minutes, as the page's title
+// says, less two for the image.
 const quickly = 8 * time.Minute
 
-// TestQuickStart: docs/kubernetes.md is followed from step 2 to 5, by the commands as they
-// stand there, with a cluster to try out, in a Kubernetes that has no driver; how long each
-// step takes is told. Step 1 makes the image, which the nodes of the rig have.
+// TestQuickStart follows steps 2 to 5 of docs/kubernetes.md by the page's commands, with
+// a cluster to try out, in a Kubernetes without the driver, and prints the duration of
+// each step. Step 1 makes the image, which the nodes of the rig have.
 func TestQuickStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*patience)
 	defer cancel()

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestRacks: a volume lands in the rack of its first pod and draws later pods there;
-// a claim that a rack has no room for keeps its pods off that rack. Both nodes and
-// their kubelets are real; rack2 has small disks.
+// TestRacks: a volume lands in the rack of its first pod and draws later pods there. A
+// rack without room for a claim gets none of the claim's pods. Both nodes and their
+// kubelets are real; rack2 has small disks.
 func TestRacks(t *testing.T) {
 	s := begin(t)
 	for i, node := range nodes {
@@ -30,7 +30,7 @@ func TestRacks(t *testing.T) {
 			t.Errorf("the volume of the pod in %s: %+v, %v", rack, v, err)
 		}
 	}
-	// Two more pods on each claim, which may go where they like.
+	// Two more pods on each claim, without a wish for a node.
 	for _, rack := range []string{"rack1", "rack2"} {
 		for i := range 2 {
 			name := fmt.Sprintf("later%d-%s", i, rack)
@@ -42,8 +42,8 @@ func TestRacks(t *testing.T) {
 			s.want(name, "cat /data/f", rack)
 		}
 	}
-	// More than rack2 has: those who may choose go to rack1, who must not choose
-	// waits.
+	// More than rack2's room: a pod that may choose goes to rack1, and a pod bound to
+	// rack2 waits.
 	s.apply(claim("pinned", "penstock-rack", "ReadWriteMany", "8Gi"), pod("pinned", "node2", map[string]string{"/data": "pinned"}))
 	for i := range 3 {
 		name := fmt.Sprintf("large%d", i)

@@ -24,16 +24,16 @@ var (
 	ends  = flag.Int("ends", 2, "how often the node agent's container is killed, so that the kubelet waits longer each time before it starts it again: none, 10 s, 20 s, 40 s ...")
 )
 
-// Parts of the driver on a node, by what is in their command lines.
+// Parts of the driver on a node, by their command lines.
 const (
 	mountProcess = " mount --log-file=/var/lib/penstock-csi/"
 	nodeAgent    = "penstock-node-agent csi --node "
-	supervisor   = "/penstock csi --node " // of the node agent: the first process of its container
+	supervisor   = "/penstock csi --node " // the node agent's supervisor: the first process of the container
 	holder       = " hold --socket="
 )
 
-// used is a pod that writes, reads, maps, locks and has files open on a claim, in
-// which it knows every byte, and takes the time of its pauses.
+// used is a pod that writes, reads, maps, locks and has files open on a claim. The pod
+// knows every byte of the claim, and measures its pauses.
 type used struct {
 	*story
 	pod, node, class string
@@ -85,7 +85,7 @@ func (u *used) kill(part string) {
 	}
 }
 
-// next waits until there is one process of a part, other than these.
+// next waits until exactly one process of a part runs, other than these.
 func (u *used) next(part string, than []int) {
 	u.Helper()
 	u.until(patience+time.Minute, "the next"+part, func(context.Context) error {
@@ -106,8 +106,8 @@ func (u *used) passes(after string) {
 
 var paused = regexp.MustCompile(`(?m)^a pause of (\S+) at (\d+)$`)
 
-// ended stops the pod's work, of which it must have seen nothing but pauses, and
-// gives them; what it has synced is there for pods that come later, of both nodes.
+// ended stops the pod's work and returns its pauses; any error fails the test. Later pods
+// on both nodes must find the bytes that the pod has synced.
 func (u *used) ended() (all []pause) {
 	u.Helper()
 	u.sh(u.pod, "touch /stop")
@@ -147,8 +147,8 @@ func (u *used) ended() (all []pause) {
 	return all
 }
 
-// stuck tells where the pod's program waits: in the kernel, and in its own code, which it
-// says when it is ended.
+// stuck prints where the pod's program waits: in the kernel, and in its own code (the
+// program prints this when it is ended).
 func (u *used) stuck() {
 	u.Helper()
 	for _, pid := range u.find("user /data/used /stop") {
@@ -165,7 +165,7 @@ func (u *used) stuck() {
 	u.Logf("and in its own code: %v\n%s\n%s", err, paused.ReplaceAllString(out, ""), u.mountLog())
 }
 
-// mountLog is what the mounts on the pod's node have said, which goes with them.
+// mountLog returns the logs of the mounts on the pod's node, which go with the mounts.
 func (u *used) mountLog() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -173,8 +173,8 @@ func (u *used) mountLog() string {
 	return fmt.Sprintf("logs of mounts: %v\n%s", err, out)
 }
 
-// slower measures how much slower than a quiet machine this one is from now on, until
-// factor is called.
+// slower measures from now on how much slower this machine is than a quiet machine, until
+// the caller calls factor.
 func (s *story) slower() (factor func() float64) {
 	s.Helper()
 	ask, err := the.Slow(s.Context())
@@ -191,12 +191,12 @@ func (s *story) slower() (factor func() float64) {
 	}
 }
 
-// aim is how long a pause may be, half of those that there were, on a quiet machine.
+// aim bounds half of the pauses on a quiet machine.
 const aim = 500 * time.Millisecond
 
-// pauses tells of the pauses that as many kills made, in order of their length: half of
-// them are shorter than the aim, where the machine is factor times as slow than by as much
-// as it makes of half of that (package slow, Bound).
+// pauses prints the pauses after a number of kills, in order of their length. Half of the
+// pauses must be shorter than the aim; on a machine that is slower by factor, half of the
+// aim is stretched by the factor (package slow, Bound).
 func (u *used) pauses(what string, l []time.Duration, factor float64) {
 	u.Helper()
 	slices.Sort(l)
@@ -208,7 +208,7 @@ func (u *used) pauses(what string, l []time.Duration, factor float64) {
 	}
 }
 
-// longest tells the longest pause that what happened at a moment made.
+// longest returns the longest pause in a period.
 func longest(all []pause, from, to time.Time) (d time.Duration) {
 	for _, p := range all {
 		if p.begun.Before(to) && p.begun.Add(p.took).After(from) {
@@ -218,8 +218,7 @@ func longest(all []pause, from, to time.Time) (d time.Duration) {
 	return d
 }
 
-// paused fails if nothing that took a moment happened between two: then nothing was
-// killed.
+// paused fails if no pause lies in a period: then nothing was killed.
 func (u *used) paused(what string, all []pause, from, to time.Time) {
 	u.Helper()
 	d := longest(all, from, to)
@@ -229,10 +228,10 @@ func (u *used) paused(what string, all []pause, from, to time.Time) {
 	u.Logf("%s: a pause of %v", what, d)
 }
 
-// TestDriverRestarts: in the middle of what a pod writes, reads, maps and has open,
-// the node agent's container is killed with SIGKILL, and the driver's pods are
-// deleted, all of them but the holder's. The pod sees pauses and no error. What pods
-// have synced is there for those that come after, and claims are served as before.
+// TestDriverRestarts: while a pod writes, reads, maps and has files open, the node
+// agent's container is killed with SIGKILL, and all pods of the driver except the
+// holder's are deleted. The pod sees pauses and no error. Later pods find the synced
+// bytes, and claims are served as before.
 func TestDriverRestarts(t *testing.T) {
 	u := uses(t, "node2")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -262,7 +261,7 @@ func TestDriverRestarts(t *testing.T) {
 }
 
 // TestAgentKills: the node agent is killed again and again. Its supervisor starts the
-// next one, in the same container; the mount goes on with the process that it has.
+// next agent in the same container, and the process of the mount stays.
 func TestAgentKills(t *testing.T) {
 	u := uses(t, "node2")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -301,8 +300,8 @@ func TestAgentKills(t *testing.T) {
 	u.pauses("the node agent killed", l, slow)
 }
 
-// TestKills: the process of a mount is killed again and again. The pod sees pauses,
-// whose length is told, and no error.
+// TestKills: the process of a mount is killed again and again. The pod sees pauses, which
+// the test prints, and no error.
 func TestKills(t *testing.T) {
 	u := uses(t, "node2")
 	factor := u.slower()
@@ -345,10 +344,10 @@ func (u *used) image(part string) string {
 	return v.Version
 }
 
-// TestUpgrade: the driver is upgraded to another image under a pod that uses a
-// claim, the holder after it, whose successor gets what it has from the mounts; a
-// mount's process that is killed then is followed by one all the same. And all of it
-// back. On the node that has the metadata server, which sees the holder's processes.
+// TestUpgrade: the driver is upgraded to another image under a pod that uses a claim,
+// then the holder, whose successor gets its state from the mounts. If a mount's process
+// is killed then, another process follows. Then the same back again. All this happens on
+// the node with the metadata server, which sees the holder's processes.
 func TestUpgrade(t *testing.T) {
 	u := uses(t, "node1")
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
@@ -357,7 +356,7 @@ func TestUpgrade(t *testing.T) {
 	type step struct {
 		what     string
 		from, to time.Time
-		must     bool // there must have been a pause
+		must     bool // a pause is expected
 	}
 	var steps []step
 	for _, tag := range []string{rig.NextTag, ""} {
@@ -413,7 +412,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// held waits until the holder on the pod's node has its mount.
+// held waits until the holder on the pod's node has the pod's mount.
 func (u *used) held() {
 	u.Helper()
 	u.until(patience, "the holder has the mount", func(ctx context.Context) error {
@@ -431,9 +430,10 @@ func (u *used) agent(ctx context.Context, path string) (string, error) {
 		"-o", "jsonpath={.items[*].status.containerStatuses[?(@.name==\"penstock\")]"+path+"}")
 }
 
-// TestOutOfMemory: the node agent's container, which the mounts are in, has no
-// memory left, and the kernel kills agent and mounts. Their supervisor is spared, where
-// the machine allows for that, and starts them anew. The pod sees a pause.
+// TestOutOfMemory: the node agent's container, which has the mounts, runs out of memory,
+// and the kernel kills agent and mounts. The kernel spares the supervisor, where the
+// machine allows this, and the supervisor starts agent and mounts anew. The pod sees a
+// pause.
 func TestOutOfMemory(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
@@ -490,8 +490,8 @@ func TestOutOfMemory(t *testing.T) {
 	if !spared {
 		t.Log("the machine does not let the supervisor be spared (CAP_SYS_RESOURCE): the container has ended with it")
 		u.until(patience, "Kubernetes says so", func(ctx context.Context) error {
-			// A container that Kubernetes starts again while the group is still full ends with
-			// StartError.
+			// If Kubernetes starts a container while the group is still full, the
+			// container ends with StartError.
 			out, err := u.agent(ctx, ".lastState.terminated.reason")
 			if err == nil && out != "OOMKilled" && out != "StartError" {
 				err = fmt.Errorf("it says %q", out)
@@ -503,9 +503,9 @@ func TestOutOfMemory(t *testing.T) {
 	u.paused("out of memory", all, from, to)
 }
 
-// TestBackOff: the node agent's container ends so often that the kubelet waits before it starts
-// it again, longer than the session of a mount lives. Nobody else wants what the pod
-// has, so it sees a long pause and no error.
+// TestBackOff: the node agent's container ends so often that the kubelet waits before it
+// starts the container again, longer than the session of a mount lives. No other client
+// needs the pod's files, so the pod sees a long pause and no error.
 func TestBackOff(t *testing.T) {
 	u := uses(t, "node2")
 	waited := false

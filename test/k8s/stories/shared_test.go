@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// TestShared: two pods on two nodes have one claim and see each other's files, a
-// workstation sees them at the claim's path, and they are there for pods that come
-// later.
+// TestShared: two pods on two nodes use one claim and see each other's files, a
+// workstation sees the files at the claim's path, and later pods find them.
 func TestShared(t *testing.T) {
 	s := begin(t)
 	s.apply(claim("data", "penstock", "ReadWriteMany", "1Gi"),
@@ -20,7 +19,7 @@ func TestShared(t *testing.T) {
 	s.sh("b", "echo from b >> /data/f; mv /data/d/g /data/h")
 	s.want("a", "cat /data/f; ls -R /data", "from a\nfrom b\n/data:\nd\nf\nh\n\n/data/d:")
 
-	// What one writes, the other reads at once, each time.
+	// Each read in one pod sees the last write of the other pod at once.
 	s.want("a", "for i in $(seq 50); do echo $i > /data/n; done; cat /data/n", "50")
 	s.want("b", "cat /data/n", "50")
 

@@ -41,7 +41,7 @@ func (s spec) name() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
-// group is what of a driver a test is about, without kinds of volumes and features.
+// group returns the subject of a test, without kinds of volumes and features.
 func (s spec) group() string {
 	if len(s.ContainerHierarchyTexts) < 2 {
 		return s.name()
@@ -54,7 +54,7 @@ var brackets = regexp.MustCompile(`\[[^]]*\]`)
 // tally counts the tests of a group.
 type tally struct{ passed, failed, skipped, left int }
 
-// suiteFocuses are the tests that a definition is made for.
+// suiteFocuses selects the tests for each definition.
 var suiteFocuses = map[string]string{
 	"racks.yaml":   "topology|capacity",
 	"at-once.yaml": "volume-modify-stress|volume-lifecycle-performance",
@@ -62,12 +62,13 @@ var suiteFocuses = map[string]string{
 	"inline.yaml":  "CSI Ephemeral",
 }
 
-// suiteDeployments is how the driver is deployed for what is not as it is shipped.
+// suiteDeployments has the changes of the driver's deployment that definitions need.
 var suiteDeployments = map[string]rig.Change{
 	"limits.yaml": {MaxVolumes: 4},
 }
 
-// suiteNever are those that run with no definition; docs/kubernetes.md says why.
+// suiteNever matches tests that run with no definition; docs/kubernetes.md gives the
+// reasons.
 const suiteNever = `\[Disruptive\]|\[Feature:Windows\]`
 
 // TestStorageSuite: Kubernetes' own tests of storage drivers, with the definition of
@@ -80,7 +81,7 @@ func TestStorageSuite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of these are the tests' own.
+	// Some definitions name classes from these files.
 	for _, f := range []string{"deploy/kubernetes/examples/attributes.yaml", "test/k8s/upstream/at-once-class.yaml"} {
 		s.kubectl("apply", "-f", the.File(f))
 		t.Cleanup(func() { s.kubectl("delete", "-f", the.File(f), "--wait=false") })
@@ -181,7 +182,7 @@ func read(t *testing.T, report string) (all []spec) {
 	return slices.DeleteFunc(all, func(s spec) bool { return s.LeafNodeType != "It" })
 }
 
-// reason is why a test was skipped, without what is of it alone.
+// reason returns the reason for a skip, without the details of the single test.
 func reason(message string) string {
 	return strings.TrimSpace(digits.ReplaceAllString(strings.Split(message, "\n")[0], "N"))
 }

@@ -24,13 +24,13 @@ var (
 	trainSamples = flag.Int("train-samples", 50000, "images of TestTraining, a multiple of a thousand")
 )
 
-// trainAims are what a claim is to have of the speed of the node's own disk: in
+// trainAims are the aims for a claim, as shares of the speed of the node's own disk in
 // samples per second, by form of the data and place.
 var trainAims = map[string]float64{"shards/claim": 0.99, "shards/snapshot": 0.99, "files/snapshot": 0.99, "files/claim": 0.95}
 
 const firstEpochAim = 0.90
 
-// trained is a line of what train.py prints.
+// trained is a line of train.py's output.
 type trained struct {
 	rates.Part
 	End     string
@@ -40,9 +40,9 @@ type trained struct {
 	Done    bool
 }
 
-// TestTraining: a loop of PyTorch trains a network on images that lie on the node's
-// own disk, on a claim, and on a snapshot of the claim's volume that is mounted. How
-// fast, by turns; and that the networks come out the same.
+// TestTraining: a loop of PyTorch trains a network on images on the node's own disk, on a
+// claim, and on a mounted snapshot of the claim's volume, by turns. The test compares the
+// speeds, and demands equal networks.
 func TestTraining(t *testing.T) {
 	const node = "node1"
 	s := begin(t)
@@ -72,7 +72,7 @@ func TestTraining(t *testing.T) {
 		}
 	}
 	must("snapshot", "create", volume, "v1")
-	t.Cleanup(func() { // before the namespace goes, and the volume with it
+	t.Cleanup(func() { // before the namespace and the volume are deleted
 		s.kubectl("delete", "pod", "--all", "--timeout=120s")
 		s.kubectl("delete", "pvc/v1", "pv/"+s.ns+"-v1", "--ignore-not-found", "--timeout=120s")
 		s.until(patience, "the snapshot is deleted", func(ctx context.Context) error {
@@ -107,8 +107,7 @@ func TestTraining(t *testing.T) {
 	}
 }
 
-// train runs one round: a pod of its own, so that the node has nothing of the volumes
-// cached.
+// train runs one round in a new pod, so that the node has nothing of the volumes cached.
 func (s *story) train(ctx context.Context, round int, node string) (parts []rates.Part) {
 	s.Helper()
 	name := fmt.Sprint("train-", round)
@@ -145,7 +144,7 @@ func (s *story) train(ctx context.Context, round int, node string) (parts []rate
 	return parts
 }
 
-// imagesPod is a manifest of a pod on node1 that has some of these volumes.
+// imagesPod returns the manifest of a pod on node1 with some of these volumes.
 func imagesPod(name, image, command string, volumes ...string) string {
 	sources := map[string]string{
 		"script":   "configMap: {name: script}",
@@ -173,8 +172,7 @@ spec:
 %s`, name, image, command, mounts, list)
 }
 
-// waits tells for how long READs of the pod's volumes waited, as its node does in its
-// metrics.
+// waits prints how long READs of the pod's volumes waited, by the node's metrics.
 func (s *story) waits(ctx context.Context, node, pod string, took time.Duration, spent map[string]float64) {
 	s.Helper()
 	told, err := the.Machine(node).Command(ctx, "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:9817/metrics").Output()
@@ -197,8 +195,7 @@ func (s *story) waits(ctx context.Context, node, pod string, took time.Duration,
 	}
 }
 
-// sameAs demands that all places had the same images, and that the same network came
-// of them.
+// sameAs demands that all places had the same images, and gave the same network.
 func (s *story) sameAs(ends map[string]trained, l trained) {
 	s.Helper()
 	key := fmt.Sprint(l.Form, l.Epoch)
@@ -225,7 +222,7 @@ func gcd(a, b int) int {
 	return a
 }
 
-// long is kubectl for what takes its time.
+// long is kubectl for long work.
 func (s *story) long(ctx context.Context, args ...string) string {
 	s.Helper()
 	out, err := the.Kubectl(ctx, append([]string{"-n", s.ns}, args...)...)
@@ -242,7 +239,7 @@ func evict(dir string) error {
 		return err
 	}
 	defer d.Close()
-	if err := unix.Syncfs(int(d.Fd())); err != nil { // what is dirty stays
+	if err := unix.Syncfs(int(d.Fd())); err != nil { // dirty pages would stay
 		return err
 	}
 	return filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
@@ -251,7 +248,7 @@ func evict(dir string) error {
 		}
 		f, err := os.Open(path)
 		if os.IsNotExist(err) {
-			return nil // the chunk server removed it
+			return nil // the chunk server removed the file
 		}
 		if err != nil {
 			return err
@@ -261,8 +258,8 @@ func evict(dir string) error {
 	})
 }
 
-// snapshotClaim is a claim of a volume, or VOLUME@SNAPSHOT, that an administrator
-// makes known to Kubernetes by its name.
+// snapshotClaim returns the manifest of a claim for a volume, or for VOLUME@SNAPSHOT,
+// that an administrator makes known to Kubernetes by its name.
 func snapshotClaim(name, source string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: PersistentVolume
@@ -285,7 +282,7 @@ spec:
   resources: {requests: {storage: 1Gi}}`, name, source)
 }
 
-// configMap is a manifest of one with a single file.
+// configMap returns the manifest of a ConfigMap with a single file.
 func configMap(name, file, text string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s, namespace: NAMESPACE}\ndata:\n  %s: |\n%s", name, file, "    "+strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    "))
 }

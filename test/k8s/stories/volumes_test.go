@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/test/k8s/rig"
 )
 
-// TestInline: where the driver is deployed so, a pod brings a volume along, which
-// goes with it. This is the last of the stories.
+// TestInline: with inline volumes deployed, a pod brings a volume along, and the volume
+// goes with the pod. This is the last of the stories.
 func TestInline(t *testing.T) {
 	s := begin(t)
 	s.inline()
@@ -37,12 +37,12 @@ spec:
 	s.until(patience, "it is gone with its pod", s.left)
 }
 
-// inline lets pods bring volumes along until the test ends. The nodes are
-// administrators then, and clients again after it.
+// inline lets pods bring volumes along until the test ends. Until then the nodes are
+// administrators; afterwards they are clients again.
 func (s *story) inline() {
 	s.Helper()
-	// The nodes become bearers of a role. What they were before is put aside for when
-	// they are that again: a name is given once.
+	// The nodes join with another role. Their earlier credentials are kept for the way
+	// back, since a name can be taken only once.
 	deploy := func(role, before string, inline bool) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 		defer cancel()
@@ -50,7 +50,8 @@ func (s *story) inline() {
 		if err != nil {
 			return err
 		}
-		// Modes of a CSIDriver can't be changed, and who is joined stays who he is.
+		// The modes of a CSIDriver can't be changed, and a node that has joined keeps its
+		// identity.
 		for _, args := range [][]string{
 			{"delete", "csidriver", "csi.penstock.io"},
 			{"delete", "secret", "penstock-node-token"},

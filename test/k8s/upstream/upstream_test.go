@@ -1,6 +1,6 @@
-// Package upstream is Kubernetes' own storage tests for drivers that a file describes
-// (-storage.testdriver), without the rest of its end-to-end tests, which would take
-// ten times as long to build. Without such a file it has no tests.
+// Package upstream runs Kubernetes' own storage tests for drivers described by a file
+// (-storage.testdriver), without the rest of Kubernetes' end-to-end tests, which would
+// take ten times as long to build. Without such a file it has no tests.
 package upstream
 
 import (

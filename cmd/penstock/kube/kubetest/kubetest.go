@@ -17,7 +17,7 @@ import (
 	"penstock.io/penstock/cmd/penstock/kube"
 )
 
-// Fake is an API server for tests, which has Secrets of one namespace and nodes.
+// Fake is an API server for tests, with the Secrets of one namespace, and nodes.
 type Fake struct {
 	server *httptest.Server
 	dir    string // of the account
@@ -26,7 +26,7 @@ type Fake struct {
 	secrets map[string]*fakeSecret
 	nodes   map[string]map[string]string
 	lists   map[string][]any // by path
-	refused map[string]int   // lists, and with what
+	refused map[string]int   // status of the refusal, by list
 	// Patching is called before a Secret is changed: somebody else may be faster.
 	Patching func()
 }
@@ -38,7 +38,7 @@ type fakeSecret struct {
 
 const fakeNamespace, fakeToken = "penstock-system", "the account's token"
 
-// New starts one, which ends with the test.
+// New starts a fake, which ends with the test.
 func New(t *testing.T) *Fake {
 	t.Helper()
 	f := &Fake{dir: t.TempDir(), secrets: map[string]*fakeSecret{}, nodes: map[string]map[string]string{}}
@@ -67,14 +67,14 @@ func New(t *testing.T) *Fake {
 	return f
 }
 
-// Paths of the lists that it has.
+// Paths of the fake's lists.
 const (
 	PodsPath        = "/api/v1/pods"
 	VolumesPath     = "/api/v1/persistentvolumes"
 	AttachmentsPath = "/apis/storage.k8s.io/v1/volumeattachments"
 )
 
-// List replaces what a list has: objects as JSON.
+// List replaces the objects (JSON) of a list.
 func (f *Fake) List(path string, objects ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -87,14 +87,14 @@ func (f *Fake) List(path string, objects ...string) {
 	}
 }
 
-// Refuse answers for a list with a status; 0: with what it has.
+// Refuse makes requests for a list fail with a status; 0: requests succeed again.
 func (f *Fake) Refuse(path string, status int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refused = map[string]int{path: status}
 }
 
-// list answers page by page, as long as the caller wants them.
+// list answers page by page, in pages of the size that the caller requests.
 func (f *Fake) list(w http.ResponseWriter, q *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -124,7 +124,7 @@ func (f *Fake) Account(t *testing.T, token string) {
 	}
 }
 
-// API is the fake as a pod finds it.
+// API returns the fake as a pod finds it.
 func (f *Fake) API(t *testing.T) *kube.API {
 	t.Helper()
 	u, err := url.Parse(f.server.URL)
@@ -144,7 +144,7 @@ func (f *Fake) API(t *testing.T) *kube.API {
 	return a
 }
 
-// Close ends it.
+// Close ends the fake.
 func (f *Fake) Close() { f.server.Close() }
 
 // Put makes or replaces a Secret.
@@ -160,7 +160,7 @@ func (f *Fake) Put(name string, data map[string]string) {
 	s.data = data
 }
 
-// Get gives what a Secret has.
+// Get returns the values of a Secret.
 func (f *Fake) Get(name string) map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
