@@ -257,7 +257,7 @@ func (c *Client) fetch(ctx context.Context, servers []meta.ServerID, pl *meta.Ch
 				inP = inP || buf == nil
 				ask(buf, true)
 			} else if next < len(servers) {
-				patience.Reset(c.lat.patience(len(p))) // others' reads earn the right
+				patience.Reset(c.lat.patience(len(p))) // reads by other callers allow more second requests
 			}
 		case <-ctx.Done():
 			wg.Wait()

@@ -248,7 +248,8 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 	}
 }
 
-// checkedOf tells up to where a chunk is verified, and a sealed one's stamp. c.mu is held.
+// checkedOf returns the length up to which a chunk is verified, and the stamp of a sealed
+// chunk. The caller holds c.mu.
 func (s *Store) checkedOf(c *chunk, h *handle) (upTo uint64, stamp Stamp, err error) {
 	if c.state != meta.ChunkSealed {
 		return c.checked, Stamp{}, nil
@@ -312,7 +313,7 @@ func (s *Store) compare(ctx context.Context, c *chunk, k *checking, h *handle, c
 
 var checkPool = sync.Pool{New: func() any { b := make([]byte, checkStep); return &b }}
 
-// quiet tells whether nobody needs the disk.
+// quiet reports whether the disk has been unused for quietAppend and quietRead.
 func (s *Store) quiet() bool {
 	now := time.Now().UnixNano()
 	return now-s.lastAppend.Load() >= int64(quietAppend) && now-s.lastRead.Load() >= int64(quietRead)

@@ -26,16 +26,16 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// rig is a holder at a socket; its mounts are pipes and empty memories. What
-// a pipe does like /dev/fuse: its writing end reports an error to poll(2) once the
-// other end, the "kernel", has closed.
+// rig is a holder at a socket; its mounts are pipes and empty memories. A pipe resembles
+// /dev/fuse in one way: its writing end reports an error to poll(2) once the other end,
+// the "kernel", has closed.
 type rig struct {
 	*testing.T
 	h      *Daemon
 	socket string
 }
 
-// holds starts one.
+// holds starts a holder.
 func holds(t *testing.T, cfg Config, change ...func(*Daemon)) *rig {
 	t.Helper()
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -76,7 +76,7 @@ func (r *rig) dial() *Client {
 	return h
 }
 
-// device is a mount's device, and the kernel's end of it.
+// device returns a mount's device, and the kernel's end of the device.
 func device(t *testing.T) (dev, kernel *os.File) {
 	t.Helper()
 	kernel, dev, err := os.Pipe()
@@ -87,7 +87,7 @@ func device(t *testing.T) (dev, kernel *os.File) {
 	return dev, kernel
 }
 
-// memory is what a server leaves.
+// memory returns the memory that a server leaves.
 func memory(t *testing.T, records ...keep.Record) *os.File {
 	t.Helper()
 	m, err := keep.New(1 << 20)
@@ -119,7 +119,7 @@ func (r *rig) put(h *Client, name string, command Command) (kernel *os.File) {
 	return kernel
 }
 
-// goes ends who serves; nobody does then.
+// goes ends the serving process; no process serves then.
 func (r *rig) goes(h *Client) {
 	r.Helper()
 	h.Close()
@@ -145,7 +145,7 @@ func (r *rig) take(h *Client, name string, replace bool) chan taken {
 	return c
 }
 
-// comes waits for what must come.
+// comes waits for a value that must come.
 func comes[T any](t *testing.T, what string, c <-chan T) (v T) {
 	t.Helper()
 	select {
@@ -156,7 +156,7 @@ func comes[T any](t *testing.T, what string, c <-chan T) (v T) {
 	return v
 }
 
-// stays makes sure, for a while, that something does not come.
+// stays checks for a while that no value comes.
 func stays[T any](t *testing.T, what string, c <-chan T, d time.Duration) {
 	t.Helper()
 	select {
@@ -199,9 +199,9 @@ func wantKind(t *testing.T, err error, want meta.Kind) {
 	}
 }
 
-// ---- one serves
+// ---- a process serves
 
-// cutOff is a process that serves /m, and whose holder is gone.
+// cutOff makes a process that serves /m and whose holder is gone.
 func (r *rig) cutOff(device, memory *os.File) *Registration {
 	old := r.dial()
 	old.Close()
@@ -213,8 +213,8 @@ func (r *rig) cutOff(device, memory *os.File) *Registration {
 	return server
 }
 
-// A daemon that is to end waits for a process that serves, and ends once there is one: that
-// process hears that its put was taken.
+// TestLastPutIsAnswered: a daemon that was told to end waits for a process that serves,
+// and ends once one does: that process gets the answer to its put.
 func TestLastPutIsAnswered(t *testing.T) {
 	for range 20 {
 		dir, err := os.MkdirTemp("", "ho")
@@ -249,8 +249,8 @@ func TestLastPutIsAnswered(t *testing.T) {
 	}
 }
 
-// A server whose holder was replaced finds the mount given to another process: it is told
-// that it serves no more.
+// TestServerComesBackTooLate: a server whose holder was replaced finds the mount given to
+// another process. The holder tells the server that it serves no more.
 func TestServerComesBackTooLate(t *testing.T) {
 	dev, _ := device(t)
 	mem := memory(t)
@@ -262,7 +262,8 @@ func TestServerComesBackTooLate(t *testing.T) {
 	server.Close()
 }
 
-// A server whose holder was replaced gives the next one what the last one had.
+// TestServerComesBack: a server whose holder was replaced gives the next holder the state
+// that the last holder had.
 func TestServerComesBack(t *testing.T) {
 	dev, _ := device(t)
 	mem := memory(t)
@@ -275,7 +276,8 @@ func TestServerComesBack(t *testing.T) {
 	comes(t, "the mount", r.take(looks, "/m", false)).have(t)
 }
 
-// While one takes a mount over no other one may say that it serves it.
+// TestPutBesideTaker: while one process takes a mount over, no other process may say that
+// it serves the mount.
 func TestPutBesideTaker(t *testing.T) {
 	r := holds(t, Config{})
 	p, q, other := r.dial(), r.dial(), r.dial()
@@ -300,8 +302,8 @@ func TestPutBesideTaker(t *testing.T) {
 	}
 }
 
-// Who wants a mount that is being taken over gets it from the one that took it,
-// or hears that it is served.
+// TestTakeDuringTakeover: a process that asks for a mount during a take-over gets the
+// mount from the taker, or is told that the mount is served.
 func TestTakeDuringTakeover(t *testing.T) {
 	r := holds(t, Config{})
 	p, s, plain, admin := r.dial(), r.dial(), r.dial(), r.dial()
@@ -321,7 +323,7 @@ func TestTakeDuringTakeover(t *testing.T) {
 	comes(t, "the mount", replaced).have(t)
 }
 
-// Who waits is first when a taker fails.
+// TestTakerFails: when a taker fails, the longest waiting process is next.
 func TestTakerFails(t *testing.T) {
 	r := holds(t, Config{})
 	p, s, next := r.dial(), r.dial(), r.dial()
@@ -336,10 +338,10 @@ func TestTakerFails(t *testing.T) {
 
 // ---- patience
 
-// A successor that hangs does not keep users waiting for ever.
+// TestPatienceCoversTaker: a successor that hangs does not keep users waiting for ever.
 func TestPatienceCoversTaker(t *testing.T) {
 	number := filepath.Join(t.TempDir(), "abort")
-	r := holds(t, Config{Patience: 5 * time.Second}, aborts(number)) // the taker must come within it
+	r := holds(t, Config{Patience: 5 * time.Second}, aborts(number)) // the taker must come within this time
 	p, q, looks := r.dial(), r.dial(), r.dial()
 	kernel := r.put(p, "/m", someCommand)
 	r.goes(p)
@@ -355,18 +357,18 @@ func TestPatienceCoversTaker(t *testing.T) {
 	}
 }
 
-// A mount is aborted by its number, if it is the mount's still.
+// TestAbort: a mount is aborted by its number, if the number still belongs to the mount.
 func TestAbort(t *testing.T) {
 	for _, umounted := range []bool{false, true} {
 		name := filepath.Join(t.TempDir(), "abort")
-		r := holds(t, Config{Patience: 3 * time.Second}, aborts(name)) // the taker must come within it
+		r := holds(t, Config{Patience: 3 * time.Second}, aborts(name)) // the taker must come within this time
 		p, q := r.dial(), r.dial()
 		dev, kernel := device(t)
 		if err := p.Put("/m", someCommand, 42, dev, memory(t)); err != nil {
 			t.Fatal(err)
 		}
 		r.goes(p)
-		// Taken, so that its end is not seen before its time is over.
+		// Taken, so that the holder does not see the mount's end before the time is over.
 		comes(t, "the mount", r.take(q, "/m", false)).have(t)
 		if umounted {
 			kernel.Close()
@@ -395,8 +397,9 @@ func aborts(name string) func(*Daemon) {
 	}
 }
 
-// A mount that was ended while nobody served it is given out: what was written is
-// in its memory. Who took it has it dropped.
+// TestUnmountedWhileNobodyServed: a mount that was unmounted while no process served it
+// can still be taken: its memory has the written bytes. The taker then has the holder
+// drop the mount.
 func TestUnmountedWhileNobodyServed(t *testing.T) {
 	r := holds(t, Config{})
 	p, q := r.dial(), r.dial()
@@ -412,8 +415,8 @@ func TestUnmountedWhileNobodyServed(t *testing.T) {
 	}
 }
 
-// Successors that end as soon as they serve are started with pauses, and not for
-// ever.
+// TestSuccessorsThatEnd: successors that end as soon as they serve are started with
+// pauses, and a bounded number of times.
 func TestSuccessorsThatEnd(t *testing.T) {
 	for _, part := range []string{"holderPut", "holderNever"} {
 		t.Run(part, func(t *testing.T) {
@@ -431,8 +434,9 @@ func TestSuccessorsThatEnd(t *testing.T) {
 			r.until("given up", func() bool { return len(r.list(looks)) == 0 })
 			b, _ := os.ReadFile(notes)
 			n := strings.Count(string(b), "\n")
-			// Pauses of 0, 0.2, 0.4 s and so on: with none of them, some hundred. Where processors
-			// are short, one that took the mount as it was given up begins it anew.
+			// The pauses are 0, 0.2, 0.4 s and so on; without pauses there would be some
+			// hundred starts. Where processors are short, a process that took the mount
+			// as it was given up begins the count anew.
 			if n < 2 || n > 20 {
 				t.Errorf("%d successors in %v", n, time.Since(began))
 			}
@@ -440,7 +444,8 @@ func TestSuccessorsThatEnd(t *testing.T) {
 	}
 }
 
-// One that served for long is followed at once, however many there were.
+// TestSuccessorsThatSettle: a successor that served for long is followed at once,
+// whatever the number of earlier successors.
 func TestSuccessorsThatSettle(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
 	r := holds(t, Config{Patience: time.Hour, Settle: time.Millisecond, Respawn: true})
@@ -466,7 +471,7 @@ func TestSuccessorsThatSettle(t *testing.T) {
 const notesEnv = "PENSTOCK_HOLD_NOTES"
 
 func init() {
-	// A successor that takes over and ends; one that ends before.
+	// A successor that takes over and ends; another that ends before.
 	parts["holderPut"] = func(socket string) error {
 		note()
 		h, err := Dial(socket)
@@ -529,8 +534,9 @@ func note() {
 	}
 }
 
-// A successor is not spared by the kernel as the holder is that started it, but as
-// who served before.
+// TestSuccessorsForWantOfMemory: the kernel spares the holder when memory is short, but
+// not the successor that the holder starts: the successor gets the value of the process
+// that served before.
 func TestSuccessorsForWantOfMemory(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
 	r := holds(t, Config{Patience: time.Hour, Respawn: true})
@@ -555,8 +561,8 @@ func TestSuccessorsForWantOfMemory(t *testing.T) {
 	}
 }
 
-// A mount that nobody serves for long is ended for its users. What was written to it and
-// is not durable stays with the holder, for a process that sees to that.
+// TestGivenUpIsKept: a mount that no process serves for long is ended for its users. Its
+// bytes that are not durable stay with the holder, for a process that saves them.
 func TestGivenUpIsKept(t *testing.T) {
 	number := t.TempDir() + "/abort"
 	r := holds(t, Config{Patience: 300 * time.Millisecond}, aborts(number))
@@ -585,7 +591,7 @@ func TestGivenUpIsKept(t *testing.T) {
 	if files, bytes, err := Unsynced(left); files != 1 || bytes != 8192 || err != nil {
 		t.Errorf("DATA: the holder has %d files, %d bytes, %v", files, bytes, err)
 	}
-	time.Sleep(time.Second) // more than its patience
+	time.Sleep(time.Second) // more than the holder's patience
 	if err := q.Drop("/m"); err != nil {
 		t.Errorf("who sees to it was not left the time: %v", err)
 	}
@@ -594,8 +600,8 @@ func TestGivenUpIsKept(t *testing.T) {
 
 // ---- trust
 
-// Whoever listens at a holder's path is told nothing unless it is root or
-// ourselves.
+// TestStrangerAtTheSocket: a client sends nothing to a process at a holder's path unless
+// the process runs as root or as the client's own user.
 func TestStrangerAtTheSocket(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("becoming another user needs root")
@@ -648,7 +654,7 @@ func copyFile(to, from string) error {
 	return os.WriteFile(to, b, 0o755)
 }
 
-// socketPair is a connection without a holder that accepts.
+// socketPair returns a connection without an accepting holder.
 func socketPair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -669,7 +675,8 @@ func socketPair(t *testing.T) (a, b *net.UnixConn) {
 	return l[0], l[1]
 }
 
-// A holder that can't see who serves would not see that it was killed.
+// TestServerThatCannotBeSeen: a holder that can't see the serving process would not
+// notice its death.
 func TestServerThatCannotBeSeen(t *testing.T) {
 	r := holds(t, Config{})
 	a, b := socketPair(t)
@@ -691,7 +698,8 @@ func TestServerThatCannotBeSeen(t *testing.T) {
 
 // ---- sizes
 
-// Many mounts with much environment each are listed; how one was started is shown.
+// TestManyMounts: many mounts with large environments are listed; the start of a single
+// mount is shown.
 func TestManyMounts(t *testing.T) {
 	r := holds(t, Config{})
 	p := r.dial()
@@ -723,8 +731,8 @@ func TestManyMounts(t *testing.T) {
 	}
 }
 
-// An environment as large as fits is held and shown; of a larger one the error
-// says what is wrong.
+// TestLargeEnvironment: an environment of the largest size is kept and shown; for a
+// larger one the error gives the reason.
 func TestLargeEnvironment(t *testing.T) {
 	r := holds(t, Config{})
 	p := r.dial()
@@ -748,10 +756,10 @@ func TestLargeEnvironment(t *testing.T) {
 
 // ---- nobody waits for others
 
-// An answer that comes too late is not taken for that to the next request.
+// TestLateAnswer: a late answer is not taken for the answer to the next request.
 func TestLateAnswer(t *testing.T) {
 	a, b := socketPair(t)
-	late := make(chan struct{}, 1) // who greets is answered, then one request for each
+	late := make(chan struct{}, 1) // answers the greeting, then a request for each value
 	defer close(late)
 	go func() {
 		for n := 0; ; n++ {
@@ -781,14 +789,14 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-// A process that does not read keeps nobody else waiting.
+// TestNobodyWaitsForOthers: a process that does not read delays no other process.
 func TestNobodyWaitsForOthers(t *testing.T) {
 	r := holds(t, Config{})
 	p := r.dial()
 	began := time.Now()
 	r.put(p, "/m", someCommand)
 
-	// It asks and never reads: its answers fill what the kernel keeps for it.
+	// The process asks and never reads: its answers fill the kernel's buffer.
 	a, b := socketPair(t)
 	r.h.accept(a, os.Getpid())
 	show := (&packet{Op: "show", Name: "/large"}).encode()
@@ -804,12 +812,13 @@ func TestNobodyWaitsForOthers(t *testing.T) {
 			t.Fatalf("%+v", l)
 		}
 	}
-	if d := time.Since(began); d > 4*time.Second { // each of them: 5 s and more
+	if d := time.Since(began); d > 4*time.Second { // waiting for each of them would take 5 s and more
 		t.Errorf("others waited: %v", d)
 	}
 }
 
-// A holder of its own ends with its mount, not before its last user is gone.
+// TestOnce: a separate holder of one mount ends with the mount, but not before the last
+// user is gone.
 func TestOnce(t *testing.T) {
 	dir, err := os.MkdirTemp("", "ho")
 	if err != nil {
@@ -856,7 +865,7 @@ func FuzzPacket(f *testing.F) {
 	} {
 		f.Add(p.encode())
 	}
-	// As the first version wrote them.
+	// Messages of the first version.
 	f.Add([]byte(`{"op":"list","mounts":[{"name":"/m","pid":7,"taken":0,"start":{"path":"/p","args":["p"],"env":null,"dir":"/"}}]}`))
 	f.Add([]byte(`{"op":"take","name":`))
 	h, err := NewDaemon(Config{Logger: slog.New(slog.DiscardHandler)})
@@ -875,7 +884,8 @@ func FuzzPacket(f *testing.F) {
 		if err != nil || string(again.encode()) != string(p.encode()) {
 			t.Fatalf("%s becomes %s: %v", p.encode(), again.encode(), err)
 		}
-		// Whatever it asks without descriptors, the holder answers and holds nothing.
+		// Whatever a process asks without descriptors, the holder answers and holds
+		// nothing.
 		conn := &connection{pid: 1, queue: make(chan message, 2)}
 		h.mu.Lock()
 		err = h.answer(conn, p, nil)
@@ -887,8 +897,9 @@ func FuzzPacket(f *testing.F) {
 	})
 }
 
-// A killed process of which a thread may run still is not followed by another one: the
-// thread may take a request yet, and die with it. Here a tracer has it at its exit.
+// TestKilledThatRuns: a killed process with a thread that may still run is not followed
+// by a successor yet: the thread may still take a request, and die with it. Here a tracer
+// stops the thread at its exit.
 func TestKilledThatRuns(t *testing.T) {
 	for _, most := range []time.Duration{time.Hour, time.Millisecond} {
 		t.Run(most.String(), func(t *testing.T) {
@@ -920,14 +931,14 @@ func TestKilledThatRuns(t *testing.T) {
 	}
 }
 
-// traceExit has a thread of a process, other than its first, stand still at its exit
-// until let is called.
+// traceExit stops a thread of a process, other than its first thread, at its exit until
+// let is called.
 func traceExit(t *testing.T, pid int) (let func()) {
 	const seize, traceExits = 0x4206, 0x40
 	traced, over := make(chan error), make(chan struct{})
 	let = sync.OnceFunc(func() { close(over) })
 	t.Cleanup(let)
-	go func() { // a tracer is a thread; it ends with let
+	go func() { // the tracer is this goroutine's thread, which ends with let
 		runtime.LockOSThread() // and never unlocked: the thread goes with the goroutine
 		all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 		tid := 0
@@ -946,7 +957,7 @@ func traceExit(t *testing.T, pid int) (let func()) {
 		}
 		traced <- err
 		<-over
-		for err == nil { // and it is reaped: else its process stays
+		for err == nil { // also reaps the thread: otherwise the process stays
 			var how unix.WaitStatus
 			if _, err = unix.Wait4(tid, &how, unix.WALL, nil); err == unix.EINTR {
 				err = nil

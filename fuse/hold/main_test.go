@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// partEnv makes this binary a process that plays a part in a test: it names one of parts.
+// partEnv, an environment variable, makes this binary a process that plays a part in a
+// test: the value names one of parts.
 const partEnv = "PENSTOCK_HOLD_PART"
 
 var parts = map[string]func(arg string) error{}

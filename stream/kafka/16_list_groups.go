@@ -7,8 +7,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// listGroups lists the groups with members or commits since the gateway began, beside those of
-// other users.
+// listGroups lists the groups with members or commits since the gateway began, except
+// groups of other users.
 func (s *Server) listGroups(r *request, q *kmsg.ListGroupsRequest) *kmsg.ListGroupsResponse {
 	p := q.ResponseKind().(*kmsg.ListGroupsResponse)
 	s.groups.mu.Lock()

@@ -32,8 +32,8 @@ type Config struct {
 	Host    func(ctx context.Context) (*stream.Host, error)
 	Cluster string // id of the cluster
 	Node    int32  // id of the gateway; default 1
-	// Users are the users as whom clients log in, by SASL or by a client certificate; nil: the server
-	// asks for no credentials, and lets every client use every stream.
+	// Users: clients log in as one of these users, by SASL or by a client certificate;
+	// nil: the server asks for no credentials, and lets every client use every stream.
 	Users *stream.Users
 	// TLS encrypts all connections; nil: none. A client certificate that TLS accepts logs the client
 	// in as the user of Users with the certificate's common name.

@@ -1,5 +1,5 @@
-// Package child lets a test binary be other processes, too: servers whose
-// processor time is theirs alone and that can be stopped and killed.
+// Package child lets a test binary also be other processes: servers with their own
+// processor time, which can be stopped and killed.
 package child
 
 import (
@@ -19,21 +19,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable holds what a child is, as JSON.
+// variable is the environment variable with the child's role, as JSON.
 const variable = "PENSTOCK_TEST_CHILD"
 
-// A Role is what a child may be; its fields are its configuration.
+// A Role is a kind of child; its fields are its configuration.
 type Role interface {
-	// Run serves until Orphaned returns. It prints one line when it is ready:
-	// its address, or nothing.
+	// Run serves until Orphaned returns. When ready, Run prints one line: its address, or
+	// nothing.
 	Run() error
 }
 
-// Tests of a package: its testing.M, or what prepares it and runs it then.
+// Tests runs the tests of a package: a testing.M, or a wrapper that prepares first.
 type Tests interface{ Run() int }
 
-// Main runs the tests of a package, or what this process is a child for. It
-// gives the exit status.
+// Main runs the tests of a package or, in a child, the child's role. Main returns the
+// exit status.
 func Main[R Role](m Tests) int {
 	v := os.Getenv(variable)
 	if v == "" {
@@ -51,21 +51,22 @@ func Main[R Role](m Tests) int {
 	return 0
 }
 
-// Ready tells the parent that the child serves, and where.
+// Ready tells the parent that the child serves, and its address.
 func Ready(addr string) { fmt.Println(addr) }
 
-// Orphaned returns when the parent has closed its end, or is gone.
+// Orphaned returns when the parent has closed its end of the pipe, or is gone.
 func Orphaned() { _, _ = io.Copy(io.Discard, os.Stdin) }
 
-// Process is a child that runs.
+// Process is a running child.
 type Process struct {
-	Addr  string // that it told
+	Addr  string // address from Ready
 	cmd   *exec.Cmd
 	stdin io.Closer
 	ended chan struct{}
 }
 
-// Start starts a child and returns when it is ready. It is ended with the test.
+// Start starts a child and returns when the child is ready. The end of the test ends the
+// child.
 func Start(t testing.TB, r Role) *Process {
 	t.Helper()
 	v, err := json.Marshal(r)
@@ -102,9 +103,9 @@ func Start(t testing.TB, r Role) *Process {
 	return p
 }
 
-// Spawn starts a command that is killed when this process ends. The kernel kills it when
-// the thread ends that started it, and threads in between do end, as those of goroutines
-// that are locked to one: all commands are started by one thread that never does.
+// Spawn starts a command that is killed when this process ends. The kernel kills a
+// command when the thread that started it ends, and threads do end earlier, such as
+// threads of goroutines locked to them. So a thread that never ends starts all commands.
 func Spawn(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -132,7 +133,7 @@ var spawner struct {
 	started chan error
 }
 
-// stop lets the child end by itself, and kills it if it does not.
+// stop asks the child to end, and kills the child if it does not.
 func (p *Process) stop(t testing.TB, what []byte) {
 	_ = p.stdin.Close()
 	select {
@@ -155,11 +156,11 @@ func (p *Process) Signal(sig syscall.Signal) error { return p.cmd.Process.Signal
 // PID of the child.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// CPU is the processor time that the child has used, without its children's, as
-// its own clock says: in nanoseconds, where /proc has ticks.
+// CPU returns the processor time of the child, without its children, by the child's own
+// clock: in nanoseconds, where /proc has ticks.
 func (p *Process) CPU() (time.Duration, error) { return CPU(p.PID()) }
 
-// CPU is the same of any process of this PID name space.
+// CPU returns the processor time of any process of this PID name space.
 func CPU(pid int) (time.Duration, error) {
 	const sched = 2 // CPUCLOCK_SCHED, of all threads
 	var ts unix.Timespec

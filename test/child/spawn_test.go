@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// A command is killed with this process, not with the thread that happened to be the
-// caller's.
+// TestSpawnedOutlivesThread: a command is killed with this process, not with the thread
+// of the caller.
 func TestSpawnedOutlivesThread(t *testing.T) {
-	cmds := make([]*exec.Cmd, 4) // one thread may be the process's first, which stays
+	cmds := make([]*exec.Cmd, 4) // one of the threads may be the process's first thread, which stays
 	var threads, started sync.WaitGroup
 	started.Add(len(cmds))
 	for i := range cmds {

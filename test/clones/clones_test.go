@@ -31,7 +31,7 @@ var kills = flag.Int("kills", 3, "how often the system is killed while a clone i
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
-// rig is one machine: everything in one process, with a mount.
+// rig is a machine: the whole system in one process, with a mount.
 type rig struct {
 	*program.Rig
 	at string // where the tree is mounted
@@ -69,7 +69,7 @@ func (r *rig) kill() {
 	spawn.Unmount(r.at)
 }
 
-// refused runs a command that must fail with words that name what is wrong.
+// refused runs a command that must fail with a message that contains the words.
 func (r *rig) refused(words []string, args ...string) {
 	r.T.Helper()
 	_, err := r.Ctl(args...)
@@ -99,7 +99,7 @@ func (r *rig) write(p string, b []byte) {
 	}
 }
 
-// tree gives every file below a directory with a sum of its content.
+// tree returns every file below a directory with a sum of its content.
 func (r *rig) tree(dir string) map[string]string {
 	r.T.Helper()
 	got := map[string]string{}
@@ -135,7 +135,7 @@ func (r *rig) same(dir string, want map[string]string) {
 	}
 }
 
-// fill makes files of all kinds: inline, packed, with chunks of their own.
+// fill makes files of all kinds: inline, packed, with separate chunks.
 func (r *rig) fill(dir string) {
 	r.T.Helper()
 	rng := rand.NewChaCha8([32]byte{1})
@@ -234,7 +234,8 @@ func TestClones(t *testing.T) {
 	exp, data := r.tree("exp"), r.tree("data")
 	r.same("now", live)
 
-	// Copies within a volume share extents, those that the clone began with too.
+	// Copies within a volume share extents, also extents that the clone shares with its
+	// origin.
 	if out, err := exec.Command("cp", "--reflink=auto", r.path("exp/f8"), r.path("exp/copy")).CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
@@ -247,7 +248,7 @@ func TestClones(t *testing.T) {
 	}
 	r.same("exp", exp)
 
-	// A clone has snapshots of its own, and clones.
+	// A clone can have its own snapshots and clones.
 	r.Must("snapshot", "create", "exp", "e1")
 	r.write("exp/f2", []byte("later"))
 	var changes []struct{ Change, Path string }
@@ -263,7 +264,7 @@ func TestClones(t *testing.T) {
 	r.Must("clone", "create", "exp@e1", "exp2", "--attach", "/exp2")
 	r.same("exp2", exp)
 
-	// What clones need stays.
+	// Snapshots and volumes that clones need can't be deleted.
 	r.refused([]string{"busy", "exp"}, "snapshot", "delete", "data", "v1", "--yes")
 	r.Must("volume", "detach", "data")
 	r.refused([]string{"busy", "exp", "now"}, "volume", "delete", "data", "--yes")
@@ -278,7 +279,7 @@ func TestClones(t *testing.T) {
 	r.same("data", data)
 	r.Must("fsck")
 
-	// They go in an order that is allowed; then nothing keeps the origin.
+	// The clones are deleted in an allowed order; then the origin can be deleted.
 	for _, v := range []string{"exp2", "now"} {
 		r.gone(v)
 	}
@@ -294,8 +295,8 @@ func TestClones(t *testing.T) {
 	r.gone("data")
 }
 
-// TestBackFromSnapshot: files that come back out of .snapshot share what the snapshot
-// holds, and keep it when that is deleted; each count stays exact.
+// TestBackFromSnapshot: files copied out of .snapshot share the snapshot's bytes, and
+// keep these bytes when the snapshot is deleted; each count stays exact.
 func TestBackFromSnapshot(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
@@ -311,7 +312,7 @@ func TestBackFromSnapshot(t *testing.T) {
 	if err := os.Remove(r.path("data", "f7")); err != nil {
 		t.Fatal(err)
 	}
-	// cp removes nothing: it writes over the file that is there.
+	// cp writes over existing files and removes none.
 	for name := range then {
 		if name == "f5" {
 			continue
@@ -334,7 +335,7 @@ func TestBackFromSnapshot(t *testing.T) {
 	}
 	same()
 
-	// What only the copies hold stays.
+	// Bytes that only the copies have stay.
 	if err := os.Remove(r.path("data", "f5")); err != nil {
 		t.Fatal(err)
 	}
@@ -405,9 +406,9 @@ func (r *rig) clones() (names []string) {
 	return names
 }
 
-// TestKilled kills the system at any moment of making a clone, and of deleting
-// one: after that it is there as a whole or not at all, and what keeps the
-// origin is what clones there are.
+// TestKilled kills the system at any moment while a clone is made or deleted. Afterwards
+// the clone is there as a whole or not at all, and the origin can be deleted exactly if
+// no clone needs it.
 func TestKilled(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
@@ -454,9 +455,8 @@ func TestKilled(t *testing.T) {
 	r.gone("data")
 }
 
-// TestPromoted makes a clone independent while it is written and the system is
-// killed: then its origin may go, and nothing of the clone or of its snapshots
-// is missing.
+// TestPromoted promotes a clone while it is written and the system is killed: then the
+// origin can be deleted, and no data of the clone or of its snapshots is missing.
 func TestPromoted(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
@@ -508,8 +508,8 @@ func TestPromoted(t *testing.T) {
 	r.Must("fsck")
 }
 
-// TestPromoteRate: a promotion keeps to its rate, whoever owns the clone, until it
-// is given another one.
+// TestPromoteRate: a promotion keeps its rate, also at another owner of the clone, until
+// the rate is changed.
 func TestPromoteRate(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
@@ -559,10 +559,10 @@ func TestPromoteRate(t *testing.T) {
 	r.same("turned", want)
 }
 
-// What hangs in a volume is no part of its snapshots: there it is an empty
-// directory. A snapshot that shows such a one is not cloned, also when that volume
-// hangs elsewhere by now; one from before is. Rolling back moves no volume: it is
-// refused where it would have to.
+// TestNested: a volume attached inside another volume is an empty directory in the outer
+// volume's snapshots. A snapshot that shows such a directory can't be cloned, not even
+// when the inner volume is attached elsewhere; an earlier snapshot can. A rollback that
+// would have to move a volume is refused.
 func TestNested(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "v", "--attach", "/v")
@@ -606,7 +606,7 @@ func TestNested(t *testing.T) {
 	r.refused([]string{"detached since the snapshot", `"w"`}, "snapshot", "rollback", "v", "with", "--force", "--yes")
 	r.Must("clone", "create", "v", "d", "--attach", "/d")
 	has("d", "new", "old")
-	r.Must("volume", "attach", "w", "/d/w") // into a clone; it hangs there alone
+	r.Must("volume", "attach", "w", "/d/w") // into a clone: attached only there
 	r.refused(was, "clone", "create", "v@with", "e")
 	has("d/w", "inside")
 	r.Must("volume", "detach", "w")

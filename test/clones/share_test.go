@@ -17,8 +17,9 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// TestPageCacheIsShared: a clone's file that nobody wrote is read out of the page cache
-// that its origin's reader filled, as is a copy of it; what was written in the clone is its own.
+// TestPageCacheIsShared: an unwritten file of a clone, and a copy of it, are read from
+// the page cache that the origin's reader filled. Bytes written in the clone have their
+// own pages.
 func TestPageCacheIsShared(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "data", "--attach", "/data", "--seal-on-close")
@@ -27,7 +28,7 @@ func TestPageCacheIsShared(t *testing.T) {
 		r.write(filepath.Join("data", name), random(size))
 	}
 	r.Must("clone", "create", "data", "copy", "--attach", "/copy")
-	if err := os.Remove(r.path("copy", "changed")); err != nil { // who is sealed is written anew
+	if err := os.Remove(r.path("copy", "changed")); err != nil { // a sealed file must be made anew
 		t.Fatal(err)
 	}
 	r.write("copy/changed", bytes.Repeat([]byte("mine"), size/4))
@@ -36,7 +37,7 @@ func TestPageCacheIsShared(t *testing.T) {
 	}
 	var was [2][]byte
 	for i, name := range []string{"kept", "changed"} {
-		b, err := os.ReadFile(r.path("copy", name)) // by now it has been verified
+		b, err := os.ReadFile(r.path("copy", name)) // the read verifies the file
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +48,7 @@ func TestPageCacheIsShared(t *testing.T) {
 	r.Until("chunks out of the page cache", func() error {
 		r.disk(func(p string, _ fs.FileInfo) error { return uncache(p) })
 		for _, m := range []mapping{origin, kept, again, theirs} {
-			if err := uncache(m.path); err != nil { // where the kernel has pages of the mount itself
+			if err := uncache(m.path); err != nil { // in case the kernel has pages of the mount's file
 				return err
 			}
 			if n := m.resident(); n > 0 {
@@ -98,7 +99,7 @@ func (r *rig) mapped(p ...string) mapping {
 	return mapping{r, r.path(p...), b}
 }
 
-// resident counts the pages of it that the kernel has in memory.
+// resident counts the mapping's pages that the kernel has in memory.
 func (m mapping) resident() (n int) {
 	m.r.T.Helper()
 	in := make([]byte, (len(m.b)+4095)/4096)
@@ -111,7 +112,7 @@ func (m mapping) resident() (n int) {
 	return n
 }
 
-// uncache has the kernel forget what it has in memory of a file.
+// uncache makes the kernel drop a file's pages from memory.
 func uncache(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -121,7 +122,7 @@ func uncache(path string) error {
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// disk calls fn for every file of the chunk server that stays.
+// disk calls fn for every file of the remaining chunk server.
 func (r *rig) disk(fn func(p string, st fs.FileInfo) error) {
 	r.T.Helper()
 	if err := filepath.WalkDir(filepath.Join(r.Dir, "d", "chunks"), func(p string, e fs.DirEntry, err error) error {

@@ -1,5 +1,5 @@
-// Package disk owns file systems on loop devices that tests may break: ext4 of a
-// given size whose power can be cut, and which can be filled up.
+// Package disk owns file systems on loop devices for destructive tests: ext4 of a given
+// size, whose power can be cut, and which can be filled.
 package disk
 
 import (
@@ -20,13 +20,13 @@ import (
 
 // Disk is an ext4 file system on a loop device whose power can be cut.
 type Disk struct {
-	At    string // mount point; between Unmount and Mount it may be changed
+	At    string // mount point; may change between Unmount and Mount
 	image string
 	loop  string
 }
 
-// New makes an image, formats and mounts it. A disk that is not nil is to be
-// removed even with an error.
+// New makes an image, formats it and mounts the file system. If New returns a disk, the
+// caller must remove the disk, even after an error.
 func New(image, at string, size int64) (*Disk, error) {
 	d := &Disk{image: image, At: at}
 	if err := os.MkdirAll(at, 0o755); err != nil {
@@ -52,7 +52,7 @@ func New(image, at string, size int64) (*Disk, error) {
 	return d, d.Mount()
 }
 
-// Temp makes one for a test, which removes it at its end.
+// Temp makes a disk for a test, and removes the disk at the test's end.
 func Temp(t testing.TB, size int64) *Disk {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,9 +70,10 @@ func Temp(t testing.TB, size int64) *Disk {
 	return d
 }
 
-// Mount mounts it, as after a reboot. As long as another mount namespace has the
-// file system, too (ip netns exec makes one for its command), it is still there
-// after Unmount, with its power cut, and would only be shown again.
+// Mount mounts the disk, as after a reboot. While another mount namespace also has the
+// file system mounted (ip netns exec makes such a namespace for its command), the file
+// system with the cut power outlives Unmount, and a second mount would only show it
+// again.
 func (d *Disk) Mount() error {
 	for range 500 {
 		if err := unix.Mount(d.loop, d.At, "ext4", 0, ""); err != nil {
@@ -111,15 +112,15 @@ func (d *Disk) Unmount() error {
 	return fmt.Errorf("unmounting %s: %w", d.At, err)
 }
 
-// EXT4_IOC_SHUTDOWN, _IOR('X', 125, __u32), stops all I/O of a file system at
-// once; with NOLOGFLUSH what is only in memory is not written, not even the
-// journal: what a power cut leaves.
+// EXT4_IOC_SHUTDOWN, _IOR('X', 125, __u32), stops all I/O of a file system at once. With
+// NOLOGFLUSH data that is only in memory is not written, not even the journal: the same
+// state as after a power cut.
 const (
 	ext4Shutdown   = 0x8004587d
 	ext4NoLogFlush = 2
 )
 
-// Cut takes the power away: what is not on the disk by now is lost.
+// Cut takes the power away: data that is not on the disk by now is lost.
 func (d *Disk) Cut() error {
 	f, err := os.Open(d.At)
 	if err != nil {
@@ -147,14 +148,14 @@ func (d *Disk) Remove() error {
 	return errors.Join(err, os.Remove(d.image))
 }
 
-// Fill takes all free space but so many bytes with one file; release gives it back.
+// Fill takes all free space except left bytes with a file; release removes the file.
 func (d *Disk) Fill(left int64) (release func() error, err error) {
 	f, err := os.CreateTemp(d.At, "ballast-")
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	// ext4 counts as free what it keeps for its own metadata.
+	// ext4 counts the room that it reserves for its own metadata as free.
 	own, err := os.ReadFile(filepath.Join("/sys/fs/ext4", filepath.Base(d.loop), "reserved_clusters"))
 	if err != nil {
 		return nil, err
@@ -190,8 +191,8 @@ func (d *Disk) Fill(left int64) (release func() error, err error) {
 	return func() error { return os.Remove(f.Name()) }, f.Sync()
 }
 
-// Discard removes what a killed test left in a directory: mounts at or below it,
-// the deepest first, and loop devices whose images lie below it.
+// Discard removes the remains of a killed test in a directory: mounts at or below it, the
+// deepest first, and loop devices with images below it.
 func Discard(dir string) error {
 	var errs []error
 	table, err := os.ReadFile("/proc/self/mounts")
@@ -210,7 +211,7 @@ func Discard(dir string) error {
 	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	errs = append(errs, err)
 	for _, file := range loops {
-		// One that is going has no image any more.
+		// A device that is being removed has no image any more.
 		image, err := os.ReadFile(file)
 		if err != nil || !below(strings.TrimSuffix(strings.TrimSpace(string(image)), " (deleted)"), dir) {
 			continue

@@ -20,8 +20,8 @@ func syncDir(dir string) error {
 	return d.Sync()
 }
 
-// TestPowerCutIsReal is the control of the disk: after a cut a synced file is
-// there and one that was only written is not.
+// TestPowerCutIsReal is the control of the disk: after a cut a synced file is there, and
+// a file without a sync is not.
 func TestPowerCutIsReal(t *testing.T) {
 	d := Temp(t, 64<<20)
 	for _, name := range []string{"synced", "written"} {
@@ -60,8 +60,8 @@ func TestPowerCutIsReal(t *testing.T) {
 	}
 }
 
-// TestRebootWaits: a mount namespace that still has the disk keeps it as it was
-// when the power was cut.
+// TestRebootWaits: a mount namespace that still has the disk keeps the disk's state at
+// the power cut.
 func TestRebootWaits(t *testing.T) {
 	d := Temp(t, 16<<20)
 	other := exec.Command("sleep", "0.5")

@@ -27,7 +27,7 @@ func TestClones(t *testing.T) {
 	for _, name := range append(badNames, strings.Repeat("x", meta.MaxName+1)) {
 		c.refused(v.Clone(ctx, "", name), meta.Invalid)
 	}
-	if l, err := boss.Snapshots(ctx, v.ID()); err != nil || len(l.Snapshots) != 2 { // v1, and that of the copy
+	if l, err := boss.Snapshots(ctx, v.ID()); err != nil || len(l.Snapshots) != 2 { // v1, and the snapshot of the copy
 		t.Errorf("what was refused left %+v, %v", l, err)
 	}
 	exp, cp := c.open(admin, "exp"), c.open(admin, "copy")
@@ -91,7 +91,7 @@ func TestClones(t *testing.T) {
 	c.has(c.open(c.dial("admin"), "exp"), "/large", large)
 	c.Must("fsck", "--volume", "exp")
 
-	// A clone is a volume that nobody has rights on: administrators of the cluster make them.
+	// A new clone has no grants: only administrators of the cluster can make clones.
 	c.must(second(boss.TakeSnapshot(ctx, exp.ID(), "e1")))
 	s, err := exp.Snapshot(ctx, "e1")
 	c.must(err)

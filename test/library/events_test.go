@@ -30,7 +30,7 @@ func TestEvents(t *testing.T) {
 	}
 	c.must(keep(boss, meta.MinEvents))
 
-	// Followed by who may read, as they come.
+	// A client with the right to read follows the events as they come.
 	c.user("index", "inbox", "read")
 	r := c.operator("index").API
 	c.refused(keep(r, 0), meta.AccessDenied)
@@ -111,7 +111,7 @@ func TestEvents(t *testing.T) {
 		}
 	}
 
-	// Who begins again has what came after, and the same.
+	// A follower that begins again gets the same later events.
 	for from := range all {
 		var again []admin.VolumeEvent
 		c.must(c.events(boss, volume, log.Last+uint64(from), func(e admin.VolumeEvent) bool { again = append(again, e); return true }))
@@ -125,11 +125,11 @@ func TestEvents(t *testing.T) {
 		t.Errorf("who stops hears %d more", n-1)
 	}
 
-	// Too late, of which there is no doubt, and how to go on.
+	// The requested events are gone, and the answer says after which number to continue.
 	for i := range meta.MinEvents + meta.MinEvents/4 {
 		c.must(second(v.Create(ctx, nil, meta.Create{Parent: meta.RootIno, Name: fmt.Sprint("f", i), Mode: meta.TypeRegular | 0o644})))
 	}
-	c.Until("all is in the journal", func() error { // and only that is told
+	c.Until("all is in the journal", func() error { // followers get only journaled events
 		l, err := boss.EventLog(ctx, volume)
 		if err == nil && l.Last < taken.Seq+meta.MinEvents+meta.MinEvents/4 {
 			err = fmt.Errorf("%+v", l)
@@ -151,7 +151,7 @@ func TestEvents(t *testing.T) {
 		}
 		return err
 	})
-	if len(names) > 2 { // it was made, and closed
+	if len(names) > 2 { // the file was made and closed
 		t.Errorf("%q", names)
 	}
 	if err := c.events(boss, volume, missed.Last+1_000_000, nil); !errors.As(err, &missed) {
@@ -164,7 +164,7 @@ func TestEvents(t *testing.T) {
 // errEnough ends events.
 var errEnough = errors.New("enough")
 
-// events goes over those that there are, while fn wants more.
+// events iterates over the present events, while fn wants more.
 func (c *cluster) events(by *admin.Client, volume *admin.VolumeRef, since uint64, fn func(admin.VolumeEvent) bool) error {
 	err := by.Follow(c.T.Context(), &admin.ReadEventsRequest{Volume: volume, Since: since}, false, func(e admin.VolumeEvent) error {
 		if fn != nil && !fn(e) {

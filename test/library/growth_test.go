@@ -23,9 +23,9 @@ func record(off int64, n int) []byte {
 	return p
 }
 
-// TestReadersTakeNothingFromAWriter: another client appends to a file. Readers see every write
-// that returned before they asked, never see a shorter file than before, and take no lease from
-// the writer.
+// TestReadersTakeNothingFromAWriter: another client appends to a file. Readers see every
+// write that returned before their request, never see a shorter file than before, and
+// take no lease from the writer.
 func TestReadersTakeNothingFromAWriter(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()
@@ -34,7 +34,7 @@ func TestReadersTakeNothingFromAWriter(t *testing.T) {
 	info, err := v.CreateOpen(ctx, &penstock.Call{}, meta.Create{Parent: meta.RootIno, Name: "log", Mode: 0o644}, uint32(os.O_RDWR))
 	c.must(err)
 	ino := info.Entry.Attr.Ino
-	var written atomic.Int64 // by writes that have returned
+	var written atomic.Int64 // bytes of writes that have returned
 	rng := rand.New(rand.NewPCG(1, 2))
 	appendSome := func() {
 		off := written.Load()

@@ -1,6 +1,6 @@
 // Package library uses the client library as a Go program does, against a cluster of
-// processes with certificates: what the exported calls about volumes, snapshots, pins,
-// clones and events do, and what they refuse to whom.
+// processes with certificates: the effects and refusals of the exported calls about
+// volumes, snapshots, pins, clones and events.
 package library
 
 import (
@@ -39,11 +39,11 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// admin is a client of the cluster's administrator, who commits what it wrote when it is
-// asked to only.
+// admin returns a client of the cluster's administrator, which commits its writes only on
+// request.
 func (c *cluster) admin() *penstock.Client { c.T.Helper(); return c.dial("admin") }
 
-// user is a client that has rights on a volume.
+// user returns a client with rights on a volume.
 func (c *cluster) user(name, volume, rights string) *penstock.Client {
 	c.T.Helper()
 	c.Join("client", name)
@@ -77,7 +77,7 @@ func (c *cluster) operator(name string) *operator.Operator {
 	return operator.New(c.T, c.Addr, creds)
 }
 
-// volume makes one and opens it.
+// volume makes a volume and opens it.
 func (c *cluster) volume(cl *penstock.Client, name string) *penstock.Volume {
 	c.T.Helper()
 	vols, err := cl.Volumes()
@@ -120,7 +120,7 @@ func (c *cluster) has(v *penstock.Volume, path, text string) {
 	}
 }
 
-// refused demands an error of a kind whose text has words.
+// refused demands an error of a kind, whose text contains the words.
 func (c *cluster) refused(err error, kind meta.Kind, words ...string) {
 	c.T.Helper()
 	if !errors.Is(err, kind) {
@@ -133,5 +133,5 @@ func (c *cluster) refused(err error, kind meta.Kind, words ...string) {
 	}
 }
 
-// second is the error of what gives a value, too.
+// second returns the error of a call that also returns a value.
 func second[T any](_ T, err error) error { return err }

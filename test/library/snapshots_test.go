@@ -53,7 +53,7 @@ func TestSnapshots(t *testing.T) {
 		t.Errorf("%+v, %v", list, err)
 	}
 
-	// What was, through a view; nothing changes there.
+	// The earlier state, through a view, which refuses changes.
 	s, err := admin.Snapshot(ctx, "data", "one")
 	c.must(err)
 	of, info, ok := s.View()
@@ -71,7 +71,7 @@ func TestSnapshots(t *testing.T) {
 	}
 	c.refused(second(admin.Snapshot(ctx, "none", "one")), meta.NoSuchVolume)
 
-	// What changed.
+	// The changes between snapshots.
 	diff := func(by *operator.Operator, from, to string) (l []string, err error) {
 		err = by.DiffSnapshots(ctx, v.ID(), from, to, func(ch meta.Change) error {
 			l = append(l, fmt.Sprintf("%v %s %s %v", ch.Kind, ch.From, ch.Path, ch.Content))
@@ -95,8 +95,9 @@ func TestSnapshots(t *testing.T) {
 		t.Errorf("what fn says does not come through: %v", err)
 	}
 
-	// What they hold: what "kept" was, and "gone", once it was taken off: a moment after
-	// it lost its name, so that two may have it as well.
+	// The bytes that only the snapshots have: the old contents of "kept", and "gone" once
+	// its extents are removed, a moment after it lost its name; until then two snapshots
+	// may count its bytes.
 	c.Until("what both hold", func() error {
 		use, err := boss.SnapshotUse(ctx, v.ID(), []string{"one", "two"})
 		if err == nil && (use.Alone != uint64(len("gone")+len("kept")) || use.Freed != use.Alone || len(use.Snapshots) != 2 || use.Snapshots[0].Alone < uint64(len("kept")) || use.Snapshots[1].Alone != 0) {
@@ -106,7 +107,7 @@ func TestSnapshots(t *testing.T) {
 	})
 	c.refused(second(boss.SnapshotUse(ctx, v.ID(), []string{"none"})), meta.NoSuchSnapshot, "none")
 
-	// Rights: who reads looks, and changes nothing.
+	// Rights: a client that may read can look, and change nothing.
 	r := c.open(c.user("reader", "data", "read"), "data")
 	reader := c.operator("reader")
 	if l, err := reader.Snapshots(ctx, r.ID()); err != nil || len(l.Snapshots) != 2 {
@@ -125,7 +126,7 @@ func TestSnapshots(t *testing.T) {
 		c.refused(err, meta.AccessDenied)
 	}
 
-	// A schedule takes some by itself, which are no others'.
+	// A schedule takes snapshots by itself, and leaves all others alone.
 	c.refused(boss.ScheduleSnapshots(ctx, v.ID(), "nonsense"), meta.Invalid, "nonsense")
 	c.must(boss.ScheduleSnapshots(ctx, v.ID(), "24h:hourly"))
 	c.Until("a snapshot by schedule", func() error {
@@ -152,7 +153,7 @@ func TestSnapshots(t *testing.T) {
 	c.has(v, "/kept", "kept")
 
 	c.must(second(boss.DeleteSnapshot(ctx, v.ID(), "one")))
-	// While it is going, a second deletion is the first one sent again.
+	// While the deletion goes on, a second deletion is a repetition of the first.
 	c.Until("it is gone", func() error {
 		if _, err := boss.DeleteSnapshot(ctx, v.ID(), "one"); !errors.Is(err, meta.NoSuchSnapshot) {
 			return fmt.Errorf("its deletion says %v", err)
@@ -220,7 +221,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestPins: a run names the snapshot that it reads, keeps the snapshot, and proves its
+// TestPins: a run names the snapshot that it reads, keeps the snapshot, and verifies its
 // contents.
 func TestPins(t *testing.T) {
 	t.Parallel()
@@ -254,7 +255,7 @@ func TestPins(t *testing.T) {
 	c.refused(second(boss.DeleteSnapshot(ctx, v.ID(), "v1")), meta.Busy, "run-42")
 	c.refused(vols.Delete(ctx, v.ID(), true), meta.Busy, "run-42")
 
-	// A view renews what it holds, and releases nothing.
+	// A view renews its pins, and releases none.
 	view, err := r.Snapshot(ctx, "v1")
 	c.must(err)
 	c.refused(v.Pin(ctx, "run-43", time.Hour), meta.NotSupported)
@@ -297,7 +298,7 @@ func TestPins(t *testing.T) {
 		}
 	}
 
-	// The digest: recorded by the owner, and as whoever reads finds it.
+	// The digest, as the owner records it, and as a reader computes it.
 	c.refused(second(v.RecordedDigest(ctx)), meta.NotSupported)
 	c.refused(second(second3(v.ComputeDigest(ctx, nil))), meta.NotSupported)
 	recorded := c.digest(view)
@@ -320,7 +321,7 @@ func TestPins(t *testing.T) {
 		t.Errorf("%v, %v", text, err)
 	}
 
-	// It has that of the same files in another volume.
+	// The same files in another volume have the same digest.
 	b := c.volume(admin, "imported")
 	c.put(b, "/large", strings.Repeat("large ", 300_000))
 	c.put(b, "/small", "small")

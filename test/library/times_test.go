@@ -7,8 +7,8 @@ import (
 	penstock "penstock.io/penstock"
 )
 
-// TestReadersKeepLeases: readers of the same files report their access times, and take from
-// each other neither leases nor cached pages.
+// TestReadersKeepLeases: readers of the same files report access times, and take neither
+// leases nor cached pages from each other.
 func TestReadersKeepLeases(t *testing.T) {
 	c := newCluster(t)
 	ctx := t.Context()
@@ -38,7 +38,7 @@ func TestReadersKeepLeases(t *testing.T) {
 			t.Errorf("reader %d lost %d leases to the other", i, n)
 		}
 	}
-	// The owner has the times, or there was nothing to lose a lease to.
+	// The owner has the access times: otherwise no lease could have been lost.
 	fresh := c.open(c.dial("admin"), "data")
 	for i := range files {
 		a, err := fresh.Tree().Stat(ctx, name(i))

@@ -52,10 +52,10 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("%q", l)
 	}
 	for range vols.All(ctx) {
-		break // which ends it
+		break // ends the iteration
 	}
 
-	// Words that are not named stay.
+	// Words that the request does not name stay.
 	got, err := vols.Set(ctx, data.ID, meta.Policy{QuotaInodes: 500}, penstock.VolumeWords{Only: []string{"quota-inodes"}})
 	c.must(err)
 	if got.Policy.QuotaInodes != 500 || got.Policy.QuotaBytes != 1<<30 || got.Compression != zstd {
@@ -68,7 +68,7 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 
-	// Attached, one inside the other, and used by paths through the tree.
+	// The volumes are attached, one inside the other, and used by paths through the tree.
 	root := c.open(admin, "root")
 	c.refused(second(vols.Attach(ctx, data.ID, "/teams/data", false)), meta.NotFound)
 	for range 2 {
@@ -112,7 +112,7 @@ func TestVolumes(t *testing.T) {
 	c.refused(second(vols.Undelete(ctx, inner.ID, "", "")), meta.NoSuchVolume)
 	c.refused(vols.Delete(ctx, meta.RootVolume, true), meta.NotPermitted)
 
-	// Who has rights on a volume administers that one only, if at all.
+	// A client with rights on a volume can administer at most this volume.
 	reader := c.user("reader", "again", "read")
 	theirs, err := reader.Volumes()
 	c.must(err)

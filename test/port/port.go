@@ -1,4 +1,4 @@
-// Package port finds TCP ports for processes that are still to be started.
+// Package port finds TCP ports for processes that will be started later.
 package port
 
 import (
@@ -11,24 +11,26 @@ import (
 )
 
 const (
-	// From lowest on it gives ports.
+	// lowest is the lowest port that Find returns.
 	lowest = 20_000
-	// fewest are left on one side of the kernel's own, or those are given.
+	// fewest is the least number of ports on one side of the kernel's own range; with
+	// fewer, Find returns ports of the kernel's range.
 	fewest = 1000
 )
 
-// held are sockets with the numbers of the ports that this process was given.
+// held are the sockets that reserve the ports given to this process.
 var (
 	mu   sync.Mutex
 	held []net.Listener
 )
 
-// Find gives an address of loopback, with a port that nobody listens on and that no
-// test's process was given that still runs.
+// Find returns an address of loopback with a port on which no process listens, and which
+// was given to no running test process.
 //
-// It is none of those that who connects, or listens on port 0, has from the kernel: one of
-// those may be somebody else's before the process that it is meant for has begun, or
-// while that is down. Only where the kernel leaves too few others it is one of them.
+// The port is outside the range from which the kernel gives ports to clients and to
+// listeners on port 0: such a port may be taken by another process before the test's
+// process listens, or while that process is down. Only if the kernel leaves too few other
+// ports, the port is of the kernel's range.
 func Find() (addr string, err error) {
 	first, last, err := kernels()
 	if err != nil {
@@ -55,8 +57,8 @@ func kernels() (first, last int, err error) {
 	return first, last, nil
 }
 
-// outside gives the larger stretch of ports below first or above last: n ports, none
-// if they are too few.
+// outside returns the larger range of ports below first or above last: n ports from from
+// on, or none if both ranges are too small.
 func outside(first, last int) (from, n int) {
 	above := max(last+1, lowest)
 	from, n = lowest, first-lowest
@@ -69,11 +71,12 @@ func outside(first, last int) (from, n int) {
 	return from, n
 }
 
-// draw tries one of n ports, or one that the kernel gives out.
+// draw tries one of n ports, or a port of the kernel.
 func draw(from, n int) (addr string, err error) {
 	port := 0
 	if n > 0 {
-		// Its owner may be about to listen: held before it is tried.
+		// The port's owner may be about to listen, so the port is held before it is
+		// tried.
 		port = from + rand.IntN(n)
 		if err := hold(port); err != nil {
 			return "", err
@@ -91,15 +94,15 @@ func draw(from, n int) (addr string, err error) {
 	return addr, err
 }
 
-// hold keeps a port from being given again as long as this process lives: one process
-// in a network name space can have an abstract socket of a name.
+// hold reserves a port as long as this process lives: only one process in a network name
+// space can have an abstract socket of a name.
 func hold(port int) error {
 	l, err := net.Listen("unix", fmt.Sprint("@penstock-test-port-", port))
 	if err != nil {
 		return err
 	}
 	mu.Lock()
-	held = append(held, l) // else it is closed when it is collected
+	held = append(held, l) // otherwise the garbage collector would close the socket
 	mu.Unlock()
 	return nil
 }

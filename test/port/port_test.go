@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// many are so many that, drawn from all without a look at those given before, two are
-// the same.
+// many is so large that random draws without a record of earlier draws would give two
+// equal ports.
 const many = 1000
 
-// printEnv makes this program print many addresses.
+// printEnv, an environment variable, makes this program print many addresses.
 const printEnv = "PENSTOCK_TEST_PORTS"
 
 func TestMain(m *testing.M) {
@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// What is given out is given once, also to two processes, and not what the kernel
-// gives out.
+// TestFree: a port is given once, also to two processes, and is not of the kernel's
+// range.
 func TestFree(t *testing.T) {
 	first, last, err := kernels()
 	if err != nil {
@@ -69,7 +69,8 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// Where the kernel's own begin low, those above them are given, or its own.
+// TestOutside: if the kernel's range begins low, ports above it are given, or ports of
+// the range.
 func TestOutside(t *testing.T) {
 	for _, c := range []struct{ first, last, from, n int }{
 		{32768, 60999, 20000, 12768},

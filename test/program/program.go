@@ -1,4 +1,4 @@
-// Package program builds the penstock that tests start as processes of its own.
+// Package program builds the penstock that tests start as separate processes.
 package program
 
 import (
@@ -20,15 +20,14 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// Path of the penstock that Main built or was given.
+// Path is the path of the penstock that Main built or was given.
 var Path string
 
-// Variable of the environment that names a penstock to test instead of one
-// that is built.
+// Variable is the environment variable that names an existing penstock to test.
 const Variable = "PENSTOCK_BINARY"
 
-// Given is the penstock that Variable names, "" if it names none. Tests run in folders
-// of their own and find the program by its name, too: another path is an error.
+// Given returns the penstock that Variable names; "": none. Tests run in other folders
+// and also find the program by its name: any other kind of path is an error.
 func Given() (string, error) {
 	path := os.Getenv(Variable)
 	if path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "penstock") {
@@ -37,21 +36,21 @@ func Given() (string, error) {
 	return path, nil
 }
 
-// Main builds penstock, runs the tests of a package in a mount name space of
-// their own, and removes what it built. It gives the exit status.
+// Main builds penstock, runs the tests of a package in a separate mount name space, and
+// removes the built program. Main returns the exit status.
 //
-// What they mount goes with them, though they be killed, and no name space that
-// another process makes meanwhile keeps a copy of it.
+// The tests' mounts go with the name space, even if the tests are killed, and no name
+// space that another process makes meanwhile keeps a copy of them.
 func Main(m *testing.M) int {
 	return InOwnMounts(func() int { return built(m) })
 }
 
-// Beside sets how many of a package's parallel tests run at a time unless the command
-// line says so: tests that mostly wait leave processors to others. To be called before
-// Main.
+// Beside sets how many parallel tests of a package run at a time, unless the command line
+// sets the number: tests that mostly wait leave processors to others. Beside must be
+// called before Main.
 func Beside(n int) {
 	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
-		panic(err) // there is such a flag in each test
+		panic(err) // every test binary has this flag
 	}
 }
 
@@ -62,12 +61,13 @@ const (
 	tester = "tester"
 )
 
-// InOwnMounts runs main in a mount name space of its own, if this is root: in
-// another process of the same program and arguments. It gives main's exit status.
+// InOwnMounts runs main in a separate mount name space, if this process is root: in
+// another process of the same program and arguments. InOwnMounts returns main's exit
+// status.
 //
-// A third process is between the two, which outlives all others in the name space.
-// The kernel unmounts what is left there when its last process ends, and asks the
-// server of a FUSE device for leave; a server that is itself this last process
+// A third process between the two outlives all other processes of the name space. When
+// the last process of a name space ends, the kernel unmounts the remaining mounts, and
+// waits for the server of each FUSE device. A server that is itself the last process
 // never answers, and sync(2) hangs on the whole machine.
 func InOwnMounts(main func() int) int {
 	if os.Geteuid() != 0 {
@@ -87,7 +87,7 @@ func InOwnMounts(main func() int) int {
 	default:
 		next, attr.Pdeathsig, attr.Unshareflags = keeper, syscall.SIGTERM, syscall.CLONE_NEWNS
 	}
-	runtime.LockOSThread() // the other gets its signal when this thread ends
+	runtime.LockOSThread() // the kernel signals the other process when this thread ends
 	defer runtime.UnlockOSThread()
 	exe, err := os.Executable()
 	if err != nil {
@@ -113,7 +113,7 @@ func InOwnMounts(main func() int) int {
 		err = cmd.Run()
 	}
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() > 0 {
-		return exit.ExitCode() // it has said why
+		return exit.ExitCode() // the process has printed the reason
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -122,7 +122,8 @@ func InOwnMounts(main func() int) int {
 	return 0
 }
 
-// endOthers kills whoever is left in this mount name space, and waits for their ends.
+// endOthers kills the remaining processes of this mount name space, and waits for their
+// ends.
 func endOthers() {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		left := 0
@@ -134,7 +135,7 @@ func endOthers() {
 		}
 		for _, dir := range dirs {
 			pid, err := strconv.Atoi(filepath.Base(dir))
-			// One that has ended meanwhile has no name space.
+			// A process that has ended meanwhile has no name space.
 			if ns, lerr := os.Readlink(dir + "/ns/mnt"); err != nil || lerr != nil || ns != mine || pid == os.Getpid() {
 				continue
 			}
@@ -151,9 +152,9 @@ func endOthers() {
 	}
 }
 
-// forgetOthers takes away the copies of what others had mounted when this name
-// space was made: a copy keeps a file system mounted, and its disk busy, after
-// those who mounted it have unmounted it.
+// forgetOthers unmounts the copies of other processes' mounts that this name space got
+// when it was made: a copy keeps a file system mounted, and its disk busy, after the
+// original was unmounted.
 func forgetOthers() error {
 	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		return !strings.HasPrefix(i.FSType, "fuse") && !strings.HasPrefix(i.Source, "/dev/loop"), false
@@ -162,7 +163,7 @@ func forgetOthers() error {
 		return err
 	}
 	for _, m := range slices.Backward(mounts) {
-		// It may have gone with one below it.
+		// The mount may have gone with a mount below it.
 		if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
 			return fmt.Errorf("unmount the copy of %s: %w", m.Mountpoint, err)
 		}
@@ -181,7 +182,7 @@ func built(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	// Mounts of snapshots keep nothing on this machine.
+	// Indexes of mounted snapshots lie in the scratch folder, not on this machine's disk.
 	if err := os.Setenv("PENSTOCK_INDEX_DIR", filepath.Join(dir, "indexes")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -201,7 +202,7 @@ func built(m *testing.M) int {
 	return m.Run()
 }
 
-// Build builds a program, static; with the race detector if the test has it.
+// Build builds a static program, with the race detector if the test has it.
 func Build(to, pkg string) error {
 	args, env := []string{"build", "-o", to}, "CGO_ENABLED=0"
 	if race {

@@ -2,6 +2,6 @@
 
 package program
 
-// race: what is built has the race detector, too; a race ends it with a status
-// that tests see.
+// race: Build adds the race detector. A race ends the program with a status that tests
+// see.
 const race = true

@@ -19,15 +19,15 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// Rig is a folder in which a test runs penstock as processes that end with it.
+// Rig is a folder in which a test runs penstock processes; they end with the test.
 type Rig struct {
 	T    testing.TB
-	Dir  string   // short: sockets lie in it
-	Addr string   // of the metadata server; DIR/m/meta.sock unless it is set otherwise
+	Dir  string   // short: the paths of sockets are bounded
+	Addr string   // address of the metadata server; default DIR/m/meta.sock
 	Env  []string // more environment of processes and commands, "NAME=value"
 }
 
-// NewRig makes one. A test that fails shows the end of what its processes said.
+// NewRig makes a rig. A failed test shows the end of the output of its processes.
 func NewRig(t testing.TB, env ...string) *Rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pr")
@@ -62,7 +62,7 @@ func (r *Rig) Run(args ...string) *spawn.Process {
 	return p
 }
 
-// Until tries until it succeeds; the test fails if it never does in 90 s.
+// Until calls try until it succeeds; the test fails after 90 s.
 func (r *Rig) Until(what string, try func() error) {
 	r.T.Helper()
 	var err error
@@ -74,8 +74,8 @@ func (r *Rig) Until(what string, try func() error) {
 	r.T.Fatalf("%s: %v", what, err)
 }
 
-// Ctl runs a command of the program against the cluster and gives its output. One that
-// does not end in five minutes tells where it waits.
+// Ctl runs a penstock command against the cluster and returns the output. A command that
+// does not end in five minutes prints its goroutines.
 func (r *Rig) Ctl(args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -91,7 +91,7 @@ func (r *Rig) Ctl(args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Must is Ctl that may not fail.
+// Must is Ctl for commands that must succeed.
 func (r *Rig) Must(args ...string) []byte {
 	r.T.Helper()
 	out, err := r.Ctl(args...)
@@ -101,7 +101,7 @@ func (r *Rig) Must(args ...string) []byte {
 	return out
 }
 
-// Metrics reads what a process counts and serves on a socket of its own.
+// Metrics reads the metrics that a process serves on a socket.
 func Metrics(socket string) (map[string]float64, error) {
 	c := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -114,7 +114,7 @@ func Metrics(socket string) (map[string]float64, error) {
 	all := map[string]float64{}
 	lines := bufio.NewScanner(re.Body)
 	for lines.Scan() {
-		// Labels may have spaces in them.
+		// Labels may contain spaces.
 		if i := strings.LastIndexByte(lines.Text(), ' '); i > 0 && !strings.HasPrefix(lines.Text(), "#") {
 			if all[lines.Text()[:i]], err = strconv.ParseFloat(lines.Text()[i+1:], 64); err != nil {
 				return nil, fmt.Errorf("%s: %w", lines.Text(), err)

@@ -8,9 +8,9 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// Secure makes the state of a cluster whose parts know each other by certificates, over
-// TCP, in DIR/m; commands are its administrator's from then on. The metadata server is
-// started with Credentials("meta") by who calls it.
+// Secure makes the state of a cluster with certificates, over TCP, in DIR/m. From then on
+// commands run as its administrator. The caller starts the metadata server with
+// Credentials("meta").
 func (r *Rig) Secure() {
 	r.T.Helper()
 	r.Addr = port.Free(r.T)
@@ -21,12 +21,12 @@ func (r *Rig) Secure() {
 	}
 }
 
-// Credentials is where those of a name lie.
+// Credentials returns the directory of a name's credentials.
 func (r *Rig) Credentials(name ...string) string {
 	return filepath.Join(append([]string{r.Dir, "cred"}, name...)...)
 }
 
-// JoinToken makes a file with a token by which one joins the cluster.
+// JoinToken makes a file with a join token for a role.
 func (r *Rig) JoinToken(role string) string {
 	r.T.Helper()
 	file := filepath.Join(r.Dir, "token-"+role)

@@ -1,5 +1,5 @@
-// Package restore proves that a cluster whose etcd is lost whole comes back
-// from what its chunk servers hold: real processes, real files.
+// Package restore tests that a cluster whose etcd is lost comes back from the data of its
+// chunk servers: with real processes and real files.
 package restore
 
 import (
@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
-// rig is one metadata server with an etcd of its own and some chunk servers.
+// rig is a metadata server with an embedded etcd, and some chunk servers.
 type rig struct {
 	t      *testing.T
 	dir    string
@@ -156,7 +156,7 @@ func (r *rig) problems(volume string) (l []string) {
 	return l
 }
 
-// connected counts the chunk servers that are connected.
+// connected counts the connected chunk servers.
 func (r *rig) connected() (n int) {
 	r.t.Helper()
 	r.api(func(ctx context.Context, c *admin.Client) error {
@@ -171,7 +171,7 @@ func (r *rig) connected() (n int) {
 	return n
 }
 
-// content is what a file has, by its name.
+// content returns the contents of the file of a name.
 func content(name string) []byte {
 	rng := rand.New(rand.NewPCG(uint64(len(name)), uint64(name[len(name)-1])))
 	b := make([]byte, 1000+rng.IntN(200_000))
@@ -218,7 +218,7 @@ func names(prefix string, n int) (all []string) {
 	return all
 }
 
-// restore runs the command and gives what it found.
+// restore runs the command and returns the state that it found.
 func (r *rig) restore(args ...string) (map[string]any, string, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 3*time.Minute)
 	defer cancel()
@@ -233,8 +233,8 @@ func (r *rig) restore(args ...string) (map[string]any, string, error) {
 	return v, errs.String() + out.String(), err
 }
 
-// TestEtcdLostWhole: files are written, some before the last checkpoint, some after; then etcd
-// is gone with all its data.
+// TestEtcdLostWhole: files are written before and after the last checkpoint; then etcd is
+// lost with all its data.
 func TestEtcdLostWhole(t *testing.T) {
 	r := newRig(t, 3)
 	r.until("three chunk servers", func() error {
@@ -251,7 +251,7 @@ func TestEtcdLostWhole(t *testing.T) {
 	for _, v := range []string{"data", "root"} {
 		r.checkpoint(v)
 	}
-	// After the checkpoint: new files, and one of before that goes.
+	// After the checkpoint: new files, and the removal of an earlier file.
 	lost := names("lost", 10)
 	write(t, c, "data", lost...)
 	data, err := c.Volume(t.Context(), "data")
@@ -264,10 +264,10 @@ func TestEtcdLostWhole(t *testing.T) {
 	if err := data.SyncAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second) // its chunk would be deleted by now
+	time.Sleep(2 * time.Second) // by now the removed file's chunk could be deleted
 
-	// A cluster that is there is not restored over. The server stops in order: so its copies
-	// of the volumes are on its disk to the last entry, ahead of the checkpoints.
+	// restore refuses an existing cluster. The server stops in order, so its copies of
+	// the volumes have all entries, ahead of the checkpoints.
 	if err := r.meta.Stop(60 * time.Second); err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +277,7 @@ func TestEtcdLostWhole(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(r.metaDir(), "etcd")); err != nil {
 		t.Fatal(err)
 	}
-	// A server that belonged to it makes no new one of it.
+	// A server of the lost cluster makes no new cluster.
 	m := r.run("meta", "--dir", r.metaDir())
 	select {
 	case <-m.Done():
@@ -290,7 +290,8 @@ func TestEtcdLostWhole(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(r.metaDir(), "etcd")); err != nil {
 		t.Fatal(err)
 	}
-	// The server's own copies stay: they are ahead of what is restored, and that is said.
+	// The server's own copies stay: they are ahead of the restored state, and the output
+	// says so.
 	if _, text, err := r.restore(); err == nil || !strings.Contains(text, "nothing was written") || !strings.Contains(text, "is newer; nothing is taken from it") {
 		t.Fatal(text, err)
 	}
@@ -336,7 +337,7 @@ func TestEtcdLostWhole(t *testing.T) {
 	if l := r.problems("data"); len(l) > 0 {
 		t.Fatal(l)
 	}
-	// The client of before finds that it is no longer known.
+	// An earlier client learns that its session is unknown.
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	err = data.Tree().WriteFile(ctx, "/old", content("old"), 0o644)
@@ -347,9 +348,9 @@ func TestEtcdLostWhole(t *testing.T) {
 	fresh.Close(closing)
 }
 
-// TestBackup: a backup is taken of a cluster that goes on, and etcd is lost. All data of the
-// moment of the backup is there again, although no checkpoint has it. A backup that was
-// changed, or that a newer program made, changes nothing.
+// TestBackup: a backup is made of a cluster in use, and etcd is lost. All data of the
+// moment of the backup comes back, although no checkpoint has it. A changed backup, or a
+// backup of a newer program, changes nothing.
 func TestBackup(t *testing.T) {
 	r := newRig(t, 3)
 	r.until("three chunk servers", func() error {
@@ -366,8 +367,8 @@ func TestBackup(t *testing.T) {
 	for _, v := range []string{"old", "root"} {
 		r.checkpoint(v)
 	}
-	// In no checkpoint: files of a volume that has one, a volume that has none, where
-	// that is attached.
+	// Data in no checkpoint: files of a volume with a checkpoint, a volume without a
+	// checkpoint, and the place where this volume is attached.
 	write(t, c, "old", behind...)
 	create("new")
 	write(t, c, "new", behind...)
@@ -396,7 +397,7 @@ func TestBackup(t *testing.T) {
 		t.Errorf("of an etcd whose server does not run: %v: %s", err, out)
 	}
 
-	// etcd holds the cluster: nothing is written over it unasked.
+	// etcd has the cluster: nothing is written over it without --overwrite.
 	if _, text, err := r.restore("--from", file, "--yes"); err == nil || !strings.Contains(text, "--overwrite") {
 		t.Fatal(text, err)
 	}
@@ -458,8 +459,8 @@ func TestBackup(t *testing.T) {
 	}
 	look()
 
-	// The same over an etcd that holds a cluster, which is kept; not before the server that
-	// was killed has surely ended.
+	// With --overwrite an existing cluster is replaced, and kept in a file; but not
+	// before the killed server's lease has ended.
 	r.until("the cluster is written over", func() error {
 		_, text, err := r.restore("--from", file, "--overwrite", "--yes")
 		if err != nil && !strings.Contains(text, "this metadata server runs") {

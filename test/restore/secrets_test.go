@@ -29,7 +29,7 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// command runs the binary to its end.
+// command runs the binary and waits for its end.
 func (r *rig) command(args ...string) string {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 60*time.Second)
@@ -45,13 +45,13 @@ func (r *rig) path(parts ...string) string {
 	return filepath.Join(append([]string{r.dir}, parts...)...)
 }
 
-// secret is something that must lie on no chunk server and in no answer.
+// secret is data that must lie on no chunk server and in no answer.
 type secret struct {
 	what  string
 	bytes []byte
 }
 
-// in tells in which form a secret stands in some bytes, if it does.
+// in returns the form in which a secret stands in b; "": it does not.
 func (s secret) in(b []byte) string {
 	for form, x := range map[string][]byte{
 		"as it is": s.bytes, "in hexadecimal": []byte(hex.EncodeToString(s.bytes)), "in base64": []byte(base64.StdEncoding.EncodeToString(s.bytes)),
@@ -63,8 +63,7 @@ func (s secret) in(b []byte) string {
 	return ""
 }
 
-// secrets reads what a cluster keeps to itself, from a stopped etcd and from
-// the credentials.
+// secrets reads a cluster's secrets from a stopped etcd and from the credentials.
 func (r *rig) secrets(token string) (all []secret) {
 	t := r.t
 	t.Helper()
@@ -124,7 +123,7 @@ func (r *rig) secrets(token string) (all []secret) {
 	return all
 }
 
-// dump is all that a metadata server tells an administrator.
+// dump returns all answers of a metadata server to an administrator.
 func (r *rig) dump() []byte {
 	t := r.t
 	t.Helper()
@@ -244,7 +243,7 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 		}
 		b, err := os.ReadFile(path)
 		files++
-		// Records are there as they are: one that may be is seen.
+		// Control: the search finds a record that may be there.
 		known = known || bytes.Contains(b, []byte("members/chunkserver/c1"))
 		for _, s := range secrets {
 			if form := s.in(b); form != "" {

@@ -15,10 +15,11 @@ import (
 	"penstock.io/penstock/stream"
 )
 
-// Doors say how the servers of a gateway know their clients, and who can reach the servers.
+// Doors configures how the servers of a gateway authenticate their clients, and from
+// which addresses clients can connect.
 type Doors struct {
-	// Users is the file of the users as whom clients log in (stream.Users); "": the servers ask
-	// for no credentials.
+	// Users is the file of users (stream.Users): clients log in as one of them; "": the
+	// servers ask for no credentials.
 	Users string
 	// Cert and Key are the files (PEM) of the servers' certificate and its key; "": the servers do
 	// not encrypt.

@@ -32,9 +32,9 @@ type Config struct {
 	// Host gives the streams. The server calls Host at the first need, again after an
 	// error; Host must return the same value every time.
 	Host func(ctx context.Context) (*stream.Host, error)
-	// Users are the users as whom clients log in, by HTTP's Basic authentication (RFC 7617) or by a
-	// client certificate; nil: the server asks for no credentials, and lets every client use every
-	// stream.
+	// Users: clients log in as one of these users, by HTTP's Basic authentication (RFC
+	// 7617) or by a client certificate; nil: the server asks for no credentials, and lets
+	// every client use every stream.
 	Users *stream.Users
 	// TLS encrypts all connections; nil: none. A client certificate that TLS accepts logs the client
 	// in as the user of Users with the certificate's common name.

@@ -17,8 +17,8 @@ import (
 // MaxFile is the largest size that File gives its file.
 const MaxFile = 1 << 20
 
-// file is the state of one run: the file in two open descriptors and what must
-// be in it.
+// file is the state of a run: the file in two open descriptors, and its expected
+// contents.
 type file struct {
 	path  string
 	fd    int
@@ -28,9 +28,9 @@ type file struct {
 	log   []string // the last operations, for the failure's text
 }
 
-// File does ops random operations on a new file at path and compares what it
-// reads with a model. Between the operations it closes, syncs and opens the
-// file again. The error names the seed and the last operations.
+// File does ops random operations on a new file at path and compares each read with a
+// model. Between the operations File closes, syncs and opens the file again. The error
+// names the seed and the last operations.
 func File(path string, seed uint64, ops int) error {
 	f := &file{path: path, r: rand.New(rand.NewPCG(seed, 1)), fd: -1, other: -1}
 	err := f.reopen(unix.O_CREAT | unix.O_EXCL)
@@ -213,7 +213,7 @@ func (f *file) size() error {
 	return nil
 }
 
-// compare reads a range and checks it, and that it ends where the file does.
+// compare reads a range, checks its bytes, and checks the end of the file.
 func (f *file) compare(off, n int) error {
 	b := make([]byte, n)
 	got := 0
@@ -281,7 +281,7 @@ func (f *file) mapped(fd, off, n int, write bool) error {
 	return unix.Munmap(m)
 }
 
-// copyRange copies a range within the file to a place that it doesn't overlap.
+// copyRange copies a range within the file to a place without an overlap.
 func (f *file) copyRange(fd, off, n int) error {
 	if off >= len(f.want) {
 		return nil
@@ -305,8 +305,7 @@ func (f *file) copyRange(fd, off, n int) error {
 	return f.size()
 }
 
-// holes walks the file by SEEK_DATA and SEEK_HOLE: what it calls a hole must
-// be zeros.
+// holes walks over the file by SEEK_DATA and SEEK_HOLE: each hole must read as zeros.
 func (f *file) holes() error {
 	const seekData, seekHole = 3, 4
 	for at := int64(0); at < int64(len(f.want)); {

@@ -25,7 +25,7 @@ type node struct {
 
 func (n *node) dir() bool { return n.children != nil }
 
-// tree is the state of one run.
+// tree is the state of a run.
 type tree struct {
 	base string
 	root *node
@@ -59,8 +59,8 @@ func (t *tree) pick() string {
 	return p
 }
 
-// find gives the parent of a path and the node itself, or the errno of looking
-// it up; links are never followed, since none of the targets exists.
+// find returns the parent of a path and the node itself, or the errno of the lookup.
+// Links are never followed, because no target exists.
 func (t *tree) find(p string) (parent, n *node, name string, errno error) {
 	parent = t.root
 	parts := strings.Split(p, "/")
@@ -250,7 +250,7 @@ func (t *tree) rename(p, q string, flags uint) error {
 	return t.expect(err, want, "rename %s %s flags %d", p, q, flags)
 }
 
-// list compares the names of one directory.
+// list compares the names of a directory with the model.
 func (t *tree) list(full string, n *node) error {
 	es, err := os.ReadDir(full)
 	if err != nil {

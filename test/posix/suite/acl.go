@@ -73,7 +73,7 @@ func (a acl) String() string {
 	return s
 }
 
-// SetACL sets one of the two ACLs.
+// SetACL sets the access ACL or the default ACL.
 func (t *T) SetACL(path, kind string, a acl) {
 	t.OK(fmt.Sprintf("setxattr(%s, %s, %s)", path, kind, a), unix.Setxattr(path, kind, a.encode(), 0))
 }
@@ -92,8 +92,8 @@ func (t *T) ACL(path, kind string, want acl) {
 	Equal(t, kind+" of "+path, got.String(), want.String())
 }
 
-// aclCases are POSIX ACLs (POSIX.1e draft 17): who may do what, how they and
-// the mode keep in step, and what new objects inherit.
+// aclCases are the cases of POSIX ACLs (POSIX.1e draft 17): the rights of each class of
+// users, the agreement of ACL and mode, and the inheritance by new objects.
 func aclCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"acl/" + name, run}) }
@@ -413,8 +413,8 @@ func aclCases() []Case {
 	return cs
 }
 
-// inherit is what POSIX.1e says of a new object below a default ACL: its
-// access ACL (nil when the mode says it all) and its permission bits.
+// inherit returns the values that POSIX.1e demands for a new object below a default ACL:
+// the access ACL (nil if the mode is enough) and the permission bits.
 func inherit(def acl, mode uint32) (acl, uint32) {
 	access := append(acl(nil), def...)
 	hasMask := false

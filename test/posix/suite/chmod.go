@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chmodCases are the rules of chmod(2), and of who loses set-id bits when.
+// chmodCases are the rules of chmod(2), and of the loss of set-id bits.
 func chmodCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"chmod/" + name, run}) }
@@ -104,7 +104,7 @@ func chmodCases() []Case {
 		Equal(t, "mode by fstat", t.Fstat(fd).Mode&0o7777, 0o751)
 	})
 
-	// Who changes a file's bytes without privilege takes its set-id bits away.
+	// A change of a file's bytes by a caller without privilege clears the set-id bits.
 	changes := map[string]func(t *T) error{
 		"write":  func(t *T) error { _, err := unix.Write(t.Open("f", unix.O_WRONLY, 0), []byte("x")); return err },
 		"pwrite": func(t *T) error { _, err := unix.Pwrite(t.Open("f", unix.O_WRONLY, 0), []byte("x"), 5); return err },

@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CoherenceCases are what two mounts of one tree owe each other: what one
-// changed, the other shows as soon as the call returned, caches or not. With
-// T.Other on the same mount as T.Dir they are plain POSIX.
+// CoherenceCases are the promises between two mounts of one tree: a change on one mount
+// is visible on the other as soon as the call has returned, whatever is cached. With
+// T.Other on the same mount as T.Dir these are plain POSIX cases.
 //
-// In each case, a relative path goes by the first mount and t.there(path) by
-// the second.
+// In each case, a relative path goes by the first mount and t.there(path) by the second.
 func CoherenceCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"coherence/" + name, run}) }
@@ -132,7 +131,7 @@ func CoherenceCases() []Case {
 				if c.before != nil {
 					c.before(t)
 				}
-				// Everything there is, and is not, goes into the caches of both sides.
+				// All names, existing and missing, go into the caches of both sides.
 				for _, side := range []func(string) string{here, there} {
 					for _, n := range names(t, side(".")) {
 						if st := t.Lstat(side(n)); st.Mode&unix.S_IFMT == unix.S_IFREG {
@@ -275,7 +274,7 @@ func CoherenceCases() []Case {
 			defer close(done)
 			b := make([]byte, 16384)
 			for !stop.Load() {
-				_, _ = unix.Pread(r, b, 0) // the writer is what is tested
+				_, _ = unix.Pread(r, b, 0) // the case tests the writer
 				touch(m, 5000)
 			}
 		}()
@@ -360,7 +359,7 @@ func CoherenceCases() []Case {
 		t.Content(t.there("f"), want)
 	})
 
-	// One winner.
+	// Races with one winner.
 	for name, do := range map[string]func(path string) error{
 		"mkdir":   func(p string) error { return unix.Mkdir(p, 0o755) },
 		"create":  func(p string) error { return create(regular, p, 0o644) },

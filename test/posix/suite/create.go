@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// createCases are the rules for what a new object is given: mode, umask,
-// owner, group, times, links.
+// createCases are the rules for the properties of a new object: mode, umask, owner,
+// group, times, links.
 func createCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"create/" + name, run}) }

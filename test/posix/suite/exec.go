@@ -15,9 +15,9 @@ import (
 // netRaw is a struct vfs_cap_data, revision 2: CAP_NET_RAW permitted and effective.
 const netRaw = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// setIDExecCases run a set-user-id program of root's after somebody without privilege
-// has changed its file, and not its text: the program must run as that user. exec(2)
-// goes by what the kernel knows of the mode, whatever stat(2) tells.
+// setIDExecCases run a set-user-id program of root after a caller without privilege has
+// changed its file, but not its text: the program must run as the calling user. exec(2)
+// uses the mode that the kernel knows, whatever stat(2) returns.
 func setIDExecCases() []Case {
 	const head = 100
 	changes := map[string]func(t *T, fd int, text []byte) error{
@@ -72,8 +72,8 @@ func setIDExecCases() []Case {
 	return cs
 }
 
-// runs runs the program f and gives what it prints. That it is busy comes from another
-// case that starts a process, which has our descriptors for a moment.
+// runs runs the program f and returns its output. A busy program (ETXTBSY) is tried
+// again: another case that starts a process has this case's descriptors for a moment.
 func runs(t *T) string {
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		var out, failed bytes.Buffer

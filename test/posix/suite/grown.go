@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file that somebody has open, read and mapped, and that becomes longer: every way to
-// read it finds the new bytes.
+// Cases of a file that is open, read and mapped while it becomes longer: every way of
+// reading must find the new bytes.
 
-// CantBeHad are the ways to read a file that need not find at once what another mount has
-// appended to it, each with the reason. docs/parts/posix.md tells users; a test of
-// package posix compares. None of them may show anything else than the file's bytes, and
-// each finds all of them after fstat(2).
+// CantBeHad are the ways of reading that need not find at once the bytes that another
+// mount has appended, each with the reason. docs/parts/posix.md has the same table for
+// users; a test of package posix compares. None of these ways may return wrong bytes, and
+// after fstat(2) each finds all bytes.
 var CantBeHad = map[string]string{
 	"copy_file_range": "the kernel cuts the length off at the size that it knows before it asks the mount",
 	"sendfile":        "the kernel ends at the size that it knows, and asks nobody",
@@ -30,7 +30,7 @@ const (
 	grownNew = 5 * mapPage // and after
 )
 
-// grownFile is such a file, open by the first mount, and what it must hold.
+// grownFile is such a file, open by the first mount, and its expected contents.
 type grownFile struct {
 	fd     int
 	m      []byte // longer than the file
@@ -52,14 +52,15 @@ func newGrown(t *T, mode int) *grownFile {
 	return f
 }
 
-// GrownCases are the table: who makes the file longer, how, and how it is read.
+// GrownCases are the table: the mount and process that make the file longer, the call,
+// and the way of reading.
 func GrownCases() []Case {
 	added := strings.Repeat("N", grownNew-grownOld)
 	type growth struct {
 		name  string
 		do    func(t *T, path func(string) string)
 		other []string // the same by another process
-		bytes string   // what comes behind the old end
+		bytes string   // bytes behind the old end
 	}
 	zeros := string(make([]byte, grownNew-grownOld))
 	tail := zeros[:len(zeros)-mapPage] + strings.Repeat("N", mapPage)
@@ -127,7 +128,7 @@ func GrownCases() []Case {
 			}
 		},
 	}
-	// These read from the old end until nothing more comes.
+	// These ways read from the old end until no byte follows.
 	pumped := func(t *T, step func(to int, off *int64, n int) (int64, error)) string {
 		out, off := t.Open("out", unix.O_RDWR|unix.O_CREAT|unix.O_TRUNC, 0o644), int64(grownOld)
 		for {

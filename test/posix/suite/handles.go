@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handleCases are handles of files, which NFS servers and backup programs keep while the
-// kernel forgets the inodes, and mounts with mapped ids, as pods with a user namespace of
-// their own have them.
+// handleCases are cases of file handles, which NFS servers and backup programs keep while
+// the kernel forgets the inodes, and of mounts with mapped ids, as in pods with a
+// separate user namespace.
 func handleCases() []Case {
 	cs := []Case{
 		{"handle/ESTALE/removed", func(t *T) {
@@ -116,18 +116,18 @@ func openHandle(t *T, h unix.FileHandle) (int, error) {
 	return unix.OpenByHandleAt(here, h, unix.O_RDONLY)
 }
 
-// forgetInodes has the kernel drop all inodes and names that nobody uses.
+// forgetInodes makes the kernel drop all unused inodes and names.
 func forgetInodes(t *T) {
 	here := t.Open(".", unix.O_RDONLY, 0)
 	t.OK("syncfs", unix.Syncfs(here))
 	t.OK("drop_caches", os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0))
 }
 
-// firstMapped is the user and group that id 0 of the file system is through mappedMount.
+// firstMapped is the user and group that mappedMount shows for id 0 of the file system.
 const firstMapped = 100000
 
-// mappedMount gives a descriptor of the case's directory in a mount of its own, whose
-// ids are shifted by firstMapped.
+// mappedMount returns a descriptor of the case's directory in a separate mount, whose ids
+// are shifted by firstMapped.
 func mappedMount(t *T) int {
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: firstMapped, Size: 65536}}
 	holder := exec.Command("sleep", "600")

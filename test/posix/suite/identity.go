@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// User is who a case acts as: no capabilities unless UID is 0.
+// User is the identity under which a case acts: no capabilities unless UID is 0.
 type User struct {
 	Name   string
 	UID    int
@@ -26,9 +26,9 @@ var (
 	carol = User{"carol", 10003, 20003, []int{team, 20001}}
 )
 
-// As runs f with the credentials of u and takes the case's own back
-// afterwards. The saved user id stays 0, which is what permits the way back;
-// the effective capabilities are gone while u isn't root.
+// As runs f with the credentials of u and restores the case's own credentials afterwards.
+// The saved user id stays 0, which permits the way back; the effective capabilities are
+// gone while u isn't root.
 func (t *T) As(u User, f func()) {
 	become(t, u)
 	defer become(t, root)

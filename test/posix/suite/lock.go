@@ -60,7 +60,7 @@ func lockCases() []Case {
 				}
 			}
 		}
-		// What is left of a lock after part of it was unlocked or changed.
+		// The rest of a lock after part of it was unlocked or changed.
 		for _, c := range []struct {
 			name    string
 			do      []string // commands of the holder after it write-locked [100, 200)
@@ -416,8 +416,8 @@ func lockCases() []Case {
 	return cs
 }
 
-// waiter lets one process wait for the lock of another, which then lets go in
-// some way.
+// waiter lets one process wait for the lock of another process, which then gives the lock
+// up by release.
 func waiter(t *T, verb string, release func(holder *Helper)) {
 	t.File("f", "content")
 	a, b := t.Helper(), t.Helper()

@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A page stored into through a shared mapping, and an operation that comes after the
-// store: it finds what was stored, and what it changes stays changed. The kernel alone
-// knows of the store, and writes the page back when it likes.
+// Cases of a store through a shared mapping, followed by an operation: the operation
+// finds the stored bytes, and its own changes stay. Only the kernel knows of the store,
+// and it writes the page back at any time.
 
 const (
 	mapPage   = 4096
 	mapSize   = 8 * mapPage
-	mapInData = mapPage + 100   // stored into: in a page that has bytes,
-	mapInHole = 3*mapPage + 100 // and in one of a hole
+	mapInData = mapPage + 100   // place of a store: in a page with bytes
+	mapInHole = 3*mapPage + 100 // place of a store: in a hole
 )
 
-// mappedFile is a file with a hole, mapped and stored into, and what it must hold.
+// mappedFile is a file with a hole, mapped and stored into, and its expected contents.
 type mappedFile struct {
 	t    *T
 	fd   int // of the mapping, by the first mount
@@ -32,8 +32,9 @@ type mappedFile struct {
 	by   *Helper // stores, if another process does
 }
 
-// PrepareMapped makes files of which MappedCases in that directory each take over one,
-// instead of making it: a clone of the volume then has the extents of its origin.
+// PrepareMapped makes files for MappedCases in the same directory: each case takes one of
+// them over instead of making a file. In a clone of the volume, these files then have the
+// extents of the origin.
 func PrepareMapped(dir string) error {
 	if err := os.Mkdir(filepath.Join(dir, "ready"), 0o755); err != nil {
 		return err
@@ -46,7 +47,7 @@ func PrepareMapped(dir string) error {
 		b := mappedBytes()
 		_, e1 := f.WriteAt(b[:2*mapPage], 0)
 		_, e2 := f.WriteAt(b[6*mapPage:], 6*mapPage)
-		// A snapshot has the files of a slow client as they were synced last.
+		// A snapshot has the files of a slow client only as of their last sync.
 		if err := errors.Join(e1, e2, f.Sync(), f.Close()); err != nil {
 			return err
 		}
@@ -60,7 +61,7 @@ var taken struct {
 	next map[string]int
 }
 
-// takeOver gives one of them the name, if there are any.
+// takeOver renames a prepared file to name, if any is left.
 func takeOver(t *T, name string) (ok bool) {
 	if unix.Access("../ready", unix.F_OK) != nil {
 		return false
@@ -88,7 +89,7 @@ func mappedBytes() []byte {
 	return b
 }
 
-// newMapped makes one; shared: its extents are those of another file.
+// newMapped makes a file; shared: the file shares the extents of another file.
 func newMapped(t *T, shared bool) *mappedFile {
 	f := &mappedFile{t: t, want: mappedBytes()}
 	name := "f"
@@ -141,7 +142,7 @@ func (f *mappedFile) store() {
 	}
 }
 
-// holds demands that bytes are those of the file.
+// holds fails the case unless got equals the file's contents.
 func (f *mappedFile) holds(what string, got []byte) {
 	f.t.True(len(got) == len(f.want), "DATA: %s: %d bytes, expected %d", what, len(got), len(f.want))
 	if !bytes.Equal(got, f.want) {
@@ -153,7 +154,7 @@ func (f *mappedFile) holds(what string, got []byte) {
 	}
 }
 
-// check demands it by every way to the file, and again when nothing is mapped any more.
+// check reads the file in every way, and again after all mappings are gone.
 func (f *mappedFile) check() {
 	t := f.t
 	read := func(fd int) []byte { return []byte(t.Pread(fd, mapSize+mapPage, 0)) }
@@ -171,12 +172,12 @@ func (f *mappedFile) check() {
 	f.holds("read by the descriptor at the end", read(f.fd))
 }
 
-// MappedCases are the table: an operation on a file that another program has mapped and
-// stored into, by the same mount or the other.
+// MappedCases are the table: an operation, by the same mount or the other mount, on a
+// file that another program has mapped and stored into.
 func MappedCases() []Case {
 	type op struct {
 		name string
-		// reads: the operation tells of what was stored; by another mount, of what was synced.
+		// reads: the operation returns stored bytes; on another mount, synced bytes.
 		reads bool
 		do    func(t *T, f *mappedFile, path func(string) string)
 	}
@@ -328,7 +329,7 @@ func MappedCases() []Case {
 			for _, by := range []string{"this-mount", "another-process", "the-other"} {
 				for _, again := range []bool{false, true} {
 					if by == "another-process" && (shared || again) {
-						continue // of the same kernel: as by the process itself
+						continue // the same kernel: no different from the same process
 					}
 					name := fmt.Sprintf("mapped/%s-by-%s", o.name, by)
 					if shared {
@@ -367,7 +368,7 @@ func MappedCases() []Case {
 	blocks := func(get func(t *T, f *mappedFile) int64) func(*T) {
 		return func(t *T) {
 			f := newMapped(t, false)
-			for i := range 4 { // each is in a hole that the one before has left
+			for i := range 4 { // each step works in a hole that the previous step left
 				before := get(t, f)
 				f.m[(2+i)*mapPage] = 'x'
 				f.want[(2+i)*mapPage] = 'x'

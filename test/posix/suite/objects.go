@@ -37,8 +37,7 @@ var typeBits = map[Type]uint32{
 	char: unix.S_IFCHR, socket: unix.S_IFSOCK, symlink: unix.S_IFLNK,
 }
 
-// Device numbers that nodes get: /dev/null, and a loop device that nothing
-// uses.
+// Device numbers of nodes: /dev/null, and an unused loop device.
 var (
 	nullDevice  = unix.Mkdev(1, 3)
 	blockDevice = unix.Mkdev(7, 240)
@@ -71,7 +70,7 @@ func create(typ Type, path string, mode uint32) error {
 	}
 }
 
-// remove takes away what create made.
+// remove removes an object of the type.
 func remove(typ Type, path string) error {
 	if typ == dir {
 		return unix.Rmdir(path)
@@ -220,8 +219,8 @@ func (t *T) Pread(fd int, n int, off int64) string {
 	return string(b[:total])
 }
 
-// tick lets the coarsest clock that file systems stamp with (a kernel tick of
-// 10 ms) move on.
+// tick waits until the coarsest clock of file systems (a kernel tick of 10 ms) has
+// advanced.
 func tick() { time.Sleep(12 * time.Millisecond) }
 
 func nanos(ts unix.Timespec) int64 { return ts.Nano() }

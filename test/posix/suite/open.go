@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openCases are what each flag of open(2) promises on each type of file.
+// openCases are the promises of each flag of open(2) on each type of file.
 func openCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"open/" + name, run}) }
 
-	// Directories can't be written, whatever way one asks.
+	// Directories can't be opened for writing by any flags.
 	for name, flags := range map[string]int{
 		"O_WRONLY": unix.O_WRONLY, "O_RDWR": unix.O_RDWR, "O_RDONLY-O_TRUNC": unix.O_TRUNC, "O_CREAT": unix.O_CREAT,
 		"O_WRONLY-O_APPEND": unix.O_WRONLY | unix.O_APPEND, "O_WRONLY-O_CREAT-O_TRUNC": unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC,
@@ -256,7 +256,7 @@ func openCases() []Case {
 		Equal(t, "size", t.Lstat("f").Size, 13)
 	})
 
-	// O_DIRECT: only what every file system allows, aligned blocks of 4 KiB.
+	// O_DIRECT: aligned blocks of 4 KiB, which every file system allows.
 	for _, size := range []int{4096, 8192, 65536, 1 << 20} {
 		add(fmt.Sprintf("ok/O_DIRECT-write-then-read-%d-aligned", size), func(t *T) {
 			fd := t.Open("f", unix.O_CREAT|unix.O_RDWR|unix.O_DIRECT, 0o644)
@@ -554,7 +554,7 @@ func tryOpen(path string, flags int) error {
 	return unix.Close(fd)
 }
 
-// aligned is memory at a page boundary, as O_DIRECT wants it.
+// aligned returns memory at a page boundary, for O_DIRECT.
 func aligned(t *T, n int) []byte {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	t.OK("mmap of anonymous memory", err)
@@ -562,7 +562,7 @@ func aligned(t *T, n int) []byte {
 	return b
 }
 
-// fill writes bytes that tell their offset and the seed.
+// fill writes bytes that are a function of their offset and the seed.
 func fill(b []byte, seed uint64) {
 	for i := range b {
 		x := (uint64(i)/8 + seed*0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9

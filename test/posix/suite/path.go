@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pathCases brings every operation that takes a path into every situation of
-// path resolution: what path_resolution(7) says holds for all of them alike.
+// pathCases brings every operation with a path into every situation of path resolution:
+// path_resolution(7) holds for all of them alike.
 func pathCases() []Case {
 	var cs []Case
 	for _, op := range pathOps() {
@@ -169,8 +169,8 @@ func pathCases() []Case {
 	return cs
 }
 
-// slashNew is what operations that make a name answer when a slash follows it:
-// only a directory may be asked for in this way.
+// slashNew has the errors of operations that make a name, if a slash follows the name:
+// only mkdir may be called in this way.
 var slashNew = map[string]error{
 	"mkdir": nil, "mkfifo": unix.ENOENT, "mknod-regular": unix.ENOENT, "mknod-char": unix.ENOENT, "mknod-block": unix.ENOENT, "mknod-socket": unix.ENOENT,
 	"symlink": unix.ENOENT, "link-to": unix.ENOENT, "open-creat": unix.EISDIR, "open-creat-excl": unix.EISDIR, "rename-to": unix.ENOTDIR, "rename-noreplace-to": unix.ENOTDIR,
@@ -183,8 +183,8 @@ func trailName(err error) string {
 	return errText(err)
 }
 
-// chain makes n symbolic links, l1 to a directory with the object f and each
-// further one to the one before.
+// chain makes n symbolic links: l1 points to a directory with the object f, each later
+// link to the link before.
 func chain(t *T, need Type, n int) {
 	t.Mkdir("l0")
 	t.newObject(need, "l0/f")
@@ -193,8 +193,8 @@ func chain(t *T, need Type, n int) {
 	}
 }
 
-// everyByte is a name of 255 bytes: all values but NUL and the slash, and one
-// twice.
+// everyByte returns a name of 255 bytes: all values except NUL and the slash, and a
+// single value twice.
 func everyByte() string {
 	b := []byte{'x'}
 	for v := 1; v < 256; v++ {
@@ -205,8 +205,8 @@ func everyByte() string {
 	return string(b)
 }
 
-// dirfdCases tries the operations that take a directory descriptor with good
-// and bad ones.
+// dirfdCases tries the operations with a directory descriptor on valid and invalid
+// descriptors.
 func dirfdCases() []Case {
 	var cs []Case
 	for _, op := range pathOps() {

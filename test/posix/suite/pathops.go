@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pathOp is an operation that takes one path which the tables of path.go bring
-// into every situation a path can be in.
+// pathOp is an operation on one path. The tables of path.go bring it into every situation
+// of a path.
 type pathOp struct {
 	name   string
-	need   Type // what must lie at the path for success; none: the operation makes it
+	need   Type // type of the object needed at the path; none: the operation makes the object
 	at     bool // takes a directory descriptor
 	follow bool // follows a symbolic link in the last place
 	modify bool // adds or removes a name, so needs write permission on the directory
-	// do runs it. Its path is an address, so that bad addresses can be tried.
+	// do runs the operation. The path is an address, so that bad addresses can be tried.
 	do func(dirfd int, p uintptr) error
 }
 
@@ -64,7 +64,7 @@ func openClose(dirfd int, p uintptr, flags int) error {
 	return unix.Close(int(fd))
 }
 
-// newObject makes what a path operation needs. Files are executable scripts
+// newObject makes the object that a path operation needs. Files are executable scripts
 // with an extended attribute, so that one form serves all operations.
 func (t *T) newObject(typ Type, path string) {
 	switch typ {
@@ -204,10 +204,9 @@ func pathOps() []pathOp {
 	}
 }
 
-// execPath starts path as a program and waits for its end; the error is that
-// of execve(2). While another thread of this process forks, its child holds a
-// copy of any descriptor that is open for writing until it executes, so that
-// ETXTBSY may come for a moment.
+// execPath starts path as a program and waits for its end; the error is execve(2)'s.
+// While another thread of this process forks, the child has a copy of each descriptor
+// that is open for writing until the child executes, so ETXTBSY may come for a moment.
 func execPath(path string) error {
 	for range 200 {
 		err := execOnce(path)

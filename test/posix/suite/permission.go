@@ -6,13 +6,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// permissionCases check which class of the mode (owner, group, other) decides
-// for whom, what root may, and what the sticky bit forbids.
+// permissionCases check which class of the mode (owner, group, other) decides for which
+// user, the rights of root, and the restrictions of the sticky bit.
 func permissionCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"permission/" + name, run}) }
 
-	// Alice asks. The mode gives her class the bits and the other classes the
+	// Alice is the caller. The mode gives her class the bits and the other classes the
 	// opposite, so that a wrong class shows.
 	classes := []struct {
 		name  string
@@ -192,7 +192,7 @@ func permissionCases() []Case {
 					t.Give("d", p.parent)
 					t.Chmod("d", 0o1777)
 					if typ == dir && p.object.UID != p.who.UID {
-						t.Chmod("d/f", 0o777) // it may be written, as a move to another parent needs
+						t.Chmod("d/f", 0o777) // writable, as a move to another parent needs
 					}
 					other := regular
 					if typ == dir {

@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// helperVariable in the environment makes the program a second process for a
-// case: it obeys lines of words on its standard input, one answer a line.
+// helperVariable, an environment variable, makes the program a second process for a case:
+// the process reads commands, a line each, from its standard input, and answers each with
+// a line.
 const helperVariable = "PENSTOCK_POSIX_HELPER"
 
 // Helper is a second process of a case, with the same working directory.

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// raceCases let several threads do the same at the same time. Of operations
-// that only one can do, exactly one succeeds.
+// raceCases let several threads call the same operation at the same time. If only one
+// call can succeed, exactly one must.
 func raceCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"race/" + name, run}) }
@@ -266,8 +266,8 @@ func raceCases() []Case {
 		Equal(t, "size", t.Lstat("log").Size, threads*100*6)
 	})
 	add("write-of-one-block/readers-never-see-two-versions-mixed-by-offset", func(t *T) {
-		// Writers fill separate blocks of one file; nobody's bytes may leak into
-		// another's block.
+		// Writers fill separate blocks of one file; the bytes of a writer must not get
+		// into another block.
 		fd := t.Open("f", unix.O_CREAT|unix.O_RDWR, 0o644)
 		t.OK("ftruncate", unix.Ftruncate(fd, threads*4096))
 		var wg sync.WaitGroup
@@ -341,7 +341,7 @@ func raceCases() []Case {
 	return cs
 }
 
-// descriptorCases are what /proc shows of open files, and working directories.
+// descriptorCases are cases of the open files and working directories in /proc.
 func descriptorCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"descriptor/" + name, run}) }

@@ -330,8 +330,8 @@ func readdirCases() []Case {
 			})
 		}
 	}
-	// What was there from the first call to the last comes exactly once,
-	// whatever else is made and removed while one reads.
+	// A name that exists from the first call to the last comes exactly once, whatever
+	// other names are made and removed meanwhile.
 	for _, c := range []struct {
 		name   string
 		change func(t *T, i int)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writer is a way to bring bytes into a file at an offset; reader a way to
-// get them out. Every pair must agree in every layout.
+// A writer is a way to write bytes at an offset, a reader a way to read them. Every pair
+// must agree in every layout.
 type writer struct {
 	name string
 	do   func(t *T, path string, p []byte, off int64)

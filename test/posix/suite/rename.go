@@ -12,7 +12,7 @@ func renameCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{name, run}) }
 
-	// Every type onto every type, and what must come of it.
+	// Every type onto every type, with the expected result.
 	for _, from := range allTypes {
 		add("rename/ok/"+string(from)+"-to-new-name", func(t *T) {
 			t.Make(from, "f", 0o755)

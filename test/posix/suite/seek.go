@@ -329,9 +329,9 @@ func copyRangeCases() []Case {
 	return cs
 }
 
-// syncCases are the calls that make things durable. What they promise after a
-// crash is tested elsewhere; here: which objects they take and that nothing
-// changes for who reads.
+// syncCases are cases of the calls that make data durable. Other tests try their promises
+// after a crash; these cases test on which objects the calls work, and that readers see
+// no change.
 func syncCases() []Case {
 	var cs []Case
 	calls := map[string]func(fd int) error{

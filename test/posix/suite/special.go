@@ -111,7 +111,7 @@ func specialCases() []Case {
 	})
 
 	listen := func(t *T, kind string) *net.UnixListener {
-		// The address is relative: absolute ones are limited to 107 bytes.
+		// The address is a relative path: the path of a socket has at most 107 bytes.
 		l, err := net.ListenUnix(kind, &net.UnixAddr{Name: "s", Net: kind})
 		t.OK("bind and listen", err)
 		t.Cleanup(func() { l.Close() })
@@ -307,7 +307,7 @@ func execCases() []Case {
 			t.Want("exec", execOnce("f"), unix.EACCES)
 		})
 	}
-	// A copy of this program, set-user-id, tells who it is.
+	// A set-user-id copy of this program prints its identity.
 	for name, c := range map[string]struct {
 		mode     uint32
 		uid, gid int
@@ -349,8 +349,8 @@ func running(t *T, path string) {
 	})
 }
 
-// output runs a program, again while ETXTBSY comes from a fork elsewhere in
-// this process, and returns what it prints.
+// output runs a program and returns its output. It tries again while another fork of this
+// process causes ETXTBSY.
 func output(t *T, path string, args ...string) string {
 	r, w, err := os.Pipe()
 	t.OK("pipe", err)

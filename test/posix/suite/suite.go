@@ -1,11 +1,11 @@
-// Package suite owns Penstock's POSIX conformance cases: what a Linux program
-// may expect of any file system, one named case for each operation, situation
-// and expected result. The cases know nothing of Penstock; they run in any
-// directory, as root, and native ext4 passes all of them.
+// Package suite owns Penstock's POSIX conformance cases: the behaviour that a Linux
+// program may expect of any file system, with a named case for each operation, situation
+// and expected result. The cases know nothing of Penstock; they run in any directory, as
+// root, and native ext4 passes all of them.
 //
-// A case gets a fresh directory, a thread of its own whose working directory
-// is that directory, and umask 0. It can therefore use short relative paths
-// and change its identity (T.As) without touching other cases.
+// A case gets a fresh directory, a separate thread with this directory as its working
+// directory, and umask 0. So a case can use short relative paths and change its identity
+// (T.As) without touching other cases.
 package suite
 
 import (
@@ -23,14 +23,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Case is one condition: an operation in a situation with its result. The name
-// says all three, as in "unlink/ENOTDIR/prefix-is-fifo".
+// Case is a condition: an operation in a situation with its result. The name has all
+// three, as in "unlink/ENOTDIR/prefix-is-fifo".
 type Case struct {
 	Name string
 	Run  func(*T)
 }
 
-// Result is what came of one case. Err is nil when it passed.
+// Result is the outcome of a case; Err is nil if the case passed.
 type Result struct {
 	Name string
 	Err  error
@@ -40,7 +40,7 @@ type Result struct {
 // caseTimeout bounds one case: a hang is a failure of that case only.
 const caseTimeout = 60 * time.Second
 
-// Cases lists every case in the order of their names.
+// Cases lists all cases, sorted by name.
 func Cases() []Case {
 	all := slices.Concat(
 		pathCases(), dirfdCases(), openCases(), createCases(), unlinkCases(), linkCases(), symlinkCases(),
@@ -85,7 +85,7 @@ func Run(dir, other string, cases []Case, workers int, report func(Result)) (pas
 	return passed, failed
 }
 
-// runCase gives the case its directory and waits for it, but not for ever.
+// runCase makes the case's directory, runs the case, and waits for at most caseTimeout.
 func runCase(dir, other string, c Case) error {
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		return fmt.Errorf("before the case: %w", err)
@@ -113,8 +113,8 @@ func runCase(dir, other string, c Case) error {
 }
 
 // onThread runs the case on a thread with its own working directory, umask and
-// credentials. The thread is never unlocked, so the runtime ends it with the
-// goroutine and no other code ever runs with what the case left behind.
+// credentials. The thread is never unlocked, so the runtime ends it with the goroutine,
+// and no other code runs with the state that the case left behind.
 func onThread(dir, other string, c Case, done chan<- error) {
 	runtime.LockOSThread()
 	debug.SetPanicOnFault(true) // SIGBUS of a mapping fails the case, not the program
@@ -122,8 +122,8 @@ func onThread(dir, other string, c Case, done chan<- error) {
 	defer func() {
 		r := recover()
 		t.cleanup()
-		// The runtime keeps the process's first thread for ever, even one that
-		// was locked; it may not keep the directory in use.
+		// The runtime keeps the process's first thread for ever, even after it was
+		// locked; the thread must not keep the directory in use.
 		if err := unix.Chdir("/"); err != nil && r == nil {
 			r = failure("chdir / after the case: " + err.Error())
 		}
@@ -142,13 +142,13 @@ func onThread(dir, other string, c Case, done chan<- error) {
 	c.Run(t)
 }
 
-// failure is what T.Fatalf panics with.
+// failure is the value of T.Fatalf's panic.
 type failure string
 
 // T is a case in progress.
 type T struct {
 	Dir      string // the case's own directory, absolute; also the working directory
-	Other    string // the same directory by another mount, where there is one
+	Other    string // the same directory on another mount; "": none
 	cleanups []func()
 }
 

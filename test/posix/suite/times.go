@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timesCases check which of the three times each operation changes, on the
-// object, its directory and bystanders, and which it leaves alone.
+// timesCases check which of the three times each operation changes, and leaves alone, on
+// the object, its directory and other objects.
 func timesCases() []Case {
 	var cs []Case
 	// The stage: directory d with file d/f (links: d/f2), directory d/sub, link
@@ -123,7 +123,7 @@ func timesCases() []Case {
 			return nil
 		}},
 	}
-	rows[len(rows)-1].keeps = "d/f.mtime" // its chmod changes the ctime
+	rows[len(rows)-1].keeps = "d/f.mtime" // the chmod changes the ctime
 	for _, typ := range allTypes {
 		rows = append(rows,
 			row{"create-" + string(typ), "d.mtime d.ctime", "d/f.ctime", func(t *T) error { return create(typ, "d/new", 0o755) }},

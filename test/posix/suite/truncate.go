@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// truncateCases are truncate(2), ftruncate(2) and what lies beyond the old and
+// truncateCases are cases of truncate(2), ftruncate(2) and the bytes beyond the old and
 // the new end.
 func truncateCases() []Case {
 	var cs []Case
@@ -217,8 +217,8 @@ func fallocateCases() []Case {
 		t.File("f", "x")
 		t.WantOneOf("fallocate", unix.Fallocate(t.Open("f", unix.O_RDWR, 0), punch|zero, 0, 10), unix.EOPNOTSUPP, unix.EINVAL)
 	})
-	// FUSE in the kernel refuses these two modes itself, so a clear EOPNOTSUPP
-	// is as good as the real thing.
+	// The kernel's FUSE itself refuses these two modes, so a clear EOPNOTSUPP is
+	// accepted, too.
 	add("ok-or-EOPNOTSUPP/collapse-range", func(t *T) {
 		t.File("f", strings.Repeat("a", 65536)+strings.Repeat("b", 65536))
 		err := unix.Fallocate(t.Open("f", unix.O_RDWR, 0), unix.FALLOC_FL_COLLAPSE_RANGE, 0, 65536)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// utimensCases are the rules of utimensat(2): values, special values, and who
-// may set what.
+// utimensCases are the rules of utimensat(2): values, special values, and the rights that
+// each value needs.
 func utimensCases() []Case {
 	var cs []Case
 	add := func(name string, run func(*T)) { cs = append(cs, Case{"utimensat/" + name, run}) }
