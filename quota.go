@@ -93,26 +93,24 @@ func (q *meter) move(from, to *promise, n uint64) {
 
 // drop makes the promise of a file or a write idle, and starts the return of excess idle
 // bytes.
-func (mr *meter) drop(p *promise) {
-	q := mr
+func (q *meter) drop(p *promise) {
 	q.mu.Lock()
 	q.current(p)
 	n := p.n
 	p.n = 0
-	mr.idleLocked(n)
+	q.idleLocked(n)
 	q.mu.Unlock()
 }
 
 // idleLocked adds n idle bytes and starts the return of excess idle bytes. The caller has held
 // the meter's mu since it found the bytes to be promised.
-func (mr *meter) idleLocked(n uint64) {
+func (q *meter) idleLocked(n uint64) {
 	if n == 0 {
 		return
 	}
-	q := mr
 	q.idle += n
 	if q.idle > q.most {
-		mr.v.c.spawn(func() { mr.reserve(mr.v.c.ctx, 0, 0, metaclient.Place{}) })
+		q.v.c.spawn(func() { q.reserve(q.v.c.ctx, 0, 0, metaclient.Place{}) })
 	}
 }
 
@@ -127,9 +125,8 @@ func (q *meter) void(epoch uint64) {
 
 // inherit takes over the promise of a predecessor process. The caller calls inherited when the
 // predecessor's bytes are restored.
-func (mr *meter) inherit(ctx context.Context) {
-	v := mr.v
-	q := mr
+func (q *meter) inherit(ctx context.Context) {
+	v := q.v
 	if !q.on.Load() {
 		return
 	}
@@ -167,15 +164,14 @@ func (q *meter) inheriting() {
 	q.mu.Unlock()
 }
 
-func (mr *meter) inherited() {
-	q := mr
+func (q *meter) inherited() {
 	q.mu.Lock()
 	q.ends--
 	n := uint64(0)
 	if q.ends == 0 {
 		n, q.left = q.left, 0
 	}
-	mr.idleLocked(n)
+	q.idleLocked(n)
 	q.mu.Unlock()
 }
 
@@ -183,9 +179,8 @@ func (mr *meter) inherited() {
 // become idle. The client sends one request at a time. A request continues after the end of
 // ctx; its bytes then become idle. got is want or, if the volume lacks room and the write has
 // a place, the bytes needed at that place. Errors: Again (promises became void meanwhile).
-func (mr *meter) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got promise, err error) {
-	v := mr.v
-	q := mr
+func (q *meter) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got promise, err error) {
+	v := q.v
 	for {
 		q.mu.Lock()
 		if want > 0 && q.idle >= want { // the request of another write brought the bytes
@@ -274,12 +269,12 @@ var errVoid = meta.E("reserve", meta.Again, "", nil)
 // room reserves n bytes for a write, or the bytes needed at the write's place, and nothing if
 // the volume no longer has a quota. While the owner has not yet been notified of files unlinked
 // here a moment ago, room waits and asks again before it reports that the bytes don't fit.
-func (mr *meter) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
+func (q *meter) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
 	for try := 0; ; try++ {
-		got, err := mr.reserve(ctx, n, 0, at)
+		got, err := q.reserve(ctx, n, 0, at)
 		switch meta.KindOf(err) {
 		case meta.KindOK:
-			if !mr.on.Load() {
+			if !q.on.Load() {
 				got.n = 0
 			}
 			return got, nil
@@ -294,14 +289,14 @@ func (mr *meter) room(ctx context.Context, n uint64, at metaclient.Place) (promi
 			}
 			continue
 		case meta.QuotaExceeded:
-			if try < orphanTries && mr.v.orphans.some() {
+			if try < orphanTries && q.v.orphans.some() {
 				select {
 				case <-time.After(orphanWait):
 				case <-ctx.Done():
 				}
 				continue
 			}
-			return promise{}, meta.E("write", meta.QuotaExceeded, mr.v.name, err)
+			return promise{}, meta.E("write", meta.QuotaExceeded, q.v.name, err)
 		}
 		return promise{}, err
 	}
@@ -389,24 +384,24 @@ func (e *enough) spared(in *inode, f *file, need, at, n uint64) uint64 {
 
 // notSpent returns the promise of a failed commit to the file. If the outcome is unknown, the
 // owner may still do the commit, so the promise stays with the commit.
-func (mr *meter) notSpent(w *work, unknown bool) {
+func (q *meter) notSpent(w *work, unknown bool) {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()
 	switch {
 	case unknown:
 	case w.in.file == w.f:
-		mr.move(&w.promised, &w.f.promised, w.promised.n)
+		q.move(&w.promised, &w.f.promised, w.promised.n)
 	default:
-		mr.drop(&w.promised)
+		q.drop(&w.promised)
 	}
 	w.promised = promise{}
 }
 
 // unneededLocked gives up a file's promise when nothing of the file is buffered. The caller
 // holds mu.
-func (mr *meter) unneededLocked(f *file) {
+func (q *meter) unneededLocked(f *file) {
 	if f.uncommitted == 0 && !f.ended && f.promised.n > 0 {
-		mr.drop(&f.promised)
+		q.drop(&f.promised)
 	}
 }
 
@@ -435,8 +430,8 @@ func (c *Client) Metered(id meta.VolumeID, on, overwrites bool, settle func()) {
 }
 
 // settleUnmetered commits the bytes that were buffered before the volume had a quota.
-func (mr *meter) settleUnmetered() {
-	v := mr.v
+func (q *meter) settleUnmetered() {
+	v := q.v
 	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
 		in.mu.Lock()
 		//lint:ignore SA2001 a write that saw no quota is in the list of dirty files once it let go

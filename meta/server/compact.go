@@ -116,10 +116,10 @@ func newCompactionTask(o *owner) *task.Task {
 
 // heldUp reports whether the last look left extents because a session with a lease on the file
 // is away or does not give the lease up.
-func (cn *compaction) heldUp() bool {
-	cn.o.mu.Lock()
-	defer cn.o.mu.Unlock()
-	return cn.heldBack
+func (c *compaction) heldUp() bool {
+	c.o.mu.Lock()
+	defer c.o.mu.Unlock()
+	return c.heldBack
 }
 
 // joinSoon bounds the wait for the next look for fragments in a volume without sessions, which
@@ -127,9 +127,8 @@ func (cn *compaction) heldUp() bool {
 const joinSoon = 10 * time.Second
 
 // joinDue reports whether a look for fragments is due.
-func (cn *compaction) joinDue(newest meta.Seq, inUse bool) bool {
-	o := cn.o
-	c := cn
+func (c *compaction) joinDue(newest meta.Seq, inUse bool) bool {
+	o := c.o
 	if now := o.srv.cfg.joinNow; now != nil {
 		return now()
 	}
@@ -154,16 +153,16 @@ type victim struct {
 
 // compact looks through a frozen state of the volume, and moves the extents worth moving. The
 // volume may have changed by then: each move compares.
-func (cn *compaction) compact() error {
-	o := cn.o
+func (c *compaction) compact() error {
+	o := c.o
 	o.mu.Lock()
 	if o.failed != nil || o.leaving != nil || o.closed != nil || o.stClosed || o.ctx.Err() != nil {
 		o.mu.Unlock()
 		return nil
 	}
-	cn.heldBack = false
+	c.heldBack = false
 	newest, inUse := o.newest(), len(o.entered) > 0
-	join := cn.joinDue(newest, inUse)
+	join := c.joinDue(newest, inUse)
 	if join {
 		// The frozen state must show extents shared since a moment ago.
 		o.mu.Unlock()
@@ -180,9 +179,9 @@ func (cn *compaction) compact() error {
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
 	var batches []placement.Batch
-	victims, err := cn.sparse(frozen)
+	victims, err := c.sparse(frozen)
 	if err == nil && (join || len(victims) > 0) {
-		batches, err = cn.lookThrough(frozen, victims, join)
+		batches, err = c.lookThrough(frozen, victims, join)
 	}
 	err = errors.Join(err, frozen.Close())
 	o.wg.Release()
@@ -192,22 +191,21 @@ func (cn *compaction) compact() error {
 		if o.ctx.Err() != nil {
 			break
 		}
-		errs = append(errs, cn.fill(&batches[i]))
+		errs = append(errs, c.fill(&batches[i]))
 	}
 	if len(batches) > 0 {
 		o.tasks.collection.Wake()
 	}
 	// After a failure, the next look for fragments does not wait for a change.
-	if err = errors.Join(errs...); err == nil && join && !cn.heldUp() && o.ctx.Err() == nil {
-		cn.seen = newest
+	if err = errors.Join(errs...); err == nil && join && !c.heldUp() && o.ctx.Err() == nil {
+		c.seen = newest
 	}
 	return err
 }
 
 // sparse finds the chunks worth emptying, if they are worth a walk over the extents. It skips
 // the chunks of compaction.passed.
-func (cn *compaction) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
-	c := cn
+func (c *compaction) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
 	if !time.Now().Before(c.vain) {
 		c.passed = nil
 	}
@@ -298,14 +296,14 @@ func (s *sparseChunks) worth(used func() (uint64, error)) (map[meta.ChunkID]*vic
 
 // lookThrough walks over all extents. It collects the extents in victims and, with join, the
 // fragments, and returns batches of both.
-func (cn *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool) ([]placement.Batch, error) {
-	o := cn.o
+func (c *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool) ([]placement.Batch, error) {
+	o := c.o
 	policy, err := namespace.Policy(r)
 	if err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	cn.walks.Add(1)
+	c.walks.Add(1)
 	m := o.srv.servers()
 	target := min(compactTarget, maxLen(policy, false))
 	f := fragments{o: o, r: r, m: m, rule: placement.JoinRule{Least: o.srv.cfg.JoinLeast, Small: o.srv.cfg.JoinSmall}, may: map[meta.ChunkID]bool{}}
@@ -330,8 +328,8 @@ func (cn *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*
 	if err = errors.Join(err, f.err, context.Cause(o.ctx)); err != nil {
 		return nil, err
 	}
-	batches := cn.emptying(victims, m, &policy, target)
-	cn.pass(victims, time.Since(began))
+	batches := c.emptying(victims, m, &policy, target)
+	c.pass(victims, time.Since(began))
 	if !join {
 		return batches, nil
 	}
@@ -344,7 +342,6 @@ func (cn *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*
 		some, _ := files[i].Size()
 		n += uint64(some)
 	}
-	c := cn
 	c.files.Store(uint64(len(files)))
 	c.fragments.Store(n)
 	c.joined, c.took = time.Now(), time.Since(began)
@@ -357,14 +354,14 @@ func (cn *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*
 
 // emptying makes batches of the live extents in victims. Victims on the same set of servers
 // share fresh chunks, placed on the same servers: no byte crosses the network.
-func (cn *compaction) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *meta.Policy, target uint64) (batches []placement.Batch) {
+func (c *compaction) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *meta.Policy, target uint64) (batches []placement.Batch) {
 	groups := map[string]map[meta.Ino][]placement.Piece{}
 	n, dead := 0, uint64(0)
 	for _, v := range victims {
 		if !v.chosen {
 			continue
 		}
-		if !cn.worthCopying(v, m, p) {
+		if !c.worthCopying(v, m, p) {
 			v.kept = true
 			continue
 		}
@@ -382,7 +379,7 @@ func (cn *compaction) emptying(victims map[meta.ChunkID]*victim, m *placement.Ma
 	if n == 0 {
 		return nil
 	}
-	cn.o.log.Info("compacting", "chunks", n, "dead", dead)
+	c.o.log.Info("compacting", "chunks", n, "dead", dead)
 	for _, k := range slices.Sorted(maps.Keys(groups)) {
 		var files []placement.Fragmented
 		for _, ino := range slices.Sorted(maps.Keys(groups[k])) {
@@ -397,8 +394,7 @@ func (cn *compaction) emptying(victims map[meta.ChunkID]*victim, m *placement.Ma
 
 // pass records the chunks found not worth copying by a look that took so long. Looks skip
 // these chunks for walkShare times took.
-func (cn *compaction) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
-	c := cn
+func (c *compaction) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
 	for id, v := range victims {
 		if !v.kept {
 			continue
@@ -413,21 +409,21 @@ func (cn *compaction) pass(victims map[meta.ChunkID]*victim, took time.Duration)
 // worthCopying reports whether a copy would free the chunk, and the chunk lies where the
 // policy wants it. A chunk that a snapshot refers to would stay. A chunk due for repair or a
 // move is repaired or moved first.
-func (cn *compaction) worthCopying(v *victim, m *placement.Map, p *meta.Policy) bool {
+func (c *compaction) worthCopying(v *victim, m *placement.Map, p *meta.Policy) bool {
 	if v.found != v.rec.Live || v.kept {
 		return false
 	}
 	for _, id := range v.rec.Servers {
-		if s, ok := m.Server(id); !ok || s.State != placement.Live || cn.o.faults.has(v.rec.ID, id) {
+		if s, ok := m.Server(id); !ok || s.State != placement.Live || c.o.faults.has(v.rec.ID, id) {
 			return false
 		}
 	}
-	return cn.settledAt(&v.rec, m, p)
+	return c.settledAt(&v.rec, m, p)
 }
 
 // settledAt reports whether repair would leave the chunk on its servers.
-func (cn *compaction) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.Policy) bool {
-	st := m.Plan(chance{}, p, cn.o.faults.replicas(rec))
+func (c *compaction) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.Policy) bool {
+	st := m.Plan(chance{}, p, c.o.faults.replicas(rec))
 	return !st.Work()
 }
 
@@ -478,9 +474,9 @@ func (f *fragments) movable(id meta.ChunkID) bool {
 }
 
 // readable lists the servers with a replica of the chunk that can be read.
-func (cn *compaction) readable(rec *meta.ChunkRecord, m *placement.Map) (ids []meta.ServerID) {
+func (c *compaction) readable(rec *meta.ChunkRecord, m *placement.Map) (ids []meta.ServerID) {
 	for _, id := range rec.Servers {
-		if s, ok := m.Server(id); ok && (s.State == placement.Live || s.State == placement.Draining) && !cn.o.faults.has(rec.ID, id) {
+		if s, ok := m.Server(id); ok && (s.State == placement.Live || s.State == placement.Draining) && !c.o.faults.has(rec.ID, id) {
 			ids = append(ids, id)
 		}
 	}
@@ -573,8 +569,8 @@ type filler struct {
 
 // fill moves a batch into a fresh chunk. The process fills a single chunk at a time, for all
 // its volumes: the rate of a chunk's orders bounds the copying of all of them.
-func (cn *compaction) fill(b *placement.Batch) (err error) {
-	o := cn.o
+func (c *compaction) fill(b *placement.Batch) (err error) {
+	o := c.o
 	select {
 	case o.srv.filling <- struct{}{}:
 		defer func() { <-o.srv.filling }()
@@ -686,8 +682,8 @@ func (f *filler) step(some []move) error {
 }
 
 // resting returns why no extent may be moved now, or nil. The caller holds the owner's mu.
-func (cn *compaction) resting() error {
-	o := cn.o
+func (c *compaction) resting() error {
+	o := c.o
 	switch {
 	case o.leaving != nil:
 		return errLeaving
@@ -700,7 +696,7 @@ func (cn *compaction) resting() error {
 // stillThere narrows moves, grouped by file and each file's in order of offsets, to the
 // extents still mapped as the moves say and seen by no snapshot. It drops files out of reach,
 // and sets compaction.heldBack: a later look finds them again. The caller holds the owner's mu.
-func (cn *compaction) stillThere(some []move) (out []move, err error) {
+func (c *compaction) stillThere(some []move) (out []move, err error) {
 	for len(some) > 0 {
 		n := 1
 		for n < len(some) && some[n].ino == some[0].ino {
@@ -708,12 +704,12 @@ func (cn *compaction) stillThere(some []move) (out []move, err error) {
 		}
 		file := some[:n]
 		some = some[n:]
-		if cn.o.outOfReach(file[0].ino) {
-			cn.heldBack = true
+		if c.o.outOfReach(file[0].ino) {
+			c.heldBack = true
 			continue
 		}
 		i := 0
-		err := namespace.FileExtents(&view{o: cn.o}, file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
+		err := namespace.FileExtents(&view{o: c.o}, file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
 			for i < n && file[i].ext.End() <= e.Off {
 				i++
 			}

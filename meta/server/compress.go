@@ -58,30 +58,30 @@ func (b *StoredBytes) add(c *meta.ReplicaInfo) {
 	b.Stored += c.Stored
 }
 
-func (i *inspection) setStored(server meta.ServerID, b StoredBytes) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.stored == nil {
-		i.stored = map[meta.ServerID]StoredBytes{}
+func (in *inspection) setStored(server meta.ServerID, b StoredBytes) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.stored == nil {
+		in.stored = map[meta.ServerID]StoredBytes{}
 	}
-	i.stored[server] = b
+	in.stored[server] = b
 }
 
 // forgetStored drops the sums of servers gone for good.
-func (i *inspection) forgetStored(m *placement.Map) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	maps.DeleteFunc(i.stored, func(id meta.ServerID, _ StoredBytes) bool {
+func (in *inspection) forgetStored(m *placement.Map) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	maps.DeleteFunc(in.stored, func(id meta.ServerID, _ StoredBytes) bool {
 		s, ok := m.Server(id)
 		return !ok || s.State == placement.Gone
 	})
 }
 
 // storedNow adds up the sums of all servers, as listed last.
-func (i *inspection) storedNow() (sum StoredBytes) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for _, b := range i.stored {
+func (in *inspection) storedNow() (sum StoredBytes) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, b := range in.stored {
 		sum.plus(b)
 	}
 	return sum

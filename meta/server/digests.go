@@ -134,10 +134,10 @@ func (s *Server) digestDir(v meta.VolumeID) string {
 func (s *Server) digestsHere() bool { return s.cfg.Chunks != nil && s.cfg.DigestDir != "" }
 
 // digestBusy records whether the owner computes a digest now.
-func (dg *digesting) digestBusy(yes bool) {
-	dg.o.mu.Lock()
-	defer dg.o.mu.Unlock()
-	dg.busy = yes
+func (d *digesting) digestBusy(yes bool) {
+	d.o.mu.Lock()
+	defer d.o.mu.Unlock()
+	d.busy = yes
 }
 
 // wakeUp notifies the receiver of a channel of capacity 1, without blocking.
@@ -150,8 +150,7 @@ func wakeUp(ch chan<- struct{}) {
 
 // awaitDigest records that a client waits for the digest of a snapshot. With unpaced, the
 // digest has no rate limit.
-func (dg *digesting) awaitDigest(at meta.Generation, unpaced bool) {
-	d := dg
+func (d *digesting) awaitDigest(at meta.Generation, unpaced bool) {
 	now := time.Now()
 	d.mu.Lock()
 	w := d.awaited[at]
@@ -167,7 +166,7 @@ func (dg *digesting) awaitDigest(at meta.Generation, unpaced bool) {
 	d.mu.Unlock()
 	if news {
 		wakeUp(d.hurry)
-		dg.o.tasks.digests.Wake()
+		d.o.tasks.digests.Wake()
 	}
 }
 
@@ -218,8 +217,8 @@ func newDigestTask(o *owner) *task.Task {
 // else a pinned snapshot, else in turns the newest and the oldest. With turns, neither waits
 // for ever while snapshots are taken faster than digests are computed. A snapshot whose digest
 // failed is skipped until its retry is due; next is when the first retry is due.
-func (dg *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
-	o := dg.o
+func (d *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
+	o := d.o
 	all, err := o.snapshots()
 	if err != nil {
 		return sn, false, next, err
@@ -235,7 +234,6 @@ func (dg *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, er
 		_, ok := have[s.At]
 		return ok || s.Deleting
 	})
-	d := dg
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	there := map[meta.Generation]bool{}
@@ -268,9 +266,8 @@ func (dg *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, er
 
 // tryDigest computes a digest, and records a failure. blocks are the blocks of the digest
 // interrupted by this digest, or nil.
-func (dg *digesting) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
-	o := dg.o
-	d := dg
+func (d *digesting) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
+	o := d.o
 	trying := func(yes bool) {
 		if r := d.tried[sn.At]; r != nil {
 			r.now = yes
@@ -280,7 +277,7 @@ func (dg *digesting) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	trying(true)
 	d.mu.Unlock()
 	began := time.Now()
-	err := dg.digest(sn, blocks)
+	err := d.digest(sn, blocks)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	trying(false)
@@ -377,9 +374,9 @@ func (t *turn) aside() int {
 }
 
 // pace waits until the limiter permits n more. Errors: the owner's end.
-func (dg *digesting) pace(l *rate.Limiter, n int) error {
-	if err := l.WaitN(dg.o.ctx, n); err != nil {
-		return dg.o.gone()
+func (d *digesting) pace(l *rate.Limiter, n int) error {
+	if err := l.WaitN(d.o.ctx, n); err != nil {
+		return d.o.gone()
 	}
 	return nil
 }
@@ -420,13 +417,13 @@ func (t *turn) leave() {
 
 // digest computes and records the digest of a snapshot. blocks are the blocks of the digest
 // interrupted by this digest, which will finish them, or nil.
-func (dg *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
-	o := dg.o
+func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
+	o := d.o
 	t := &turn{o: o, sn: sn, blocks: blocks, nested: blocks != nil}
 	defer t.leave()
 	if !t.nested {
-		dg.digestBusy(true)
-		defer dg.digestBusy(false)
+		d.digestBusy(true)
+		defer d.digestBusy(false)
 		// Volumes waiting for their first turn use no memory for blocks.
 		if err := t.take(o.ctx, 0, 0); err != nil {
 			return err
@@ -609,12 +606,12 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 
 // listDigests adds to snapshots their digests, or the error of the last try and whether
 // another try is running. The caller holds the owner's mu.
-func (dg *digesting) listDigests(l []meta.SnapshotInfo) error {
-	all, err := namespace.Digests(&view{o: dg.o})
-	dg.mu.Lock()
-	defer dg.mu.Unlock()
+func (d *digesting) listDigests(l []meta.SnapshotInfo) error {
+	all, err := namespace.Digests(&view{o: d.o})
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for i := range l {
-		if r := dg.tried[l[i].At]; r != nil {
+		if r := d.tried[l[i].At]; r != nil {
 			l[i].DigestError, l[i].DigestTrying = shortened(r.err), r.now
 		}
 		if d, ok := all[l[i].At]; ok {

@@ -16,17 +16,16 @@ const afreshWait = 15 * time.Second
 // waits at most afreshWait until an inspection with the new lists is over. Then the owner
 // knows of replicas that vanished without the server's notice.
 func (in *inspection) lookAfresh(ctx context.Context) {
-	i := in
 	mark := time.Now()
-	i.mu.Lock()
-	clear(i.listed)
-	i.again = mark
-	i.mu.Unlock()
+	in.mu.Lock()
+	clear(in.listed)
+	in.again = mark
+	in.mu.Unlock()
 	in.o.tasks.inspection.Wake()
 	for time.Since(mark) < afreshWait && ctx.Err() == nil && in.o.ctx.Err() == nil {
-		i.mu.Lock()
-		done := i.whole.After(mark)
-		i.mu.Unlock()
+		in.mu.Lock()
+		done := in.whole.After(mark)
+		in.mu.Unlock()
 		if done {
 			return
 		}

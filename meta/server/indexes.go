@@ -234,12 +234,11 @@ func (ix *indexing) makeIndex(at meta.Generation) (err error) {
 	if a, _, err := ix.indexOf(at); err != nil || a != nil {
 		return err
 	}
-	x := ix
 	busy := func(yes bool) {
 		o.mu.Lock()
-		x.busy = yes
+		ix.busy = yes
 		if !yes {
-			x.parts = nil // the collector seals the parts that are still open
+			ix.parts = nil // the collector seals the parts that are still open
 		}
 		o.mu.Unlock()
 	}

@@ -56,17 +56,17 @@ const (
 )
 
 // loadQuota loads the journaled limit and usage.
-func (vq *volumeQuota) loadQuota() error {
-	o := vq.o
+func (q *volumeQuota) loadQuota() error {
+	o := q.o
 	p, err := namespace.Policy(o.st)
 	if err != nil {
 		return err
 	}
-	vq.NoPromise = o.srv.cfg.Unsafe.NoPromise
-	vq.SetLimit(p.QuotaBytes)
-	vq.overwrites = p.QuotaSnapshots
+	q.NoPromise = o.srv.cfg.Unsafe.NoPromise
+	q.SetLimit(p.QuotaBytes)
+	q.overwrites = p.QuotaSnapshots
 	used, _, err := namespace.Counted(o.st)
-	vq.SetUsed(used)
+	q.SetUsed(used)
 	return err
 }
 
@@ -83,53 +83,52 @@ func (q *volumeQuota) cover(id meta.SessionID, c *wire.Call) uint64 {
 
 // charge books the bytes that a call took of its session's promise; before is the volume's
 // usage before the call. The caller holds the owner's mu.
-func (vq *volumeQuota) charge(id meta.SessionID, c *wire.Call, before uint64) {
+func (q *volumeQuota) charge(id meta.SessionID, c *wire.Call, before uint64) {
 	w, write := c.Op.(*meta.Write)
 	switch {
 	case c.Replay || !c.Draw && c.Reserved == 0:
 	case !write:
-		vq.Spend(id, c.Reserved)
+		q.Spend(id, c.Reserved)
 	case c.Draw:
-		vq.Draw(id, w.Ino, before)
+		q.Draw(id, w.Ino, before)
 	default:
-		vq.ChargeWrite(id, w.Ino, c.Reserved)
+		q.ChargeWrite(id, w.Ino, c.Reserved)
 	}
 }
 
 // freeLeft frees the promises of ended sessions when no abandoned file is open-ended. The
 // caller holds the owner's mu.
-func (vq *volumeQuota) freeLeft() {
-	if vq.Left() == 0 {
+func (q *volumeQuota) freeLeft() {
+	if q.Left() == 0 {
 		return
 	}
-	if _, files, err := vq.o.abandoned(); err == nil && files == 0 {
-		vq.FreeLeft()
+	if _, files, err := q.o.abandoned(); err == nil && files == 0 {
+		q.FreeLeft()
 	}
 }
 
 // reclaim asks all sessions to give back idle bytes, and returns a channel closed when the
 // round is over; nil if no session can have idle bytes. The caller holds the owner's mu.
-func (vq *volumeQuota) reclaim() <-chan struct{} {
-	q := vq
+func (q *volumeQuota) reclaim() <-chan struct{} {
 	if r := q.Round(); r != nil {
 		return r.Over()
 	}
 	var asked []meta.SessionID
-	for s := range vq.o.entered {
+	for s := range q.o.entered {
 		if q.Askable(s.id) && !s.away.Load() {
 			asked = append(asked, s.id)
-			s.enqueue(0, &wire.Quota{Volume: vq.o.vol, Metered: true, Round: q.NextRound(), Overwrites: q.overwrites})
+			s.enqueue(0, &wire.Quota{Volume: q.o.vol, Metered: true, Round: q.NextRound(), Overwrites: q.overwrites})
 			go s.flush() // not in line: the caller holds the owner's mu
 		}
 	}
-	return vq.beginRound(asked, reclaimWait)
+	return q.beginRound(asked, reclaimWait)
 }
 
 // beginRound begins a round of at most wait, and returns a channel closed when the round is
 // over; nil: no session is asked. The caller holds the owner's mu.
-func (vq *volumeQuota) beginRound(asked []meta.SessionID, wait time.Duration) <-chan struct{} {
-	o := vq.o
-	r := vq.BeginRound(asked)
+func (q *volumeQuota) beginRound(asked []meta.SessionID, wait time.Duration) <-chan struct{} {
+	o := q.o
+	r := q.BeginRound(asked)
 	if r == nil {
 		return nil
 	}
@@ -137,7 +136,7 @@ func (vq *volumeQuota) beginRound(asked []meta.SessionID, wait time.Duration) <-
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		silent := r.Pending()
-		if vq.EndRound(r) {
+		if q.EndRound(r) {
 			o.log.Warn("sessions did not give back their unused part of the quota", "sessions", silent)
 		}
 	})
@@ -153,10 +152,10 @@ type roomSearch struct {
 // unheard reports whether silent sessions hold promises: each such session renews in a moment,
 // or ends. unheard marks late sessions as wanted, so that these sessions end. The caller holds
 // mu.
-func (vq *volumeQuota) unheard() (yes bool) {
-	o := vq.o
+func (q *volumeQuota) unheard() (yes bool) {
+	o := q.o
 	for s := range o.entered {
-		if bytes, _ := vq.Promise(s.id); bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
+		if bytes, _ := q.Promise(s.id); bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
 			continue
 		}
 		yes = true
@@ -169,28 +168,28 @@ func (vq *volumeQuota) unheard() (yes bool) {
 
 // promisesLeave reports whether ending sessions still have promises; the promises become free
 // when the open chunks of these sessions are sealed. The caller holds the owner's mu.
-func (vq *volumeQuota) promisesLeave() bool {
+func (q *volumeQuota) promisesLeave() bool {
 	inside := map[meta.SessionID]bool{}
-	for s := range vq.o.entered {
+	for s := range q.o.entered {
 		inside[s.id] = true
 	}
-	return vq.PromisedBeyond(inside)
+	return q.PromisedBeyond(inside)
 }
 
 // findRoom returns a channel to wait for before the next try; nil: the refusal is final. The
 // caller holds the owner's mu.
-func (vq *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
-	o := vq.o
+func (q *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
+	o := q.o
 	var e *meta.Error
 	if bytes := errors.As(cause, &e) && e.Op != namespace.OpInodeQuota; bytes {
 		// The first round may have begun before this request, so a second may be needed.
 		if k.rounds < 2 {
 			k.rounds++
-			if wait := vq.reclaim(); wait != nil {
+			if wait := q.reclaim(); wait != nil {
 				return wait
 			}
 		}
-		if vq.unheard() {
+		if q.unheard() {
 			return soon()
 		}
 	}
@@ -198,12 +197,12 @@ func (vq *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
 	if err := namespace.ReapQueue(&view{o: o}, func(meta.Ino) bool { reaping = true; return false }); err != nil {
 		return nil
 	}
-	vq.freeLeft()
+	q.freeLeft()
 	if o.lateHoldFiles() && k.waits < roomTries {
 		k.waits++
 		return soon()
 	}
-	if (reaping || o.uncounted() || vq.promisesLeave()) && k.waits < roomTries {
+	if (reaping || o.uncounted() || q.promisesLeave()) && k.waits < roomTries {
 		k.waits++
 		o.tasks.collection.Wake()
 		return soon()
@@ -216,12 +215,12 @@ func (vq *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
 }
 
 // serveReserve promises bytes to a session, or takes promised bytes back.
-func (vq *volumeQuota) serveReserve(s *session, id uint64, m *wire.Reserve) {
-	o := vq.o
+func (q *volumeQuota) serveReserve(s *session, id uint64, m *wire.Reserve) {
+	o := q.o
 	o.mu.Lock()
-	vq.giveBack(s, m)
+	q.giveBack(s, m)
 	k := roomSearch{}
-	re, wait := vq.reserve(s, m, &k)
+	re, wait := q.reserve(s, m, &k)
 	if wait == nil {
 		s.enqueue(id, re)
 		o.mu.Unlock()
@@ -240,10 +239,10 @@ func (vq *volumeQuota) serveReserve(s *session, id uint64, m *wire.Reserve) {
 			}
 			if err != nil {
 				re = &wire.Reserved{Status: wire.StatusOf(err)}
-				vq.WaitNoMore(s.id)
+				q.WaitNoMore(s.id)
 				break
 			}
-			if re, wait = vq.reserve(s, m, &k); wait != nil {
+			if re, wait = q.reserve(s, m, &k); wait != nil {
 				o.mu.Unlock()
 			}
 		}
@@ -255,21 +254,20 @@ func (vq *volumeQuota) serveReserve(s *session, id uint64, m *wire.Reserve) {
 
 // giveBack books the bytes given back by a request, and the answer to a round. The caller
 // holds mu.
-func (vq *volumeQuota) giveBack(s *session, m *wire.Reserve) {
-	if _, ok := vq.o.entered[s]; !ok || vq.o.failed != nil {
+func (q *volumeQuota) giveBack(s *session, m *wire.Reserve) {
+	if _, ok := q.o.entered[s]; !ok || q.o.failed != nil {
 		return
 	}
-	vq.GiveBack(s.id, m.Serial, m.Give)
+	q.GiveBack(s.id, m.Serial, m.Give)
 	if m.Round != 0 {
-		vq.Answer(s.id, m.Round)
+		q.Answer(s.id, m.Round)
 	}
 }
 
 // reserve returns the answer to a request, or a channel to wait for before the next try. The
 // caller holds the owner's mu.
-func (vq *volumeQuota) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reserved, <-chan struct{}) {
-	o := vq.o
-	q := vq
+func (q *volumeQuota) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reserved, <-chan struct{}) {
+	o := q.o
 	switch _, ok := o.entered[s]; {
 	case o.failed != nil:
 		return &wire.Reserved{Status: wire.StatusOf(o.failed)}, nil
@@ -306,11 +304,11 @@ func (vq *volumeQuota) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wir
 	if q.Limit() == 0 {
 		return &wire.Reserved{}, nil
 	}
-	granted, fits := vq.promise(s.id, m)
+	granted, fits := q.promise(s.id, m)
 	if !fits {
 		q.Wait(s.id)
 		err := meta.E("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", q.Used(), q.Limit()), nil)
-		if wait := vq.findRoom(k, err); wait != nil {
+		if wait := q.findRoom(k, err); wait != nil {
 			return nil, wait
 		}
 		q.WaitNoMore(s.id)
@@ -322,11 +320,10 @@ func (vq *volumeQuota) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wir
 
 // promise promises a session m.Want bytes or, without room for all, the indispensable part
 // (needed). false: even that part does not fit. The caller holds the owner's mu.
-func (vq *volumeQuota) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fits bool) {
-	q := vq
+func (q *volumeQuota) promise(id meta.SessionID, m *wire.Reserve) (granted uint64, fits bool) {
 	free := q.Free()
 	if free < m.Want {
-		least := vq.needed(m)
+		least := q.needed(m)
 		if free < least {
 			return 0, false
 		}
@@ -334,7 +331,7 @@ func (vq *volumeQuota) promise(id meta.SessionID, m *wire.Reserve) (granted uint
 	}
 	q.WaitNoMore(id)
 	if q.Share(id) {
-		vq.reclaim() // from sessions above their share; nobody waits
+		q.reclaim() // from sessions above their share; nobody waits
 	}
 	return q.Grant(id, m.Serial, m.Want), true
 }
@@ -343,15 +340,15 @@ func (vq *volumeQuota) promise(id meta.SessionID, m *wire.Reserve) (granted uint
 const maxClaim = 1 << 56
 
 // claimPromise gives a session back its promise of n bytes from the previous owner.
-func (vq *volumeQuota) claimPromise(s *session, n uint64) {
-	o := vq.o
+func (q *volumeQuota) claimPromise(s *session, n uint64) {
+	o := q.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, ok := o.entered[s]; !ok || !o.awaited[s.id] {
 		o.log.Warn("a claim came too late", "session", s.name)
 		return
 	}
-	vq.Claim(s.id, min(n, maxClaim))
+	q.Claim(s.id, min(n, maxClaim))
 }
 
 // setPolicy journals a policy. The caller has the volume's turn (Server.setting): the policy
@@ -415,31 +412,30 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 // lowerIdle asks for idle bytes back if more lie idle than MostIdle allows. Nobody waits. A
 // session may leave bytes idle again after its answer to a running round, so another round
 // follows. The caller holds the owner's mu.
-func (vq *volumeQuota) lowerIdle() {
-	o := vq.o
-	q := vq
+func (q *volumeQuota) lowerIdle() {
+	o := q.o
 	if q.Idle() <= q.MostIdle() {
 		return
 	}
-	before, done := q.Round(), vq.reclaim()
+	before, done := q.Round(), q.reclaim()
 	if before == nil || o.ctx.Err() != nil || o.stClosed {
 		return
 	}
 	o.wg.Go(func() {
 		if o.await(o.ctx, done) == nil {
 			o.mu.Lock()
-			vq.lowerIdle()
+			q.lowerIdle()
 			o.mu.Unlock()
 		}
 	})
 }
 
 // needed returns how many bytes a request can't do without. The caller holds the owner's mu.
-func (vq *volumeQuota) needed(m *wire.Reserve) uint64 {
+func (q *volumeQuota) needed(m *wire.Reserve) uint64 {
 	if m.Len == 0 {
 		return m.Want
 	}
-	n, err := namespace.Room(&view{o: vq.o}, m.Ino, m.Off, m.Len)
+	n, err := namespace.Room(&view{o: q.o}, m.Ino, m.Off, m.Len)
 	if err != nil {
 		return m.Want // the write will report the error
 	}
