@@ -37,7 +37,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			return err
 		}
 		o.mu.Lock()
-		names, err := namespace.PathOf(&view{o: o}, m.Ino)
+		names, err := namespace.PathOf(o.view(), m.Ino)
 		o.mu.Unlock()
 		if err != nil {
 			return err
@@ -173,7 +173,7 @@ func (o *owner) durably(ctx context.Context, op meta.Op) error {
 		wait := o.groups.frozen()
 		var err error
 		if wait == nil {
-			wait, _, err = o.recallFor(nil, op, k, &view{o: o})
+			wait, _, err = o.recallFor(nil, op, k, o.view())
 		}
 		if err != nil {
 			return err
@@ -213,14 +213,6 @@ func (o *owner) checkpointNow(ctx context.Context) error {
 		return err
 	}
 	return o.checkpoints.checkpoint(ctx)
-}
-
-// flush waits until the journal has every operation answered so far.
-func (o *owner) flush(ctx context.Context) error {
-	o.mu.Lock()
-	wait := o.untilDurable(o.newest())
-	o.mu.Unlock()
-	return o.await(ctx, wait)
 }
 
 // Status is a server's status for an administrator.

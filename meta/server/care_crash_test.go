@@ -238,7 +238,7 @@ func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 		defer o.mu.Unlock()
 		var got []byte
 		var exts []meta.Extent
-		if err := namespace.Extents(&view{o: o}, func(ino meta.Ino, e meta.Extent) bool {
+		if err := namespace.Extents(o.view(), func(ino meta.Ino, e meta.Extent) bool {
 			if ino == small {
 				exts = append(exts, e)
 			}
@@ -247,7 +247,7 @@ func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 			t.Fatal(err)
 		}
 		for _, e := range exts {
-			rec, _, err := namespace.ReadChunk(&view{o: o}, e.Chunk)
+			rec, _, err := namespace.ReadChunk(o.view(), e.Chunk)
 			if err != nil {
 				t.Fatal(err)
 			}

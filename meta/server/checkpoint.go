@@ -417,7 +417,7 @@ func (cps *checkpoints) nextDeleted() (some []meta.ChunkRecord, err error) {
 		for len(cps.deletable) > 0 && len(some) < gcBatch {
 			// The record may be gone since the list was made.
 			id := cps.deletable[0].ID
-			err := namespace.ChunksFrom(&view{o: o}, id, func(c meta.ChunkRecord) bool {
+			err := namespace.ChunksFrom(o.view(), id, func(c meta.ChunkRecord) bool {
 				if c.ID == id {
 					some = append(some, c)
 				}
@@ -432,7 +432,7 @@ func (cps *checkpoints) nextDeleted() (some []meta.ChunkRecord, err error) {
 			return some, nil
 		}
 	}
-	err = namespace.DeletingChunks(&view{o: o}, func(c meta.ChunkRecord) bool {
+	err = namespace.DeletingChunks(o.view(), func(c meta.ChunkRecord) bool {
 		some = append(some, c)
 		return len(some) < gcBatch && !o.srv.cfg.KeepForCheckpoint
 	})

@@ -328,7 +328,7 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 // acceptEnd seals an open chunk at the length that its replicas have.
 func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostChunk) (*LostChunk, error) {
 	o.mu.Lock()
-	_, file, err := namespace.ReadChunk(&view{o: o}, rec.ID)
+	_, file, err := namespace.ReadChunk(o.view(), rec.ID)
 	o.mu.Unlock()
 	if err != nil {
 		return nil, err

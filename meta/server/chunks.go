@@ -311,13 +311,6 @@ func listReplicas(ctx context.Context, order ordering, id meta.ServerID, v meta.
 	}
 }
 
-// order is Order with the owner's term: a chunk server that knows of a successor refuses the
-// order.
-func (o *owner) order(ctx context.Context, id meta.ServerID, or meta.Order) (meta.OrderResult, error) {
-	or.Owner, or.Term = o.vol, o.own.Term()
-	return o.srv.Order(ctx, id, or)
-}
-
 // sign signs a capability valid from now for life, at most capability.MaxLife: the signing key
 // is not valid for longer.
 func (s *Server) sign(life time.Duration, c capability.Claims) []byte {
@@ -402,26 +395,6 @@ func (o *owner) serveAlloc(s *session, id uint64, m *wire.Alloc) {
 	})
 }
 
-func (o *owner) await(ctx context.Context, ch <-chan struct{}) error {
-	if ch == o.recovered && ctx != o.ctx {
-		o.wantRecovered()
-	}
-	return o.awaitIdly(ctx, ch)
-}
-
-// awaitIdly is await for status requests, which programs send all the time: an idle wait does
-// not make the recovery end missing sessions any sooner.
-func (o *owner) awaitIdly(ctx context.Context, ch <-chan struct{}) error {
-	select {
-	case <-ch:
-		return nil
-	case <-ctx.Done():
-		return meta.E("call", meta.Interrupted, "", context.Cause(ctx))
-	case <-o.ctx.Done():
-		return o.gone()
-	}
-}
-
 func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	if n < 1 || n > maxAlloc {
 		return nil, meta.E("allocate chunks", meta.Invalid, fmt.Sprint(n), nil)
@@ -489,7 +462,7 @@ func (o *owner) placeFor(s *session, n int) (meta.Policy, [][]meta.ServerID, err
 			}
 			o.mu.Lock()
 		}
-		if now, err := namespace.Policy(&view{o: o}); err == nil && now == policy {
+		if now, err := namespace.Policy(o.view()); err == nil && now == policy {
 			return policy, servers, nil
 		}
 		o.mu.Unlock() // a policy change ends the chunks that don't meet it; these would come too late for that
@@ -530,7 +503,7 @@ func (o *owner) serveAppendCap(s *session, id uint64, chunk meta.ChunkID) {
 				return nil, err
 			}
 			o.mu.Lock()
-			rec, _, err := namespace.ReadChunk(&view{o: o}, chunk)
+			rec, _, err := namespace.ReadChunk(o.view(), chunk)
 			o.mu.Unlock()
 			if err == nil && (rec.State != meta.ChunkOpen || rec.Session != s.id) {
 				err = meta.E("renew capability", meta.Sealed, chunk.String(), nil)
@@ -546,16 +519,10 @@ func (o *owner) serveAppendCap(s *session, id uint64, chunk meta.ChunkID) {
 	})
 }
 
-func (o *owner) policy() (meta.Policy, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return namespace.Policy(&view{o: o})
-}
-
 // abandoned lists the open chunks that no session, compaction or indexing holds. files counts
 // the listed chunks with a file's open end, of unknown length. The caller holds mu.
 func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
-	err = namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
+	err = namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, file meta.Ino) bool {
 		if o.sessions[c.Session] == nil && !o.filling[c.ID] && !o.indexing.parts[c.ID] {
 			ids = append(ids, c.ID)
 			if file != 0 {
@@ -655,7 +622,7 @@ func (o *owner) reapSome() (more bool) {
 		return false
 	}
 	var inos []meta.Ino
-	if err := namespace.ReapQueue(&view{o: o}, func(ino meta.Ino) bool {
+	if err := namespace.ReapQueue(o.view(), func(ino meta.Ino) bool {
 		inos = append(inos, ino)
 		return len(inos) < 8
 	}); err != nil {

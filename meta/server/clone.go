@@ -275,7 +275,7 @@ func (cl *clones) noJunctions(ctx context.Context, at meta.Generation) error {
 			continue
 		}
 		o.mu.Lock()
-		then, err := namespace.JunctionThen(&view{o: o}, at, x.Attach.Ino, x.Attach.Name)
+		then, err := namespace.JunctionThen(o.view(), at, x.Attach.Ino, x.Attach.Name)
 		o.mu.Unlock()
 		if err != nil {
 			return err
@@ -334,10 +334,10 @@ func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
 		defer o.mu.Unlock()
 		return false, o.failed
 	}
-	pins, err := namespace.ClonePins(&view{o: o})
+	pins, err := namespace.ClonePins(o.view())
 	var all []meta.Snapshot
 	if err == nil {
-		all, err = namespace.Snapshots(&view{o: o})
+		all, err = namespace.Snapshots(o.view())
 	}
 	o.mu.Unlock()
 	if err != nil {
@@ -466,7 +466,7 @@ func (cl *clones) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snap
 	}
 	o.mu.Lock()
 	if err = o.failed; err == nil {
-		err = namespace.Unpinned(&view{o: o}, &sn, o.now())
+		err = namespace.Unpinned(o.view(), &sn, o.now())
 	}
 	o.mu.Unlock()
 	if err != nil {

@@ -40,7 +40,7 @@ func (s *site) pins(v meta.VolumeID) []namespace.ClonePin {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all, err := namespace.ClonePins(&view{o: o})
+	all, err := namespace.ClonePins(o.view())
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -1,10 +1,8 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/journal"
@@ -38,40 +36,6 @@ func (o *owner) commitLoop(pos journal.Position) {
 		}
 		pos = next
 		o.checkpoints.maybeCheckpoint()
-	}
-}
-
-// take returns the entry to journal next, or nil; the current entry stays open until gather
-// closes it. The caller holds mu.
-func (o *owner) take() (e *entry, urgent bool) {
-	if len(o.queue) > 0 {
-		return o.queue[0], true // the entry is full
-	}
-	if len(o.cur.effects) == 0 {
-		return nil, false
-	}
-	return o.cur, o.cur.urgent
-}
-
-// gather waits until the entry has a waiter or is full, or CommitDelay is over. It returns
-// false if the owner ended.
-func (o *owner) gather(e *entry) bool {
-	t := time.NewTimer(o.srv.cfg.CommitDelay)
-	defer t.Stop()
-	for {
-		select {
-		case <-o.wake:
-			o.mu.Lock()
-			ready := e.urgent || len(o.queue) > 0
-			o.mu.Unlock()
-			if ready {
-				return true
-			}
-		case <-t.C:
-			return true
-		case <-o.ctx.Done():
-			return false
-		}
 	}
 }
 
@@ -161,25 +125,4 @@ func (o *owner) forgetReplies(e *entry) (effects []namespace.Effect) {
 		j.forgot = j.acked
 	}
 	return effects
-}
-
-// waitForSpace frees space in etcd and waits a moment; the caller then tries again. Until etcd
-// takes writes again, the owner answers reads and refuses new mutations; a checkpoint permits
-// the trimming of the journal.
-func (o *owner) waitForSpace(cause error) error {
-	o.mu.Lock()
-	if o.noSpace == nil {
-		o.noSpace = meta.E("journal", meta.NoSpace, fmt.Sprintf("volume %d", o.vol), cause)
-		o.log.Error("the journal has no space: the volume takes no changes until there is some", "error", cause)
-	}
-	o.mu.Unlock()
-	if err := o.srv.cfg.Cluster.Relieve(o.ctx); err != nil {
-		o.log.Warn("no space could be freed in etcd", "error", err)
-	}
-	select {
-	case <-time.After(200 * time.Millisecond):
-		return nil
-	case <-o.ctx.Done():
-		return context.Cause(o.ctx)
-	}
 }

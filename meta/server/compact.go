@@ -709,7 +709,7 @@ func (c *compaction) stillThere(some []move) (out []move, err error) {
 			continue
 		}
 		i := 0
-		err := namespace.FileExtents(&view{o: c.o}, file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
+		err := namespace.FileExtents(c.o.view(), file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
 			for i < n && file[i].ext.End() <= e.Off {
 				i++
 			}
@@ -739,7 +739,7 @@ func (f *filler) pieces(some []move, order *meta.Order) (recs []meta.ChunkRecord
 	for _, x := range some {
 		i, ok := index[x.ext.Chunk]
 		if !ok {
-			rec, _, err := namespace.ReadChunk(&view{o: f.o}, x.ext.Chunk)
+			rec, _, err := namespace.ReadChunk(f.o.view(), x.ext.Chunk)
 			if err != nil {
 				return nil, err
 			}
@@ -857,7 +857,7 @@ func (f *filler) swap(some []move) (moved int, err error) {
 		if err := o.compaction.resting(); err != nil {
 			return nil, err
 		}
-		if p, err := namespace.Policy(&view{o: o}); err != nil || otherPlaces(&f.policy, &p) {
+		if p, err := namespace.Policy(o.view()); err != nil || otherPlaces(&f.policy, &p) {
 			return nil, cmp.Or(err, errPolicyChanged)
 		}
 		now, err := o.compaction.stillThere(some)

@@ -134,7 +134,7 @@ func (o *owner) lateHoldFiles() (yes bool) {
 			continue
 		}
 		some := false
-		if err := namespace.Orphans(&view{o: o}, s.id, func(meta.Ino) bool { some = true; return false }); err == nil && some {
+		if err := namespace.Orphans(o.view(), s.id, func(meta.Ino) bool { some = true; return false }); err == nil && some {
 			s.wanted.Store(true)
 			yes = true
 		}

@@ -224,8 +224,8 @@ func (d *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, err
 		return sn, false, next, err
 	}
 	o.mu.Lock()
-	have, err := namespace.Digests(&view{o: o})
-	pins, perr := namespace.Pins(&view{o: o}, o.now())
+	have, err := namespace.Digests(o.view())
+	pins, perr := namespace.Pins(o.view(), o.now())
 	o.mu.Unlock()
 	if err := errors.Join(err, perr); err != nil {
 		return sn, false, next, err
@@ -526,7 +526,7 @@ func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan stru
 	}
 	q := o.context(0)
 	q.At = at
-	res, err := namespace.Query(&view{o: o}, q, op)
+	res, err := namespace.Query(o.view(), q, op)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -607,7 +607,7 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 // listDigests adds to snapshots their digests, or the error of the last try and whether
 // another try is running. The caller holds the owner's mu.
 func (d *digesting) listDigests(l []meta.SnapshotInfo) error {
-	all, err := namespace.Digests(&view{o: d.o})
+	all, err := namespace.Digests(d.o.view())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i := range l {

@@ -63,19 +63,6 @@ func (s *Server) lookForRoom() {
 	s.tight.Store(&shortage{hard: hard, err: meta.E("journal", meta.NoSpace, s.cfg.Name, fmt.Errorf("%d bytes are free on the metadata disk, changes need %d", free, soft))})
 }
 
-// full returns why the owner can't take an operation for want of space, or nil. The caller
-// holds mu.
-func (o *owner) full(op meta.Op) error {
-	if o.noSpace != nil {
-		return o.noSpace
-	}
-	t := o.srv.tight.Load()
-	if t == nil || !t.hard && frees(op) {
-		return nil
-	}
-	return t.err
-}
-
 // frees reports whether an operation frees space, on the metadata disk or on chunk servers.
 func frees(op meta.Op) bool {
 	switch m := op.(type) {

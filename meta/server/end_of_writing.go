@@ -118,6 +118,6 @@ func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, e
 
 // immutable reports whether the volume's policy forbids all writes. The caller holds mu.
 func (o *owner) immutable() bool {
-	p, err := namespace.Policy(&view{o: o})
+	p, err := namespace.Policy(o.view())
 	return err == nil && p.Immutable
 }

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -17,8 +16,6 @@ import (
 // journal. So a session enters each volume. An owner journals a session before the first
 // answer to the session. So the owner's successor knows every session that may have an answer
 // or a lease from the owner, and waits for no other session.
-
-func (o *owner) subject() string { return fmt.Sprintf("volume %d", o.vol) }
 
 // has reports whether the session entered the volume and the owner still serves.
 func (o *owner) has(s *session) bool {
@@ -124,7 +121,7 @@ func (o *owner) back(s *session) {
 	// The session holds files that lost their last name while the session was away, or under
 	// an owner that did not notify the session. Without notice, the session would hold them
 	// until it ends.
-	err := namespace.Orphans(&view{o: o}, s.id, func(ino meta.Ino) bool {
+	err := namespace.Orphans(o.view(), s.id, func(ino meta.Ino) bool {
 		s.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino}, Orphan: true})
 		return true
 	})
@@ -142,10 +139,6 @@ func soon() <-chan struct{} {
 	time.AfterFunc(leasePoll, func() { close(ch) })
 	return ch
 }
-
-// outsideLease reports whether another server may own the volume by now (rule 2). Either the
-// lease is renewed in a moment, or the volume is lost.
-func (o *owner) outsideLease() bool { return o.own.Left() <= 0 && !o.srv.cfg.Unsafe.NoLease }
 
 // part makes the owner stop serving: waiting requests fail with NotOwner, which names the next
 // owner's address to, if known. It returns false if the owner parted before. The caller holds

@@ -59,7 +59,7 @@ func (o *owner) events(ctx context.Context, q eventsQuery) (*admin.ReadEventsRes
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
-	if err := awaitApplied(ctx, o); err != nil { // what was answered before, as that events are kept
+	if err := o.awaitApplied(ctx); err != nil { // what was answered before, as that events are kept
 		return nil, err
 	}
 	over := time.After(min(max(q.wait, 0), eventsWait))

@@ -210,7 +210,7 @@ func (fo *foreign) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) 
 	places := make([]meta.ChunkPlace, len(ids))
 	for i, id := range ids {
 		places[i].ID = id
-		c, _, err := namespace.ReadChunk(&view{o: o}, id)
+		c, _, err := namespace.ReadChunk(o.view(), id)
 		if errors.Is(err, meta.NoSuchChunk) {
 			continue
 		}

@@ -40,7 +40,7 @@ func (in *inspection) shortOpen(ctx context.Context, from meta.ChunkID) (map[met
 	o := in.o
 	open := map[meta.ChunkID][]meta.ServerID{}
 	o.mu.Lock()
-	err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
+	err := namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, file meta.Ino) bool {
 		if c.ID.Compare(from) > 0 && c.Live > 0 {
 			open[c.ID] = c.Servers
 		}

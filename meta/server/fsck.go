@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
@@ -189,63 +188,6 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 		}
 	}
 	return r, nil
-}
-
-// freezeState returns the store's state, to be read while changes go on. The caller closes the
-// view, then calls release. Scans end with ctx or with the owner.
-func (o *owner) freezeState(ctx context.Context, c *checking) (view frozenReader, release func(), err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.freezeLocked(ctx, c)
-}
-
-// freezeLocked is freezeState. The caller holds mu.
-func (o *owner) freezeLocked(ctx context.Context, c *checking) (view frozenReader, release func(), err error) {
-	if o.ctx.Err() != nil || o.stClosed {
-		return view, nil, o.gone()
-	}
-	o.wg.Hold() // keeps the store open
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })
-	return frozenReader{o.st.Freeze(), ctx, c}, func() { stop(); cancel(nil); o.wg.Release() }, nil
-}
-
-// settled waits until every operation answered so far is in the store.
-func (o *owner) settled(ctx context.Context) error {
-	if err := o.flush(ctx); err != nil {
-		return err
-	}
-	return awaitApplied(ctx, o)
-}
-
-// awaitApplied waits until every journaled operation is in the store.
-func awaitApplied(ctx context.Context, o *owner) error {
-	o.mu.Lock()
-	seq := o.durable
-	o.mu.Unlock()
-	for o.st.Applied().Seq < seq {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-o.ctx.Done():
-			return o.gone()
-		case <-ctx.Done():
-			return meta.E("read the store", meta.Canceled, o.subject(), context.Cause(ctx))
-		}
-	}
-	return nil
-}
-
-// chunkRecord returns a chunk's current record, or nil if the record is gone.
-func (o *owner) chunkRecord(id meta.ChunkID) (now *meta.ChunkRecord, err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	err = namespace.ChunksFrom(&view{o: o}, id, func(c meta.ChunkRecord) bool {
-		if c.ID == id {
-			now = &c
-		}
-		return false
-	})
-	return now, err
 }
 
 // checkReplicas asks the servers in a chunk's record for the replica, and adds the problems to

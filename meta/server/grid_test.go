@@ -422,7 +422,7 @@ func (g *grid) records() (all []meta.ChunkRecord) {
 	o := g.s.srv.opened(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool { all = append(all, c); return true }); err != nil {
+	if err := namespace.Chunks(o.view(), func(c meta.ChunkRecord) bool { all = append(all, c); return true }); err != nil {
 		g.t.Fatal(err)
 	}
 	return all

@@ -241,7 +241,7 @@ func (gs *groupSnapshots) takeHeld(ctx context.Context, id uint64) (m meta.Group
 	o.tasks.snapshots.Wake() // the task checks the group's record
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all, err := namespace.Snapshots(&view{o: o})
+	all, err := namespace.Snapshots(o.view())
 	if err != nil {
 		return m, err
 	}
@@ -299,7 +299,7 @@ func (gs *groupSnapshots) member(name string, id uint64) (meta.Snapshot, bool, e
 	if o.failed != nil {
 		return meta.Snapshot{}, false, o.failed
 	}
-	all, err := namespace.Snapshots(&view{o: o})
+	all, err := namespace.Snapshots(o.view())
 	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && s.Group == id && !s.Deleting })
 	if err != nil || i < 0 {
 		return meta.Snapshot{}, false, err
@@ -434,7 +434,7 @@ func (gs *groupSnapshots) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 		return false, g, o.failed
 	}
 	// The snapshot may be deleted since the caller listed it, and then the record.
-	all, err := namespace.Snapshots(&view{o: o})
+	all, err := namespace.Snapshots(o.view())
 	if err != nil || !slices.ContainsFunc(all, func(x meta.Snapshot) bool { return x.At == s.At && !x.Deleting }) {
 		return err == nil, meta.Group{}, err
 	}
@@ -454,7 +454,7 @@ func (gs *groupSnapshots) dropUndecided() (more bool, err error) {
 		o.mu.Unlock()
 		return false, o.failed
 	}
-	all, err := namespace.Snapshots(&view{o: o})
+	all, err := namespace.Snapshots(o.view())
 	o.mu.Unlock()
 	if err != nil {
 		return false, err

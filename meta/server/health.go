@@ -144,8 +144,8 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 			v.Recovering = true
 		}
 		if !v.Recovering {
-			bytes, inodes, err := namespace.Counted(&view{o: o})
-			policy, perr := namespace.Policy(&view{o: o})
+			bytes, inodes, err := namespace.Counted(o.view())
+			policy, perr := namespace.Policy(o.view())
 			if err = cmp.Or(err, perr); err != nil {
 				v.Failed = err.Error()
 			}

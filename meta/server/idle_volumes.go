@@ -251,10 +251,10 @@ func (o *owner) unused() bool {
 	}
 	work := false
 	some := func(meta.Ino) bool { work = true; return false }
-	if namespace.ReapQueue(&view{o: o}, some) != nil {
+	if namespace.ReapQueue(o.view(), some) != nil {
 		return false
 	}
-	err := namespace.AllOpenChunks(&view{o: o}, func(meta.ChunkRecord, meta.Ino) bool { work = true; return false })
+	err := namespace.AllOpenChunks(o.view(), func(meta.ChunkRecord, meta.Ino) bool { work = true; return false })
 	return err == nil && !work
 }
 

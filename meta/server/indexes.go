@@ -121,14 +121,14 @@ func (ix *indexing) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-
 	if o.failed != nil {
 		return nil, nil, o.failed
 	}
-	all, err := namespace.Indexes(&view{o: o})
+	all, err := namespace.Indexes(o.view())
 	x, ok := all[at]
 	if err != nil || !ok || x.Version < index.Version {
 		return nil, nil, err
 	}
 	a = &admin.SnapshotIndex{Generation: uint64(at), State: admin.IndexState_INDEX_READY, Version: uint32(x.Version), Digest: x.Sum[:], Length: x.Length, Inodes: x.Inodes}
 	for _, p := range x.Parts {
-		c, _, err := namespace.ReadChunk(&view{o: o}, p.Chunk)
+		c, _, err := namespace.ReadChunk(o.view(), p.Chunk)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -212,7 +212,7 @@ func (ix *indexing) dropLeftIndexes() error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	have, err := namespace.Indexes(&view{o: o})
+	have, err := namespace.Indexes(o.view())
 	if err != nil {
 		return err
 	}

@@ -487,7 +487,7 @@ func TestLeftIndexesGo(t *testing.T) {
 		}
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		l, err := namespace.Indexes(&view{o: o})
+		l, err := namespace.Indexes(o.view())
 		return slices.Sorted(maps.Keys(l)), err
 	}
 	// As such a program begins to delete it: its state is 2 from then on.
@@ -497,7 +497,7 @@ func TestLeftIndexesGo(t *testing.T) {
 	}
 	o.mu.Lock()
 	key := binary.BigEndian.AppendUint32([]byte{'s'}, uint32(at[0]))
-	record, ok, err := (&view{o: o}).Get(key)
+	record, ok, err := (o.view()).Get(key)
 	if err != nil || !ok || record[1] != 1 {
 		t.Fatalf("%x, %v", record, err)
 	}
@@ -528,7 +528,7 @@ func TestLeftIndexesGo(t *testing.T) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if r, err := namespace.Check(&view{o: o}); err != nil || !r.OK() {
+	if r, err := namespace.Check(o.view()); err != nil || !r.OK() {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -325,7 +325,7 @@ func (in *inspection) listServer(l *lists, x *sighting, policy *meta.Policy) err
 		}
 		for i, c := range page {
 			var err error
-			recs[i], _, err = namespace.ReadChunk(&view{o: o}, c.ID)
+			recs[i], _, err = namespace.ReadChunk(o.view(), c.ID)
 			if missing[i] = errors.Is(err, meta.NoSuchChunk); err != nil && !missing[i] {
 				o.mu.Unlock()
 				return err
@@ -532,7 +532,7 @@ func (in *inspection) walkRecords(each func(*meta.ChunkRecord)) error {
 		o.mu.Lock()
 		err := o.failed
 		if err == nil {
-			err = namespace.ChunksFrom(&view{o: o}, from, func(c meta.ChunkRecord) bool {
+			err = namespace.ChunksFrom(o.view(), from, func(c meta.ChunkRecord) bool {
 				page = append(page, c)
 				return len(page) < walkPage
 			})

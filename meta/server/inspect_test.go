@@ -135,7 +135,7 @@ func TestForgottenOwnerLeavesNoJob(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	ends, stays := &owner{vol: 1}, &owner{vol: 2}
+	ends, stays := &owner{kernel: kernel{vol: 1}}, &owner{kernel: kernel{vol: 2}}
 	for range 200 {
 		r := newRepairs()
 		want := 0

@@ -83,7 +83,7 @@ func (s *scribbler) extents() (all []meta.Extent) {
 	o := s.g.s.srv.opened(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := namespace.FileExtents(&view{o: o}, s.ino, 0, 1<<60, func(e meta.Extent, _ bool) bool { all = append(all, e); return true }); err != nil {
+	if err := namespace.FileExtents(o.view(), s.ino, 0, 1<<60, func(e meta.Extent, _ bool) bool { all = append(all, e); return true }); err != nil {
 		s.g.t.Error(err)
 	}
 	return all

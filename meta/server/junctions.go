@@ -227,7 +227,7 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 func (o *owner) leadsTo(at cluster.Attach) meta.VolumeID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	r, err := namespace.Query(&view{o: o}, o.context(0), &meta.Lookup{Parent: at.Ino, Name: at.Name})
+	r, err := namespace.Query(o.view(), o.context(0), &meta.Lookup{Parent: at.Ino, Name: at.Name})
 	if err != nil {
 		return 0
 	}
@@ -397,7 +397,7 @@ func (s *Server) namesOf(ctx context.Context, at cluster.Attach) (names []string
 	switch {
 	case err == nil:
 		o.mu.Lock()
-		names, err = namespace.PathOf(&view{o: o}, at.Ino)
+		names, err = namespace.PathOf(o.view(), at.Ino)
 		o.mu.Unlock()
 	case errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "":
 		names, err = s.pathElsewhere(ctx, e.Subject, at.Parent, at.Ino)

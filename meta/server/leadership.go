@@ -96,7 +96,7 @@ func (l *leaders) admit(o *owner, s *session, op meta.Op) error {
 // channel to wait for before the next attempt; nil: the file has no open end, or the operation
 // will return the error. No session has a lease on the file any more. The caller holds mu.
 func (l *leaders) seal(o *owner, ino meta.Ino) <-chan struct{} {
-	w := &view{o: o}
+	w := o.view()
 	now, err := namespace.Query(w, namespace.Context{}, &meta.GetAttr{Ino: ino})
 	if err != nil || now.Attr.Flags&meta.FlagOpenEnded == 0 || l.off {
 		return nil

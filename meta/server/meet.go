@@ -101,7 +101,7 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 	m := o.srv.servers()
 	var unmet []meta.ChunkID
 	o.mu.Lock()
-	err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, _ meta.Ino) bool {
+	err := namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, _ meta.Ino) bool {
 		// The owner itself soon seals the chunks that it fills.
 		if !o.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.suspected.of(c.Session))) {
 			unmet = append(unmet, c.ID)

@@ -186,7 +186,7 @@ func TestCompactionHoldsThePolicy(t *testing.T) {
 	}
 	var some []move
 	o.mu.Lock()
-	err = namespace.AllExtents(&view{o: o}, func(ino meta.Ino, e meta.Extent) bool {
+	err = namespace.AllExtents(o.view(), func(ino meta.Ino, e meta.Extent) bool {
 		some = append(some, move{ino: ino, ext: e})
 		return true
 	})

@@ -310,7 +310,7 @@ func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 		}
 		o := v.t.o
 		o.mu.Lock()
-		rec, _, err := namespace.ReadChunk(&view{o: o}, e.Chunk)
+		rec, _, err := namespace.ReadChunk(o.view(), e.Chunk)
 		o.mu.Unlock()
 		if err != nil || rec.Lost || len(rec.Servers) == 0 {
 			return false

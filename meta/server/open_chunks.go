@@ -70,7 +70,7 @@ func (o *owner) written(rec *meta.ChunkRecord) bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	now, file, err := namespace.ReadChunk(&view{o: o}, rec.ID)
+	now, file, err := namespace.ReadChunk(o.view(), rec.ID)
 	return err == nil && (now.Live > 0 || file != 0)
 }
 

@@ -152,7 +152,7 @@ func cached(key []byte) bool {
 // another session wrote a value read here, wait is the entry that must be durable before the
 // answer is sent (rule 13).
 type view struct {
-	o       *owner
+	k       *kernel
 	session meta.SessionID
 	// counters: the operation reports the volume's counters, so rule 13 applies to them. Other
 	// operations read the counters only for the next inode number.
@@ -164,7 +164,7 @@ type view struct {
 }
 
 func (w *view) note(r *record) {
-	if r.by == w.session || r.by == 0 || r.seq <= w.o.durable || w.o.srv.cfg.Unsafe.NoWait {
+	if r.by == w.session || r.by == 0 || r.seq <= w.k.durable || w.k.srv.cfg.Unsafe.NoWait {
 		return
 	}
 	if len(r.key) == 1 && !w.counters {
@@ -175,20 +175,20 @@ func (w *view) note(r *record) {
 
 // Get reads one key.
 func (w *view) Get(key []byte) ([]byte, bool, error) {
-	if w.o.stClosed {
-		return nil, false, w.o.gone()
+	if w.k.stClosed {
+		return nil, false, w.k.gone()
 	}
-	if r := w.o.ov.m[string(key)]; r != nil {
+	if r := w.k.ov.m[string(key)]; r != nil {
 		w.note(r)
 		return r.val, !r.del, nil
 	}
 	if !cached(key) {
-		return w.o.st.Get(key)
+		return w.k.st.Get(key)
 	}
-	if val, ok := w.o.cache.get(key); ok {
+	if val, ok := w.k.cache.get(key); ok {
 		return val, val != nil, nil
 	}
-	val, ok, err := w.o.st.Get(key)
+	val, ok, err := w.k.st.Get(key)
 	if err != nil {
 		return nil, false, err
 	}
@@ -197,7 +197,7 @@ func (w *view) Get(key []byte) ([]byte, bool, error) {
 	} else {
 		val = nil
 	}
-	w.o.cache.put(string(key), val)
+	w.k.cache.put(string(key), val)
 	return val, ok, nil
 }
 
@@ -206,11 +206,11 @@ func (w *view) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	if len(lo) == 0 || lo[0] == 0 {
 		lo = []byte{1} // keys that begin with zero belong to the store
 	}
-	if w.o.stClosed {
-		return w.o.gone()
+	if w.k.stClosed {
+		return w.k.gone()
 	}
 	var over []*record
-	w.o.ov.t.AscendRange(&record{key: string(lo)}, &record{key: string(hi)}, func(r *record) bool {
+	w.k.ov.t.AscendRange(&record{key: string(lo)}, &record{key: string(hi)}, func(r *record) bool {
 		over = append(over, r)
 		return true
 	})
@@ -222,7 +222,7 @@ func (w *view) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 		}
 		return !stopped
 	}
-	err := w.o.st.Scan(lo, hi, func(k, v []byte) bool {
+	err := w.k.st.Scan(lo, hi, func(k, v []byte) bool {
 		for len(over) > 0 {
 			c := strings.Compare(over[0].key, string(k))
 			if c > 0 {

@@ -3,16 +3,13 @@ package server
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -29,33 +26,14 @@ const eventPrefix = namespace.EventPrefix
 // hanging and clones.one at once, and both are held across calls to etcd. No call to
 // etcd, disk sync or network is made under mu; the store is read under mu.
 type owner struct {
-	srv  *Server
-	vol  meta.VolumeID
-	name string // the volume's name when its row was last read
-	log  *slog.Logger
-	own  Ownership
-	j    Journal
-	st   Store
+	kernel
+	name  string              // the volume's name when its row was last read
+	state cluster.VolumeState // state in the volume's row
 
 	// hanging is read-locked while the server attaches a volume below this volume, and locked
 	// while the server deletes this volume. hanging is taken before mu.
 	hanging   sync.RWMutex
 	rollbacks rollbacks
-
-	mu    sync.Mutex
-	state cluster.VolumeState // state in the volume's row
-	ov    *overlay
-	cache *cache
-	// cur is the entry being filled. queue holds the closed entries waiting for the journal.
-	cur     *entry
-	queue   []*entry
-	queued  int // bytes of the entries in queue
-	durable meta.Seq
-	waiters []waiter
-	wake    chan struct{} // wakes the committer; capacity 1
-	failed  error
-	// stClosed: st must not be read any more.
-	stClosed bool
 
 	leases   *leases
 	quota    volumeQuota
@@ -64,10 +42,6 @@ type owner struct {
 	mirror   mirrorTarget
 	sessions map[meta.SessionID]*journaled
 
-	// recovered is closed when operations other than replays may run.
-	recovered chan struct{}
-	// wanted: a caller other than a session's replay waits for recovered.
-	wanted atomic.Bool
 	// allBack, of capacity 1, notifies recover when awaited becomes empty.
 	allBack chan struct{}
 	// awaited has the sessions known to the journal when the owner took the volume, and neither
@@ -81,10 +55,7 @@ type owner struct {
 	entries  uint64
 	departed []departed // departed sessions, for the task that ends them
 	told     policyTold
-	// leaving: the volume is being handed over, and new calls are not answered. leaving is
-	// closed if the volume stays here after all.
-	leaving chan struct{}
-	over    []meta.SessionID // sessions in awaited whose end began but was not finished
+	over     []meta.SessionID // sessions in awaited whose end began but was not finished
 
 	inspection inspection
 	faults     faults
@@ -93,7 +64,6 @@ type owner struct {
 	checkpoints checkpoints
 	check       *checking            // check under way; nil: none
 	restored    *cluster.Restoration // nil: the volume was never restored
-	noSpace     error                // not nil: etcd refuses writes
 	snapped     meta.Seq             // last entry that takes or deletes a snapshot
 	barrier     *barrier             // not nil: a snapshot is being taken
 	groups      groupSnapshots
@@ -116,11 +86,6 @@ type owner struct {
 	filling    map[meta.ChunkID]bool // chunks that promotion or compaction has open: not abandoned
 
 	eventWaits eventWaits
-	tasks      tasks
-
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     task.Group
 }
 
 // lodge tells the owner's guests whose guests they are. Each guest has the state and the methods of
@@ -130,6 +95,7 @@ func (o *owner) lodge() {
 	o.indexing.o, o.promotion.o, o.schedule.o, o.compaction.o = o, o, o, o
 	o.groups.o, o.clones.o, o.repairing.o, o.pinned.o, o.foreign.o = o, o, o, o, o
 	o.quota.o, o.rollbacks.o = o, o
+	o.use = &o.quota
 }
 
 // journaled is the part of the volume's state about a session known to the journal.
@@ -181,118 +147,6 @@ const maxQueued = 8 << 20
 
 // closedChan is a closed channel, for a wait that is already over.
 var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-func (o *owner) now() meta.Time { return meta.Time(time.Now().UnixNano()) }
-
-func (o *owner) context(s meta.SessionID) namespace.Context {
-	return namespace.Context{Now: o.now(), Session: s, Term: o.own.Term(), Volume: o.vol, Seq: o.cur.seq}
-}
-
-// untilDurable returns a channel that is closed when entry seq is in the journal, and wakes
-// the committer to write the entry now. Caller holds mu.
-func (o *owner) untilDurable(seq meta.Seq) <-chan struct{} {
-	// An operation without effects may leave the current entry empty. An empty entry is never
-	// journaled, so waiting for its number would not end.
-	if seq = min(seq, o.newest()); seq <= o.durable {
-		return closedChan
-	}
-	o.hurry()
-	for i := range o.waiters {
-		if o.waiters[i].seq == seq {
-			return o.waiters[i].ch
-		}
-	}
-	ch := make(chan struct{})
-	o.waiters = append(o.waiters, waiter{seq, ch})
-	return ch
-}
-
-// newest is the last entry with effects: the current entry, or the entry before if the current
-// entry is empty. Caller holds mu.
-func (o *owner) newest() meta.Seq {
-	if len(o.cur.effects) == 0 {
-		return o.cur.seq - 1
-	}
-	return o.cur.seq
-}
-
-func (o *owner) hurry() {
-	o.cur.urgent = true
-	select {
-	case o.wake <- struct{}{}:
-	default:
-	}
-}
-
-// apply adds the effects of an executed operation to the current entry and the overlay. Caller
-// holds mu.
-func (o *owner) apply(effects []namespace.Effect, by meta.SessionID) {
-	if bytes, inodes, ok := namespace.UsageAfter(effects); ok {
-		if o.quota.Limit() > 0 {
-			o.quota.SetUsed(bytes)
-		}
-		o.watchQuota(bytes, inodes)
-	}
-	first := len(o.cur.effects) == 0
-	for _, ef := range effects {
-		o.ov.add(o.cur, ef, by)
-	}
-	if o.cur.bytes >= maxEntryBytes {
-		o.cut()
-		first = true
-	}
-	if first && len(effects) > 0 {
-		select {
-		case o.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// cut closes the current entry. Caller holds mu.
-func (o *owner) cut() {
-	o.queue = append(o.queue, o.cur)
-	o.queued += o.cur.bytes
-	o.cur = &entry{seq: o.cur.seq + 1, sessions: map[*session]struct{}{}}
-}
-
-// execute runs an operation of the owner or of a session, and returns the effects for apply. If
-// the operation meets the truncated tail of a file, which still has to be reaped, execute reaps
-// the tail and runs the operation again. Caller holds mu.
-func (o *owner) execute(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, w *view) (*meta.Result, []namespace.Effect, error) {
-	return o.executeFor(op, as, id, replay, 0, w)
-}
-
-// executeFor is execute for an operation with reserved bytes promised to the session.
-func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, reserved uint64, w *view) (*meta.Result, []namespace.Effect, error) {
-	for range 1 << 20 {
-		c := o.context(as)
-		c.Op, c.Replay, c.Squash, c.NoStreams = id, replay, w.squash, w.noStreams
-		c.Reserved, c.Held = reserved, o.quota.Promised()-reserved
-		res, effects, err := namespace.Execute(w, c, op)
-		if err == nil || !errors.Is(err, meta.Again) {
-			return res, effects, err
-		}
-		if rerr := o.reapOne(err); rerr != nil {
-			return nil, nil, rerr
-		}
-	}
-	return nil, nil, meta.E("execute", meta.Busy, "", errors.New("the reaping does not end"))
-}
-
-// run executes an operation of the owner itself and applies its effects. Caller holds mu.
-func (o *owner) run(op meta.Op, as meta.SessionID) (*meta.Result, error) {
-	if o.failed != nil {
-		return nil, o.failed
-	}
-	w := &view{o: o, session: as}
-	res, effects, err := o.execute(op, as, meta.OpID{}, false, w)
-	if err != nil {
-		return nil, err
-	}
-	o.apply(effects, 0)
-	return res, nil
-}
 
 // attempt answers a call, or returns the channel to wait for before the next attempt. Caller
 // holds mu.
@@ -420,7 +274,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if wait := o.groups.frozen(); wait != nil {
 		return nil, wait
 	}
-	w := &view{o: o, session: s.id, squash: s.squash(o.vol), noStreams: !s.streams && !o.srv.cfg.Unsafe.NoStreams}
+	w := &view{k: &o.kernel, session: s.id, squash: s.squash(o.vol), noStreams: !s.streams && !o.srv.cfg.Unsafe.NoStreams}
 	if err := o.leases.leaders.admit(o, s, c.Op); err != nil {
 		return o.refuse(err)
 	}
@@ -495,7 +349,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 			return nil, o.untilDurable(re.Seq)
 		}
 	case *meta.EndLead:
-		o.leases.leaders.ended(&view{o: o}, m.Ino)
+		o.leases.leaders.ended(o.view(), m.Ino)
 	}
 	if orphaned != 0 {
 		o.tellOrphaned(s, orphaned, k, res)
@@ -650,7 +504,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 			return o.refuse(err)
 		}
 	}
-	w := &view{o: o, session: s.id}
+	w := &view{k: &o.kernel, session: s.id}
 	_, w.counters = c.Op.(*meta.StatFSOp)
 	q := o.context(s.id)
 	q.At = at
@@ -836,15 +690,6 @@ func (o *owner) closeStore() error {
 	}
 	// The store has only journaled effects (rule 1), so a standby may continue from it.
 	return o.srv.standbys.give(o.vol, o.st)
-}
-
-// gone is the error after the owner stopped serving: NotOwner, with the address of the next
-// owner if known. The caller retries there.
-func (o *owner) gone() error {
-	cause := context.Cause(o.ctx)
-	var to handedOver
-	errors.As(cause, &to)
-	return meta.E("volume", meta.NotOwner, to.addr, cause)
 }
 
 // serveBatch answers a batch's operations in order and replies once all have answers. The calls

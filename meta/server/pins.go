@@ -97,7 +97,7 @@ func (pn *pins) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err
 	if o.failed != nil {
 		return p, false, o.failed
 	}
-	all, err := namespace.Pins(&view{o: o}, o.now())
+	all, err := namespace.Pins(o.view(), o.now())
 	i := slices.IndexFunc(all, func(p meta.Pin) bool { return p.Snapshot == at && p.Holder == holder })
 	if err != nil || i < 0 {
 		return p, false, err
@@ -112,7 +112,7 @@ func pinInfo(p meta.Pin) meta.PinInfo {
 // listPins adds the pins to their snapshots, as many as fit into a page, and counts the other
 // pins in MorePins. The caller holds the owner's mu.
 func (pn *pins) listPins(l []meta.SnapshotInfo) error {
-	all, err := namespace.Pins(&view{o: pn.o}, pn.o.now())
+	all, err := namespace.Pins(pn.o.view(), pn.o.now())
 	left := pageBytes
 	for _, p := range all {
 		i := slices.IndexFunc(l, func(s meta.SnapshotInfo) bool { return s.At == p.Snapshot })
@@ -143,7 +143,7 @@ func (pn *pins) mayGo(ctx context.Context) error {
 	if o.mirror.shown != 0 {
 		return meta.E("delete volume", meta.Busy, o.subject(), errors.New("it is a mirror's target: 'penstock mirror delete' comes first"))
 	}
-	all, err := namespace.Pins(&view{o: o}, o.now())
+	all, err := namespace.Pins(o.view(), o.now())
 	if err != nil || len(all) == 0 {
 		return err
 	}

@@ -46,7 +46,7 @@ func (t *policyTold) answered(s *session, round uint64) {
 func (o *owner) tellPolicy(ctx context.Context) {
 	o.mu.Lock()
 	t := &o.told
-	policy, err := namespace.Policy(&view{o: o})
+	policy, err := namespace.Policy(o.view())
 	if err != nil || o.failed != nil || o.srv.cfg.Unsafe.NoTellPolicy {
 		o.mu.Unlock()
 		return // the next owner sends the policy
@@ -104,5 +104,5 @@ func (s *session) connected() bool {
 // Caller holds mu.
 func (o *owner) enteredPolicy(s *session) (meta.Policy, error) {
 	o.told.answered(s, o.told.round)
-	return namespace.Policy(&view{o: o})
+	return namespace.Policy(o.view())
 }

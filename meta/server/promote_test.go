@@ -423,7 +423,7 @@ func TestNoChunkIsBegunInRollback(t *testing.T) {
 	<-o.recovered
 	var refs []namespace.ForeignExtent
 	o.mu.Lock()
-	err = namespace.ForeignExtents(&view{o: o}, func(e namespace.ForeignExtent) bool {
+	err = namespace.ForeignExtents(o.view(), func(e namespace.ForeignExtent) bool {
 		if e.Ino == inos[0] {
 			refs = append(refs, e)
 		}
@@ -439,7 +439,7 @@ func TestNoChunkIsBegunInRollback(t *testing.T) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := namespace.AllOpenChunks(&view{o: o}, func(r meta.ChunkRecord, _ meta.Ino) bool {
+	if err := namespace.AllOpenChunks(o.view(), func(r meta.ChunkRecord, _ meta.Ino) bool {
 		t.Errorf("chunk %v is open", r.ID)
 		return true
 	}); err != nil {

@@ -81,6 +81,15 @@ func (q *volumeQuota) cover(id meta.SessionID, c *wire.Call) uint64 {
 	return q.Cover(id, c.Reserved, c.Draw)
 }
 
+// noteUse takes over the volume's use after an operation, into the account and into the watch
+// of the advisory quota. The caller holds the owner's mu.
+func (q *volumeQuota) noteUse(bytes, inodes uint64) {
+	if q.Limit() > 0 {
+		q.SetUsed(bytes)
+	}
+	q.o.watchQuota(bytes, inodes)
+}
+
 // charge books the bytes that a call took of its session's promise; before is the volume's
 // usage before the call. The caller holds the owner's mu.
 func (q *volumeQuota) charge(id meta.SessionID, c *wire.Call, before uint64) {
@@ -194,7 +203,7 @@ func (q *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
 		}
 	}
 	reaping := false
-	if err := namespace.ReapQueue(&view{o: o}, func(meta.Ino) bool { reaping = true; return false }); err != nil {
+	if err := namespace.ReapQueue(o.view(), func(meta.Ino) bool { reaping = true; return false }); err != nil {
 		return nil
 	}
 	q.freeLeft()
@@ -390,7 +399,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	if q.overwrites = counted; err == nil {
 		q.overwrites = policy.QuotaSnapshots
 		q.SetLimit(policy.QuotaBytes)
-		if used, _, uerr := namespace.Counted(&view{o: o}); uerr == nil {
+		if used, _, uerr := namespace.Counted(o.view()); uerr == nil {
 			q.SetUsed(used)
 		}
 		o.quota.lowerIdle()
@@ -435,7 +444,7 @@ func (q *volumeQuota) needed(m *wire.Reserve) uint64 {
 	if m.Len == 0 {
 		return m.Want
 	}
-	n, err := namespace.Room(&view{o: q.o}, m.Ino, m.Off, m.Len)
+	n, err := namespace.Room(q.o.view(), m.Ino, m.Off, m.Len)
 	if err != nil {
 		return m.Want // the write will report the error
 	}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -86,11 +84,14 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		}
 	}
 	o := &owner{
-		srv: s, vol: v, name: vol.Name, state: state, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
-		ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
-		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
-		wake: make(chan struct{}, 1), leases: s.newLeases(), locks: newLocks(),
-		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
+		kernel: kernel{
+			srv: s, vol: v, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
+			ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
+			cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
+			wake: make(chan struct{}, 1), recovered: make(chan struct{}),
+		},
+		name: vol.Name, state: state, leases: s.newLeases(), locks: newLocks(),
+		sessions: map[meta.SessionID]*journaled{}, allBack: make(chan struct{}, 1),
 		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
 		inspection:  inspection{listed: map[meta.ServerID]listing{}, changed: map[meta.ServerID]time.Time{}},
 		filling:     map[meta.ChunkID]bool{},
@@ -111,7 +112,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		s.standbys.give(v, st)
 		return release(err)
 	}
-	if err := errors.Join(o.loadSessions(), o.replays.load(o.st), o.leases.leaders.load(&view{o: o}, s.cfg.Unsafe.NoLeadership)); err != nil {
+	if err := errors.Join(o.loadSessions(), o.replays.load(o.st), o.leases.leaders.load(o.view(), s.cfg.Unsafe.NoLeadership)); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
 	}
@@ -248,16 +249,6 @@ const (
 	// takeoverStretch bounds by how much an overloaded machine may stretch the wait.
 	takeoverStretch = 4
 )
-
-// unwanted reports whether no caller waits for the volume.
-func (o *owner) unwanted() bool { return !o.wanted.Load() }
-
-// wantRecovered notes that a caller waits for the volume, and returns the channel closed after
-// the recovery.
-func (o *owner) wantRecovered() <-chan struct{} {
-	o.wanted.Store(true)
-	return o.recovered
-}
 
 // recover waits until every journaled session is back with its claims or is surely over, and
 // then lets ordinary operations run. The previous owner answered only journaled sessions (see
@@ -403,7 +394,7 @@ type departed struct {
 // leftOpen lists the open chunks of a session at the ends of files, and the files. The caller
 // holds mu.
 func (o *owner) leftOpen(id meta.SessionID) (ids []meta.ChunkID, files []meta.Ino, err error) {
-	err = namespace.OpenChunks(&view{o: o}, id, func(c meta.ChunkRecord, file meta.Ino) bool {
+	err = namespace.OpenChunks(o.view(), id, func(c meta.ChunkRecord, file meta.Ino) bool {
 		if file != 0 {
 			ids, files = append(ids, c.ID), append(files, file)
 		}
@@ -496,30 +487,4 @@ func (o *owner) finishSession(id meta.SessionID, s *session) {
 	o.leases.leaders.end(id)
 	o.quota.Leave(id)
 	o.tasks.collection.Wake() // collection seals the session's other open chunks
-}
-
-// reapOne removes a bounded part of the tail of the truncated file named by cause, the error
-// of a blocked operation. Without progress reapOne returns cause. The caller holds mu.
-func (o *owner) reapOne(cause error) error {
-	var e *meta.Error
-	var ino meta.Ino
-	if errors.As(cause, &e) {
-		if n, ok := strings.CutPrefix(e.Subject, "inode "); ok {
-			i, _ := strconv.ParseUint(n, 10, 64)
-			ino = meta.Ino(i)
-		}
-	}
-	if ino == 0 {
-		return cause
-	}
-	w := &view{o: o}
-	res, effects, err := namespace.Execute(w, o.context(0), &meta.Reap{Ino: ino, Max: 4096})
-	if err != nil {
-		return err
-	}
-	if len(effects) == 0 && !res.EOF {
-		return cause
-	}
-	o.apply(effects, 0)
-	return nil
 }

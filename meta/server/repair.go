@@ -433,7 +433,7 @@ func (rp *repairing) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkR
 		o.mu.Unlock()
 		return meta.ChunkRecord{}, errLeaving
 	}
-	rec, _, err := namespace.ReadChunk(&view{o: o}, id)
+	rec, _, err := namespace.ReadChunk(o.view(), id)
 	wait := o.untilDurable(o.newest())
 	o.mu.Unlock()
 	if k := meta.KindOf(err); err != nil && k != meta.NoSuchChunk {

@@ -57,7 +57,7 @@ func (o *owner) settleRestoration() error {
 		return nil
 	}
 	o.mu.Lock()
-	effects, err := namespace.SkipInodes(&view{o: o}, skipInodes)
+	effects, err := namespace.SkipInodes(o.view(), skipInodes)
 	if err != nil {
 		o.mu.Unlock()
 		return err

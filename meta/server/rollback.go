@@ -27,7 +27,7 @@ const settleFor = 30 * time.Second
 // rolling returns the snapshot that the volume is being rolled back to, zero if none. The
 // caller holds the owner's mu, or the owner is not shared yet.
 func (rb *rollbacks) rolling() (meta.Generation, error) {
-	all, err := namespace.Snapshots(&view{o: rb.o})
+	all, err := namespace.Snapshots(rb.o.view())
 	for _, s := range all {
 		if s.Rolling {
 			return s.At, err
@@ -262,7 +262,7 @@ func (rb *rollbacks) junctionsSince(ctx context.Context, at meta.Generation, fn 
 			defer o.mu.Unlock()
 			return o.gone()
 		}
-		all, next, err := namespace.JunctionsSince(&view{o: o}, at, from, page)
+		all, next, err := namespace.JunctionsSince(o.view(), at, from, page)
 		o.mu.Unlock()
 		if err != nil {
 			return err
@@ -400,7 +400,7 @@ func (rb *rollbacks) rollSteps(at meta.Generation, token uint64, patience time.D
 			return o.failed
 		}
 		seq := o.cur.seq
-		res, effects, err := o.execute(step, 0, meta.OpID{}, false, &view{o: o})
+		res, effects, err := o.execute(step, 0, meta.OpID{}, false, o.view())
 		if err == nil {
 			// The request's record is in the entry of the first step, so neither exists alone.
 			o.apply(append(effects, rb.note(token, o.cur.seq)...), 0)

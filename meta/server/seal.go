@@ -90,7 +90,7 @@ func (o *owner) orderAll(ctx context.Context, servers []meta.ServerID, or meta.O
 func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.ChunkRecord, error) {
 	for {
 		o.mu.Lock()
-		rec, file, err := namespace.ReadChunk(&view{o: o}, id)
+		rec, file, err := namespace.ReadChunk(o.view(), id)
 		o.mu.Unlock()
 		if err != nil {
 			return rec, err
@@ -115,7 +115,7 @@ func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end 
 	rec := meta.ChunkRecord{ID: id}
 	o.mu.Lock()
 	if end.unwritten {
-		now, file, err := namespace.ReadChunk(&view{o: o}, id)
+		now, file, err := namespace.ReadChunk(o.view(), id)
 		if err == nil && now.State == meta.ChunkOpen && (now.Live > 0 || file != 0) {
 			err = meta.E("seal", meta.Again, id.String(), errors.New("its first bytes were committed meanwhile"))
 		}
@@ -145,7 +145,7 @@ func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end 
 	o.tasks.collection.Wake()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	rec, _, err := namespace.ReadChunk(&view{o: o}, id)
+	rec, _, err := namespace.ReadChunk(o.view(), id)
 	if errors.Is(err, meta.NoSuchChunk) {
 		// Nothing referred to the chunk, so the chunk is being deleted.
 		now.State = meta.ChunkDeleting
@@ -288,7 +288,7 @@ func (o *owner) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers
 func (o *owner) committed(id meta.ChunkID) (most uint64, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	err = namespace.AllExtents(&view{o: o}, func(_ meta.Ino, e meta.Extent) bool {
+	err = namespace.AllExtents(o.view(), func(_ meta.Ino, e meta.Extent) bool {
 		if e.Chunk == id {
 			most = max(most, e.ChunkOff+e.Len)
 		}
@@ -297,7 +297,7 @@ func (o *owner) committed(id meta.ChunkID) (most uint64, err error) {
 	if err != nil || most > 0 {
 		return most, err
 	}
-	indexes, err := namespace.Indexes(&view{o: o})
+	indexes, err := namespace.Indexes(o.view())
 	for _, x := range indexes {
 		for _, p := range x.Parts {
 			if p.Chunk == id {

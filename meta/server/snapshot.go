@@ -255,7 +255,7 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 	if o.failed != nil {
 		return nil, o.failed
 	}
-	res, effects, err := namespace.Execute(&view{o: o}, o.context(0), op)
+	res, effects, err := namespace.Execute(o.view(), o.context(0), op)
 	if err == nil && len(effects) == 0 {
 		return res, nil // the repeated operation takes no room
 	}
@@ -289,7 +289,7 @@ func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, e
 	defer over.Stop()
 	for {
 		var open []meta.ChunkID
-		if err := namespace.OpenEnded(&view{o: o}, func(_ meta.Ino, c meta.ChunkRecord) bool {
+		if err := namespace.OpenEnded(o.view(), func(_ meta.Ino, c meta.ChunkRecord) bool {
 			open = append(open, c.ID)
 			return true
 		}); err != nil {
@@ -345,7 +345,7 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 	}
 	q := o.context(s.id)
 	q.At = c.At
-	res, err := namespace.Query(&view{o: o, session: s.id}, q, c.Op)
+	res, err := namespace.Query(&view{k: &o.kernel, session: s.id}, q, c.Op)
 	if err != nil {
 		return o.refuse(err)
 	}
@@ -377,7 +377,7 @@ func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 			return nil, 0, o.failed
 		}
 		if o.snapped <= o.durable {
-			all, err := namespace.Snapshots(&view{o: o})
+			all, err := namespace.Snapshots(o.view())
 			shown := o.mirror.shown
 			o.mu.Unlock()
 			if err == nil {
@@ -565,8 +565,8 @@ func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
 	if err := errors.Join(o.pinned.listPins(l.Snapshots), o.digesting.listDigests(l.Snapshots)); err != nil {
 		return nil, err
 	}
-	l.Held, err = namespace.Buried(&view{o: o})
-	is, terr := namespace.Tallied(&view{o: o})
+	l.Held, err = namespace.Buried(o.view())
+	is, terr := namespace.Tallied(o.view())
 	if is.On {
 		l.Quota = &meta.SnapshotQuota{InForce: is.InForce, Bytes: is.Alone, Falls: is.InForce && is.Stale}
 	}

@@ -460,7 +460,7 @@ func TestSnapshotCostsTheSame(t *testing.T) {
 		}
 		o := s.srv.opened(1)
 		o.mu.Lock()
-		_, effects, err := namespace.Execute(&view{o: o}, o.context(0), &meta.TakeSnapshot{Name: fmt.Sprint("at", files)})
+		_, effects, err := namespace.Execute(o.view(), o.context(0), &meta.TakeSnapshot{Name: fmt.Sprint("at", files)})
 		o.mu.Unlock()
 		if err != nil {
 			t.Fatal(err)

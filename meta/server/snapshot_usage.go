@@ -39,7 +39,7 @@ func newUsageTask(o *owner) *task.Task {
 // tallyOnce counts if the stored count is stale. again: a further count is needed.
 func (o *owner) tallyOnce() (again bool, err error) {
 	o.mu.Lock()
-	is, err := namespace.Tallied(&view{o: o})
+	is, err := namespace.Tallied(o.view())
 	o.mu.Unlock()
 	if err != nil || !is.Stale {
 		return false, err
@@ -66,7 +66,7 @@ func (o *owner) tallyOnce() (again bool, err error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if is, err = namespace.Tallied(&view{o: o}); err != nil {
+	if is, err = namespace.Tallied(o.view()); err != nil {
 		return false, err
 	}
 	o.log.Info("the bytes that only snapshots hold were counted", "bytes", is.Alone, "took", time.Since(began).Round(time.Millisecond))
@@ -76,7 +76,7 @@ func (o *owner) tallyOnce() (again bool, err error) {
 // uncounted reports whether snapshots currently count with more bytes than the snapshots hold,
 // and starts a new count. The caller holds mu.
 func (o *owner) uncounted() bool {
-	is, err := namespace.Tallied(&view{o: o})
+	is, err := namespace.Tallied(o.view())
 	if err != nil || !is.InForce || !is.Stale {
 		return false
 	}

@@ -43,7 +43,7 @@ func TestSnapshotsCount(t *testing.T) {
 		o := s.srv.opened(1)
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if r, err := namespace.Check(&view{o: o}); err != nil || !r.OK() {
+		if r, err := namespace.Check(o.view()); err != nil || !r.OK() {
 			t.Errorf("%s: %v, %v", what, r.Problems, err)
 		}
 	}

@@ -75,10 +75,10 @@ func (o *owner) snapshotWork() bool {
 	if o.barrier != nil || o.closed != nil || o.schedule.open || o.digesting.busy || o.indexing.busy || o.promotion.busy {
 		return true
 	}
-	if is, err := namespace.Tallied(&view{o: o}); err != nil || is.Stale {
+	if is, err := namespace.Tallied(o.view()); err != nil || is.Stale {
 		return true
 	}
-	all, err := namespace.Snapshots(&view{o: o})
+	all, err := namespace.Snapshots(o.view())
 	return err != nil || slices.ContainsFunc(all, func(s meta.Snapshot) bool {
 		_, decided := o.groups.known[s.Group]
 		return s.Deleting || s.Group != 0 && !decided
@@ -152,7 +152,7 @@ func (o *owner) dropSome() (more bool, err error) {
 		defer o.mu.Unlock()
 		return false, o.failed
 	}
-	all, err := namespace.Snapshots(&view{o: o})
+	all, err := namespace.Snapshots(o.view())
 	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Deleting })
 	if err != nil || i < 0 {
 		o.mu.Unlock()

@@ -243,7 +243,7 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 // means that the journal was set back: then nothing is deleted. Errors: Corrupt.
 func (o *owner) orphaned(id meta.ChunkID) error {
 	o.mu.Lock()
-	last, err := namespace.LastChunk(&view{o: o})
+	last, err := namespace.LastChunk(o.view())
 	o.mu.Unlock()
 	if err != nil {
 		return err

@@ -20,7 +20,7 @@ func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 	lost, cancel := context.WithCancel(t.Context())
 	cancel()
 	const v = 99
-	op := &opening{state: cluster.VolumeActive, o: &owner{ctx: lost}, done: make(chan struct{}), gone: make(chan struct{})}
+	op := &opening{state: cluster.VolumeActive, o: &owner{kernel: kernel{ctx: lost}}, done: make(chan struct{}), gone: make(chan struct{})}
 	close(op.done)
 	s.srv.mu.Lock()
 	s.srv.volumes[v] = op

@@ -550,7 +550,7 @@ func TestFsckFindsMissingChunks(t *testing.T) {
 	if r, err := s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 1 {
 		t.Fatalf("a missing replica: %v %+v", err, r)
 	}
-	if _, _, err := namespace.ReadChunk(&view{o: s.srv.opened(1)}, g.ID); err != nil {
+	if _, _, err := namespace.ReadChunk(s.srv.opened(1).view(), g.ID); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -606,7 +606,7 @@ func answeredBetweenOrphans(t *testing.T, s *site, b *peer) bool {
 		o := s.srv.opened(1)
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if err := namespace.Orphans(&view{o: o}, id, func(ino meta.Ino) bool { first = ino; return false }); err != nil {
+		if err := namespace.Orphans(o.view(), id, func(ino meta.Ino) bool { first = ino; return false }); err != nil {
 			t.Fatal(err)
 		}
 		return first

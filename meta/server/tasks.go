@@ -52,9 +52,3 @@ func (o *owner) startTasks(clone bool) {
 		o.wg.Go(func() { o.runTask(o.tasks.promotion) })
 	}
 }
-
-func (o *owner) runTask(t *task.Task) {
-	if o.await(o.ctx, o.recovered) == nil {
-		t.Run(o.ctx)
-	}
-}

@@ -428,7 +428,7 @@ const deleteWidth = 8
 func (o *owner) deleteAllChunks(ctx context.Context) error {
 	chunks := map[meta.ServerID][]meta.ChunkID{}
 	o.mu.Lock()
-	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool {
+	err := namespace.Chunks(o.view(), func(c meta.ChunkRecord) bool {
 		for _, srv := range c.Servers {
 			chunks[srv] = append(chunks[srv], c.ID)
 		}

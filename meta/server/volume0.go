@@ -115,7 +115,7 @@ func (s *Server) Settle(ctx context.Context) error {
 		for ctx.Err() == nil && o.ctx.Err() == nil {
 			open := 0
 			o.mu.Lock()
-			err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, _ meta.Ino) bool {
+			err := namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, _ meta.Ino) bool {
 				if j := o.sessions[c.Session]; j == nil {
 					open++
 				}

@@ -40,7 +40,7 @@ func (o *owner) setWords(v *cluster.Volume) {
 	if v.Advisory != nil {
 		w.advisory = *v.Advisory
 	}
-	if bytes, inodes, err := namespace.Counted(&view{o: o}); err == nil {
+	if bytes, inodes, err := namespace.Counted(o.view()); err == nil {
 		o.watchQuota(bytes, inodes)
 		if !w.booking && !w.telling && !o.quotaTold() && o.ctx.Err() == nil {
 			w.telling = true
@@ -112,7 +112,7 @@ func (o *owner) bookCrossing() {
 				return nil
 			}
 			o.mu.Lock()
-			bytes, inodes, err := namespace.Counted(&view{o: o})
+			bytes, inodes, err := namespace.Counted(o.view())
 			o.mu.Unlock()
 			if err != nil {
 				return err
@@ -161,7 +161,7 @@ func (o *owner) bookCrossing() {
 // holds mu.
 func (o *owner) quotaTold() bool {
 	a := &o.words.advisory
-	bytes, inodes, err := namespace.QuotaTold(&view{o: o})
+	bytes, inodes, err := namespace.QuotaTold(o.view())
 	return err != nil || bytes == (a.BytesOver != 0) && inodes == (a.InodesOver != 0)
 }
 
@@ -244,7 +244,7 @@ func (s *Server) VolumeCounters() (all []VolumeCounters) {
 		c := VolumeCounters{Name: o.name, Compressed: w.compress != meta.CompressNone,
 			AdvisoryBytes: w.advisory.Bytes, AdvisoryInodes: w.advisory.Inodes, BytesOver: w.advisory.BytesOver != 0, InodesOver: w.advisory.InodesOver != 0}
 		var err error
-		if c.UsedBytes, c.UsedInodes, err = namespace.Counted(&view{o: o}); err != nil {
+		if c.UsedBytes, c.UsedInodes, err = namespace.Counted(o.view()); err != nil {
 			c.Compressed, w = false, &words{}
 		}
 		wanted := c.Compressed || w.advisory != (cluster.Advisory{})

@@ -77,10 +77,10 @@ func (s *Server) volumeInfo(v cluster.Volume) meta.VolumeInfo {
 	if o := s.opened(v.ID); o != nil {
 		i.Open = true
 		o.mu.Lock()
-		if r, err := namespace.Query(&view{o: o}, o.context(0), &meta.StatFSOp{}); err == nil {
+		if r, err := namespace.Query(o.view(), o.context(0), &meta.StatFSOp{}); err == nil {
 			i.UsedBytes, i.UsedInodes = r.StatFS.UsedBytes, r.StatFS.UsedInodes
 		}
-		if p, err := namespace.Policy(&view{o: o}); err == nil {
+		if p, err := namespace.Policy(o.view()); err == nil {
 			i.Policy = p // the journal's policy; the table has a copy
 		}
 		o.mu.Unlock()
