@@ -158,47 +158,6 @@ func jsonSize[T any](item *T) int {
 	return len(b) + 1
 }
 
-// durably runs an operation of the owner, and waits until the operation is journaled.
-func (o *owner) durably(ctx context.Context, op meta.Op) error {
-	if err := o.await(ctx, o.recovered); err != nil {
-		return err
-	}
-	k := &ticket{}
-	o.mu.Lock()
-	defer func() { o.leases.Unblock(&k.leases); o.mu.Unlock() }()
-	for {
-		if o.failed != nil {
-			return o.failed
-		}
-		wait := o.groups.frozen()
-		var err error
-		if wait == nil {
-			wait, _, err = o.recallFor(nil, op, k, o.view())
-		}
-		if err != nil {
-			return err
-		}
-		if wait == nil {
-			break
-		}
-		o.mu.Unlock()
-		err = o.await(ctx, wait)
-		o.mu.Lock()
-		if err != nil {
-			return err
-		}
-	}
-	seq := o.cur.seq
-	if _, err := o.run(op, 0); err != nil {
-		return err
-	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	err := o.await(ctx, wait)
-	o.mu.Lock()
-	return err
-}
-
 // checkpointNow writes the volume's state to chunk servers, with every operation answered
 // before the call.
 func (o *owner) checkpointNow(ctx context.Context) error {

@@ -38,5 +38,5 @@ func (a eventsAPI) KeepEvents(ctx context.Context, q *admin.KeepEventsRequest) (
 	if err := o.mirror.mayMirror(ctx, callerOf(ctx), "events"); err != nil {
 		return nil, err
 	}
-	return &admin.KeepEventsResponse{}, o.durably(ctx, &meta.SetEvents{Keep: q.Keep})
+	return &admin.KeepEventsResponse{}, o.leases.durably(ctx, &meta.SetEvents{Keep: q.Keep})
 }

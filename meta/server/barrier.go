@@ -25,54 +25,65 @@ type barrier struct {
 // lockWithoutBarrier locks mu at a moment when no barrier is up and every session may enter,
 // or when enough, if not nil, returns true; enough is called with mu held. With an error, mu
 // is not locked.
-func (o *owner) lockWithoutBarrier(ctx context.Context, enough func() bool) error {
-	o.mu.Lock()
-	for (o.barrier != nil || o.closed != nil) && (enough == nil || !enough()) {
-		over := o.closed
-		if o.barrier != nil {
-			over = o.barrier.over
+func (l *leases) lockWithoutBarrier(ctx context.Context, enough func() bool) error {
+	k := l.k
+	k.mu.Lock()
+	for (l.barrier != nil || k.closed != nil) && (enough == nil || !enough()) {
+		over := k.closed
+		if l.barrier != nil {
+			over = l.barrier.over
 		}
-		o.mu.Unlock()
-		if err := o.await(ctx, over); err != nil {
+		k.mu.Unlock()
+		if err := k.await(ctx, over); err != nil {
 			return err
 		}
-		o.mu.Lock()
+		k.mu.Lock()
 	}
 	return nil
 }
 
 // raiseBarrier puts a barrier up. No barrier may be up. The caller holds mu.
-func (o *owner) raiseBarrier(patience time.Duration) *barrier {
-	o.barrier = &barrier{over: make(chan struct{}), patience: patience}
-	o.leases.RaiseBarrier()
-	return o.barrier
+func (l *leases) raiseBarrier(patience time.Duration) *barrier {
+	l.barrier = &barrier{over: make(chan struct{}), patience: patience}
+	l.RaiseBarrier()
+	return l.barrier
 }
 
 // lowerBarrier takes the barrier down. The caller holds mu.
-func (o *owner) lowerBarrier() {
-	over := o.barrier.over
-	o.barrier = nil
-	o.leases.LowerBarrier()
+func (l *leases) lowerBarrier() {
+	over := l.barrier.over
+	l.barrier = nil
+	l.LowerBarrier()
 	close(over)
+}
+
+// frozen returns the channel to wait for before any change; nil: changes may go on. The caller
+// holds the owner's mu.
+func (l *leases) frozen() <-chan struct{} {
+	if l.barrier != nil && l.barrier.frozen {
+		return l.barrier.over
+	}
+	return nil
 }
 
 // recallWriters recalls exclusive leases. It returns the leases still out when every session
 // has answered or patience is over.
-func (o *owner) recallWriters(ctx context.Context, patience time.Duration) (late unanswered, err error) {
+func (l *leases) recallWriters(ctx context.Context, patience time.Duration) (late unanswered, err error) {
+	k := l.k
 	deadline := time.Now().Add(cmp.Or(patience, barrierWait))
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	for {
-		o.mu.Lock()
+		k.mu.Lock()
 		now := time.Now()
 		// Sessions that are away are asked, too: a session receives the recall when it is
 		// back, possibly while the ends of files are still being settled.
-		waits, send := o.leases.AskWriters(now, max(deadline.Sub(now), time.Millisecond), isAway)
-		o.sendRecalls(send)
+		waits, send := l.AskWriters(now, max(deadline.Sub(now), time.Millisecond), isAway)
+		l.sendRecalls(send)
 		if len(waits) == 0 {
-			late = o.stillOut()
+			late = l.stillOut()
 		}
-		o.mu.Unlock()
+		k.mu.Unlock()
 		if len(waits) == 0 {
 			return late, nil
 		}
@@ -81,27 +92,27 @@ func (o *owner) recallWriters(ctx context.Context, patience time.Duration) (late
 			case <-ch:
 				continue
 			case <-ctx.Done():
-			case <-o.ctx.Done():
-				return late, o.gone()
+			case <-k.ctx.Done():
+				return late, k.gone()
 			}
 			if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 				return late, meta.E("take snapshot", meta.Interrupted, "", context.Cause(ctx))
 			}
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			return o.stillOut(), nil
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return l.stillOut(), nil
 		}
 	}
 }
 
 // stillOut counts the files with an exclusive lease, and names some holders. The caller holds
 // mu.
-func (o *owner) stillOut() (u unanswered) {
-	if o.leases.NoRecall {
+func (l *leases) stillOut() (u unanswered) {
+	if l.NoRecall {
 		return u // no lease was recalled
 	}
-	u.files = o.leases.Exclusive()
-	o.leases.Writers(func(_ meta.Ino, s *session) bool {
+	u.files = l.Exclusive()
+	l.Writers(func(_ meta.Ino, s *session) bool {
 		if !slices.Contains(u.clients, s.name) {
 			u.clients = append(u.clients, s.name)
 		}

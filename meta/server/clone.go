@@ -301,7 +301,7 @@ func (cl *clones) noJunctions(ctx context.Context, at meta.Generation) error {
 // caller holds clones.one.
 func (cl *clones) finishClone(ctx context.Context, row *cluster.Volume) error {
 	c := cl.o.srv.cfg.Cluster
-	if err := cl.o.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
+	if err := cl.o.leases.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
 		if errors.Is(err, meta.NoSuchSnapshot) || errors.Is(err, meta.ResourceExceeded) {
 			err = errors.Join(err, c.DeleteVolume(context.WithoutCancel(ctx), row.ID))
 		}
@@ -374,7 +374,7 @@ func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
 			}
 		case !slices.Contains(pins, pin):
 			// A note is lost only when a cluster is restored.
-			if err := o.durably(ctx, &meta.PinClone{At: pin.At, Clone: pin.Clone}); err != nil {
+			if err := o.leases.durably(ctx, &meta.PinClone{At: pin.At, Clone: pin.Clone}); err != nil {
 				errs = append(errs, meta.E("keep snapshot for clone", meta.KindOf(err), x.Name, err))
 			}
 		}
@@ -385,7 +385,7 @@ func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
 	}
 	for _, p := range pins {
 		if !wanted[p] {
-			if err := o.durably(ctx, &meta.PinClone{At: p.At, Clone: p.Clone, Drop: true}); err != nil {
+			if err := o.leases.durably(ctx, &meta.PinClone{At: p.At, Clone: p.Clone, Drop: true}); err != nil {
 				return false, errors.Join(append(errs, err)...)
 			}
 			o.log.Info("a clone does not need its origin any more", "clone", p.Clone, "generation", p.At)

@@ -345,7 +345,7 @@ func TestDroppedNameIsAnothers(t *testing.T) {
 	if err := s.cluster.DeleteVolume(t.Context(), c); err != nil { // nobody tells the owner
 		t.Fatal(err)
 	}
-	if err := o.durably(t.Context(), &meta.PinClone{At: was, Clone: c, Drop: true}); err != nil {
+	if err := o.leases.durably(t.Context(), &meta.PinClone{At: was, Clone: c, Drop: true}); err != nil {
 		t.Fatal(err)
 	}
 	ran := make(chan error, 1)

@@ -704,7 +704,7 @@ func (c *compaction) stillThere(some []move) (out []move, err error) {
 		}
 		file := some[:n]
 		some = some[n:]
-		if c.o.outOfReach(file[0].ino) {
+		if c.o.leases.outOfReach(file[0].ino) {
 			c.heldBack = true
 			continue
 		}
@@ -901,11 +901,11 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 		if o.failed != nil {
 			return nil, o.failed
 		}
-		if o.outOfReach(ino) {
+		if o.leases.outOfReach(ino) {
 			o.compaction.heldBack = true
 			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away, or can't commit its writes, may have cached their places"))
 		}
-		ch := o.askInBackground(ino, meta.LeaseNone, moveWait)
+		ch := o.leases.askInBackground(ino, meta.LeaseNone, moveWait)
 		switch {
 		case ch != nil:
 			o.leases.Block(&blocked, ino)

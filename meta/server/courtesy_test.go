@@ -96,7 +96,7 @@ func TestLateSessionIsKept(t *testing.T) {
 					t.Fatal(err)
 				}
 				policy.QuotaInodes = 3 // the root, x, and what is gone
-				if err := o.durably(t.Context(), &meta.SetPolicy{Policy: policy}); err != nil {
+				if err := o.leases.durably(t.Context(), &meta.SetPolicy{Policy: policy}); err != nil {
 					t.Fatal(err)
 				}
 			}

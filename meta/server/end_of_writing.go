@@ -77,21 +77,21 @@ func (o *owner) endWriting(ctx context.Context, how writingEnd, end func() error
 // endBehindBarrier makes a single attempt behind the barrier. ended: end has run, and err is
 // end's error. again: the obstacle may be gone soon.
 func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, end func() error) (ended, again bool, err error) {
-	if err := o.lockWithoutBarrier(ctx, nil); err != nil {
+	if err := o.leases.lockWithoutBarrier(ctx, nil); err != nil {
 		return false, false, err
 	}
 	if o.failed != nil {
 		defer o.mu.Unlock()
 		return false, false, o.failed
 	}
-	b := o.raiseBarrier(endingWait)
+	b := o.leases.raiseBarrier(endingWait)
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.lowerBarrier()
+		o.leases.lowerBarrier()
 	}()
-	late, err := o.recallWriters(ctx, b.patience)
+	late, err := o.leases.recallWriters(ctx, b.patience)
 	if err != nil {
 		return false, false, err
 	}

@@ -117,7 +117,7 @@ func (o *owner) back(s *session) {
 		default:
 		}
 	}
-	o.sendRecalls(o.leases.Unanswered(s))
+	o.leases.sendRecalls(o.leases.Unanswered(s))
 	// The session holds files that lost their last name while the session was away, or under
 	// an owner that did not notify the session. Without notice, the session would hold them
 	// until it ends.

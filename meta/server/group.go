@@ -71,16 +71,6 @@ type groupSnapshots struct {
 	known map[uint64]bool // group snapshots already decided; false: the group has no record
 }
 
-// frozen returns the channel to wait for before any change; nil: changes may go on. Caller
-// holds mu.
-func (gs *groupSnapshots) frozen() <-chan struct{} {
-	o := gs.o
-	if o.barrier != nil && o.barrier.frozen {
-		return o.barrier.over
-	}
-	return nil
-}
-
 func (gs *groupSnapshots) errHold(why string) error {
 	return meta.E("take group", meta.Again, gs.o.subject(), errors.New(why))
 }
@@ -105,7 +95,7 @@ func (gs *groupSnapshots) endHold(h *groupHolding) {
 	h.over.Stop()
 	h.stop()
 	gs.held = nil
-	gs.o.lowerBarrier()
+	gs.o.leases.lowerBarrier()
 	gs.o.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
 }
 
@@ -117,7 +107,7 @@ func (gs *groupSnapshots) hold(ctx context.Context, name string, id uint64, stri
 		return err
 	}
 	op := &meta.TakeSnapshot{Name: name, Token: id}
-	if err := o.lockWithoutBarrier(ctx, func() bool { return gs.held != nil && gs.held.id == id }); err != nil {
+	if err := o.leases.lockWithoutBarrier(ctx, func() bool { return gs.held != nil && gs.held.id == id }); err != nil {
 		return err
 	}
 	if gs.held != nil {
@@ -133,7 +123,7 @@ func (gs *groupSnapshots) hold(ctx context.Context, name string, id uint64, stri
 		return err
 	}
 	h := &groupHolding{
-		id: id, op: op, began: time.Now(), ready: make(chan struct{}), b: o.raiseBarrier(barrierWait),
+		id: id, op: op, began: time.Now(), ready: make(chan struct{}), b: o.leases.raiseBarrier(barrierWait),
 	}
 	waiting, stop := context.WithCancel(o.ctx)
 	h.stop = stop
@@ -162,7 +152,7 @@ func (gs *groupSnapshots) giveUp(h *groupHolding) {
 // makeReady recalls exclusive leases and settles the ends of files.
 func (gs *groupSnapshots) makeReady(ctx context.Context, h *groupHolding, strict bool) {
 	o := gs.o
-	late, err := o.recallWriters(ctx, h.b.patience)
+	late, err := o.leases.recallWriters(ctx, h.b.patience)
 	sealing, end := context.WithTimeout(o.ctx, barrierSeals)
 	defer end()
 	var goOn *seals

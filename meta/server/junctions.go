@@ -176,7 +176,7 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 			refused = meta.E("attach", meta.NoSuchVolume, fmt.Sprint(at.Parent), nil)
 		}
 	case at.Step == cluster.Detaching:
-		err := parent.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID, Detach: true})
+		err := parent.leases.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID, Detach: true})
 		switch meta.KindOf(err) {
 		case meta.KindOK, meta.NotAttached, meta.NotFound, meta.NotDir, meta.Stale:
 		default:
@@ -193,7 +193,7 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 			}
 		}
 		if err == nil {
-			err = parent.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID})
+			err = parent.leases.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID})
 		}
 		switch meta.KindOf(err) {
 		case meta.KindOK:

@@ -51,6 +51,7 @@ type kernel struct {
 	// leaving: the volume is being handed over, and new calls are not answered. leaving is
 	// closed if the volume stays here after all.
 	leaving chan struct{}
+	closed  chan struct{} // not nil: no session may enter until closed is closed
 
 	tasks tasks
 

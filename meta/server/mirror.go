@@ -200,7 +200,7 @@ func (mt *mirrorTarget) whenUnleased(ctx context.Context, do func() error) error
 	o := mt.o
 	for hold := readsHeldUpAtFirst; ; hold *= 2 {
 		o.mu.Lock()
-		asked := o.recallEverything()
+		asked := o.leases.recallEverything()
 		o.mu.Unlock()
 		for _, answered := range asked {
 			if err := o.await(ctx, answered); err != nil {
@@ -230,7 +230,7 @@ func (mt *mirrorTarget) unleasedWithin(ctx context.Context, hold time.Duration, 
 	}()
 	short, cancel := context.WithTimeout(ctx, hold)
 	defer cancel()
-	err = o.recallAll(short, func() error {
+	err = o.leases.recallAll(short, func() error {
 		done = true
 		return do()
 	})

@@ -65,9 +65,7 @@ type owner struct {
 	check       *checking            // check under way; nil: none
 	restored    *cluster.Restoration // nil: the volume was never restored
 	snapped     meta.Seq             // last entry that takes or deletes a snapshot
-	barrier     *barrier             // not nil: a snapshot is being taken
 	groups      groupSnapshots
-	closed      chan struct{} // not nil: no session may enter until closed is closed
 	digesting   digesting
 	indexing    indexing
 	clone       bool      // files may lie in chunks of other volumes
@@ -95,6 +93,7 @@ func (o *owner) lodge() {
 	o.indexing.o, o.promotion.o, o.schedule.o, o.compaction.o = o, o, o, o
 	o.groups.o, o.clones.o, o.repairing.o, o.pinned.o, o.foreign.o = o, o, o, o, o
 	o.quota.o, o.rollbacks.o = o, o
+	o.leases.k = &o.kernel
 	o.use = &o.quota
 }
 
@@ -268,10 +267,10 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if o.queued > maxQueued {
 		return nil, o.untilDurable(o.queue[len(o.queue)-1].seq)
 	}
-	if o.barrier != nil && o.barrier.cut && endsOpen(c.Op) {
-		return nil, o.barrier.over
+	if o.leases.barrier != nil && o.leases.barrier.cut && endsOpen(c.Op) {
+		return nil, o.leases.barrier.over
 	}
-	if wait := o.groups.frozen(); wait != nil {
+	if wait := o.leases.frozen(); wait != nil {
 		return nil, wait
 	}
 	w := &view{k: &o.kernel, session: s.id, squash: s.squash(o.vol), noStreams: !s.streams && !o.srv.cfg.Unsafe.NoStreams}
@@ -280,7 +279,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	}
 	var orphaned meta.Ino
 	if !o.leases.Alone(s) {
-		wait, ino, err := o.recallFor(s, c.Op, k, w)
+		wait, ino, err := o.leases.recallFor(s, c.Op, k, w)
 		if err != nil {
 			return o.refuse(err)
 		}
@@ -319,12 +318,12 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if err != nil {
 		re := &wire.Reply{Status: wire.StatusOf(err)}
 		if errors.Is(err, meta.Exists) {
-			o.grantNames(s, c.Op, re)
+			o.leases.grantNames(s, c.Op, re)
 		}
 		return re, nil
 	}
 	re := &wire.Reply{Seq: o.cur.seq, Result: *res}
-	o.grantFor(s, c, res, re)
+	o.leases.grantFor(s, c, res, re)
 	effects = append(effects, namespace.PutReply(s.id, o.cur.seq, c.ID, res))
 	o.cur.sessions[s] = struct{}{}
 	before := o.quota.Used()
@@ -355,51 +354,6 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		o.tellOrphaned(s, orphaned, k, res)
 	}
 	return re, nil
-}
-
-// recallFor recalls the leases of other sessions on the inodes that op will change. If op
-// changes read times only, other sessions keep shared leases, although such a session may then
-// report an older read time from its cache. recallFor also returns the inode whose last name op
-// may remove, and notes in k the sessions holding a lease on the inode. Caller holds mu.
-func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-chan struct{}, orphaned meta.Ino, err error) {
-	inos, err := namespace.Touched(w, op)
-	if err != nil {
-		return nil, 0, err
-	}
-	keep := meta.LeaseNone
-	if m, ok := op.(*meta.SetAttr); ok && m.ReadTime() {
-		keep = meta.LeaseShared
-	}
-	_, write := op.(*meta.Write)
-	for _, ino := range inos {
-		if write && o.putsIn(s, ino) {
-			continue
-		}
-		if ch := o.recall(s, ino, keep); ch != nil {
-			o.leases.Block(&k.leases, ino)
-			o.noteHolders(ino, k)
-			wait = ch
-		}
-	}
-	if wait != nil {
-		return wait, 0, nil
-	}
-	var dir meta.Ino
-	var name string
-	switch m := op.(type) {
-	case *meta.Unlink:
-		dir, name = m.Parent, m.Name
-	case *meta.Rename:
-		dir, name = m.NewParent, m.NewName
-	default:
-		return nil, 0, nil
-	}
-	r, err := namespace.Query(w, o.context(s.id), &meta.Lookup{Parent: dir, Name: name})
-	if err != nil {
-		return nil, 0, nil // the operation itself returns the error
-	}
-	o.noteHolders(r.Attr.Ino, k)
-	return nil, r.Attr.Ino, nil
 }
 
 // holders are the sessions that may hold ino open, the caller included. While other sessions
@@ -435,42 +389,6 @@ func (o *owner) tellOrphaned(s *session, ino meta.Ino, k *ticket, res *meta.Resu
 	}
 }
 
-// grantFor grants leases on the inodes in a mutation's reply. Caller holds mu.
-func (o *owner) grantFor(s *session, c *wire.Call, res *meta.Result, re *wire.Reply) {
-	if c.Want == meta.LeaseNone {
-		return
-	}
-	mode := meta.LeaseShared
-	switch c.Op.(type) {
-	case *meta.Create, *meta.Tmpfile:
-		if c.Want == meta.LeaseExclusive && res.Attr.IsRegular() && o.leases.leaders.check(s, &meta.Open{Ino: res.Attr.Ino}) == nil {
-			mode = meta.LeaseExclusive
-		}
-	}
-	for _, a := range []*meta.Attr{&res.ParentAttr, &res.NewParentAttr} {
-		if a.Ino != 0 {
-			o.give(s, a.Ino, meta.LeaseShared, re)
-		}
-	}
-	if res.Attr.Ino != 0 {
-		o.give(s, res.Attr.Ino, mode, re)
-	}
-	if res.Attr2.Ino != 0 {
-		o.give(s, res.Attr2.Ino, meta.LeaseShared, re)
-	}
-}
-
-// grantNames grants a shared lease on the directory of a Lookup that found no entry, or of a
-// Create that found the name taken. So the client may cache the answer. Caller holds mu.
-func (o *owner) grantNames(s *session, op meta.Op, re *wire.Reply) {
-	switch m := op.(type) {
-	case *meta.Lookup:
-		o.give(s, m.Parent, meta.LeaseShared, re)
-	case *meta.Create:
-		o.give(s, m.Parent, meta.LeaseShared, re)
-	}
-}
-
 func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan struct{}) {
 	select {
 	case <-o.recovered:
@@ -494,8 +412,8 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		}
 	}
 	if _, open := c.Op.(*meta.Open); open && want == meta.LeaseExclusive {
-		if o.barrier != nil {
-			return nil, o.barrier.over
+		if o.leases.barrier != nil {
+			return nil, o.leases.barrier.over
 		}
 		if o.immutable() {
 			return o.refuse(meta.E("open", meta.ReadOnly, o.subject(), errors.New("the volume is immutable")))
@@ -515,7 +433,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	if err != nil {
 		re := &wire.Reply{Status: wire.StatusOf(err)}
 		if want > meta.LeaseNone && errors.Is(err, meta.NotFound) {
-			o.grantNames(s, c.Op, re)
+			o.leases.grantNames(s, c.Op, re)
 		}
 		return re, nil
 	}
@@ -549,11 +467,11 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 			}
 			if followed {
 				if m, ok := c.Op.(*meta.Lookup); ok && want > meta.LeaseNone {
-					o.give(s, m.Parent, meta.LeaseShared, re)
+					o.leases.give(s, m.Parent, meta.LeaseShared, re)
 				}
 				return re, nil
 			}
-			if ch := o.recall(s, ino, keep); ch != nil {
+			if ch := o.leases.recall(s, ino, keep); ch != nil {
 				o.leases.Block(&k.leases, ino)
 				return nil, ch
 			}
@@ -570,12 +488,12 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	}
 	switch m := c.Op.(type) {
 	case *meta.Lookup:
-		o.give(s, m.Parent, meta.LeaseShared, re)
+		o.leases.give(s, m.Parent, meta.LeaseShared, re)
 		if res.Volume == 0 {
-			o.give(s, ino, meta.LeaseShared, re)
+			o.leases.give(s, ino, meta.LeaseShared, re)
 		}
 	case *meta.ReadDir:
-		o.give(s, ino, meta.LeaseShared, re)
+		o.leases.give(s, ino, meta.LeaseShared, re)
 		if m.Plus {
 			alone := o.leases.Alone(s)
 			for i := range res.Entries {
@@ -587,17 +505,17 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 					d.Attr = nil
 					continue
 				}
-				o.give(s, d.Ino, meta.LeaseShared, re)
+				o.leases.give(s, d.Ino, meta.LeaseShared, re)
 			}
 		}
 	case *meta.Open:
-		o.give(s, ino, want, re)
+		o.leases.give(s, ino, want, re)
 		if want == meta.LeaseExclusive && at == 0 {
-			o.giveAgain(s, m.Also, re)
+			o.leases.giveAgain(s, m.Also, re)
 		}
 	default:
 		if ino != 0 {
-			o.give(s, ino, meta.LeaseShared, re)
+			o.leases.give(s, ino, meta.LeaseShared, re)
 		}
 	}
 	return re, nil

@@ -322,7 +322,7 @@ func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
 		for _, p := range places {
 			// A file may have got out of reach since, while an earlier chunk was copied.
 			o.mu.Lock()
-			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return o.outOfReach(e.Ino) })
+			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return o.leases.outOfReach(e.Ino) })
 			o.mu.Unlock()
 			if len(reach) == 0 {
 				continue

@@ -392,7 +392,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 		err = o.await(ctx, settle)
 	}
 	if err == nil {
-		err = o.durably(ctx, &meta.SetPolicy{Policy: policy})
+		err = o.leases.durably(ctx, &meta.SetPolicy{Policy: policy})
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

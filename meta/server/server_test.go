@@ -536,7 +536,7 @@ func TestNoEffectsNoWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 3 {
-		if err := o.durably(ctx, &meta.SetPolicy{Policy: meta.Policy{Replicas: 1}}); err != nil {
+		if err := o.leases.durably(ctx, &meta.SetPolicy{Policy: meta.Policy{Replicas: 1}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -602,7 +602,7 @@ func TestBackgroundEndsNobody(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if late, err := o.recallWriters(ctx, 0); late.files != 1 || err != nil {
+	if late, err := o.leases.recallWriters(ctx, 0); late.files != 1 || err != nil {
 		t.Errorf("a snapshot waits for it: %v, %v", late, err)
 	}
 	if _, err := o.swapped(ino, func() (meta.Op, error) { return nil, errors.New("its extents are moved") }); !errors.Is(err, meta.Again) {

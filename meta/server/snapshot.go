@@ -198,7 +198,7 @@ func (s *seals) wait() error {
 // throughBarrier raises the barrier, and takes a snapshot behind the barrier. sealing is the
 // context of the seals.
 func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
-	if err := o.lockWithoutBarrier(ctx, nil); err != nil {
+	if err := o.leases.lockWithoutBarrier(ctx, nil); err != nil {
 		return p, err
 	}
 	// A request refused in any case, or run before, raises no barrier.
@@ -212,14 +212,14 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 		return p, err
 	}
 	began := time.Now()
-	b := o.raiseBarrier(barrierWait)
+	b := o.leases.raiseBarrier(barrierWait)
 	p.written = o.leases.Exclusive()
 	o.mu.Unlock()
 
-	p.late, err = o.recallWriters(ctx, b.patience)
+	p.late, err = o.leases.recallWriters(ctx, b.patience)
 	o.mu.Lock()
 	defer func() {
-		o.lowerBarrier()
+		o.leases.lowerBarrier()
 		p.held = time.Since(began)
 		o.mu.Unlock()
 	}()
@@ -266,18 +266,6 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 		return nil, nil
 	}
 	return nil, err
-}
-
-// giveAgain gives a session the exclusive leases recalled by a barrier, unless another session
-// would have to give something up. Changes to such a file by other sessions since, durable or
-// not, need no check: another session would first have recalled the rest of this session's
-// lease. The caller holds mu.
-func (o *owner) giveAgain(s *session, inos []meta.Ino, re *wire.Reply) {
-	for _, ino := range inos[:min(len(inos), meta.MaxAlso)] {
-		if o.leases.WasExclusive(s, ino) && o.leases.leaders.check(s, &meta.Open{Ino: ino}) == nil {
-			o.give(s, ino, meta.LeaseExclusive, re)
-		}
-	}
 }
 
 // cutOpenEnds seals the open chunks at the ends of files. If cutOpenEnds returns neither seals

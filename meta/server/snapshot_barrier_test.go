@@ -168,7 +168,7 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	cancel()
 	o := s.srv.opened(1)
 	o.mu.Lock()
-	up := o.barrier != nil // else this machine is slow
+	up := o.leases.barrier != nil // else this machine is slow
 	o.mu.Unlock()
 	if up && meta.KindOf(err) != meta.Interrupted {
 		t.Errorf("a file could be opened for writing: %v", err)
@@ -240,7 +240,7 @@ func TestSnapshotAsksWhoComesBack(t *testing.T) {
 	eventually(t, "the file's end is being settled", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(o.barrier != nil && o.barrier.cut)
+		return unless(o.leases.barrier != nil && o.leases.barrier.cut)
 	})
 	p := &peer{leases: map[meta.Ino]meta.LeaseMode{ino: meta.LeaseExclusive}}
 	var err error
@@ -394,7 +394,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 		a.hold, a.holdsOn = true, true
 		a.mu.Unlock()
 		o.mu.Lock()
-		o.askInBackground(ino, meta.LeaseShared, time.Second)
+		o.leases.askInBackground(ino, meta.LeaseShared, time.Second)
 		o.mu.Unlock()
 		eventually(t, "it is asked", func() error {
 			a.mu.Lock()
@@ -412,7 +412,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 		eventually(t, "the barrier is up", func() error {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return unless(o.barrier != nil || len(taken) > 0)
+			return unless(o.leases.barrier != nil || len(taken) > 0)
 		})
 		a.mu.Lock()
 		a.holdsOn = false
@@ -444,7 +444,7 @@ func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
 		return func() error {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return unless((o.barrier != nil && o.barrier.cut) == up)
+			return unless((o.leases.barrier != nil && o.leases.barrier.cut) == up)
 		}
 	}
 	// It tells whether the barrier was lifted while the seal went on: a machine may be

@@ -58,7 +58,7 @@ func (o *owner) tallyOnce() (again bool, err error) {
 	if err != nil || op == nil {
 		return op == nil, err
 	}
-	if err = o.durably(o.ctx, op); meta.KindOf(err) == meta.Again {
+	if err = o.leases.durably(o.ctx, op); meta.KindOf(err) == meta.Again {
 		return true, nil
 	}
 	if err != nil {

@@ -72,7 +72,7 @@ func (o *owner) snapshotWork() bool {
 	if o.schedule.going.tries > 0 { // the next owner would not know of the failures
 		return true
 	}
-	if o.barrier != nil || o.closed != nil || o.schedule.open || o.digesting.busy || o.indexing.busy || o.promotion.busy {
+	if o.leases.barrier != nil || o.closed != nil || o.schedule.open || o.digesting.busy || o.indexing.busy || o.promotion.busy {
 		return true
 	}
 	if is, err := namespace.Tallied(o.view()); err != nil || is.Stale {

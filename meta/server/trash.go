@@ -172,7 +172,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 		}
 		// Mounts first give up their caches; buffered data is committed, and is deleted with
 		// the volume.
-		if err := o.recallAll(ctx, func() error { return nil }); err != nil {
+		if err := o.leases.recallAll(ctx, func() error { return nil }); err != nil {
 			return v, err
 		}
 		if err := o.flush(ctx); err != nil {
@@ -398,25 +398,6 @@ func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
 		return nil, meta.E("open volume", meta.NoSuchVolume, o.subject(), fmt.Errorf("it is %s", o.state))
 	}
 	return o, nil
-}
-
-// recallAll takes back every lease on the volume, and runs do under mu while nothing
-// is leased.
-func (o *owner) recallAll(ctx context.Context, do func() error) error {
-	for {
-		o.mu.Lock()
-		all := o.recallEverything()
-		if len(all) == 0 {
-			defer o.mu.Unlock()
-			return do()
-		}
-		o.mu.Unlock()
-		for _, answered := range all {
-			if err := o.await(ctx, answered); err != nil {
-				return err
-			}
-		}
-	}
 }
 
 // deleteWidth bounds the concurrent delete orders per chunk server.

@@ -179,7 +179,7 @@ func (o *owner) tellQuota() {
 			return
 		}
 		o.mu.Unlock()
-		err := o.durably(o.ctx, &meta.TellQuota{Bytes: a.Bytes, Inodes: a.Inodes, BytesOver: a.BytesOver != 0, InodesOver: a.InodesOver != 0})
+		err := o.leases.durably(o.ctx, &meta.TellQuota{Bytes: a.Bytes, Inodes: a.Inodes, BytesOver: a.BytesOver != 0, InodesOver: a.InodesOver != 0})
 		if err != nil && o.ctx.Err() == nil {
 			o.log.Warn("the event of a crossed advisory quota was not journaled; the owner tries again", "error", err)
 			select {
