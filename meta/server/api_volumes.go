@@ -227,7 +227,7 @@ func (a volumesAPI) ListLostChunks(ctx context.Context, q *admin.ListLostChunksR
 	if err != nil {
 		return nil, err
 	}
-	page, err := o.lostChunks(ctx, q.PageToken)
+	page, err := o.losses.lostChunks(ctx, q.PageToken)
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +243,7 @@ func (a volumesAPI) AcceptLoss(ctx context.Context, q *admin.AcceptLossRequest) 
 		return nil, err
 	}
 	caller := callerOf(ctx).who
-	accepted, err := o.acceptLoss(ctx, q.Chunks, q.Damaged, cmp.Or(passer(ctx, caller), caller.String()))
+	accepted, err := o.losses.acceptLoss(ctx, q.Chunks, q.Damaged, cmp.Or(passer(ctx, caller), caller.String()))
 	if err != nil {
 		return nil, err
 	}

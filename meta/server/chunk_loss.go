@@ -52,10 +52,16 @@ func (s *Server) failedDisk(id meta.ServerID) string {
 	return ""
 }
 
+// losses finds the chunks whose bytes are lost, and takes note of an operator's acceptance.
+type losses struct {
+	o *owner
+}
+
 // lossOf asks every server of a chunk about the replica, for a chunk without a known good
 // replica. good: a sealed chunk has a good replica. The replicas of an open chunk do not
 // suffice to tell the chunk's end: lossOf reports their lengths.
-func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk, good bool) {
+func (ls *losses) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk, good bool) {
+	o := ls.o
 	l = LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: LossTotal, Live: rec.Live, Length: rec.Length}
 	waits, damaged, some := false, false, false
 	for _, id := range rec.Servers {
@@ -104,7 +110,8 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk,
 // their files: a page by id, beginning behind after. On the way, lostChunks seals open chunks
 // whose writer is gone and whose end can be determined, and does not list them. Errors:
 // Invalid (after is no id).
-func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, error) {
+func (ls *losses) lostChunks(ctx context.Context, after string) (*lostChunks, error) {
+	o := ls.o
 	var from meta.ChunkID
 	if after != "" {
 		var err error
@@ -134,7 +141,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 		switch {
 		case rec.Lost:
 		case rec.State == meta.ChunkOpen:
-			x := o.openChunk(rec, &policy, m)
+			x := o.inspection.openChunk(rec, &policy, m)
 			if !x.written || rec.Session != 0 && x.ends == "" && x.standing.Live > 0 && !short[rec.ID] {
 				return
 			}
@@ -167,11 +174,11 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 		wg.Go(func() {
 			defer func() { <-slots }()
 			if rec.State == meta.ChunkOpen && !silent[rec.ID] {
-				if now, err := o.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
+				if now, err := o.sealing.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
 					return // sealed: not lost
 				}
 			}
-			if l, good := o.lossOf(ctx, rec); !good {
+			if l, good := ls.lossOf(ctx, rec); !good {
 				found[i] = &l
 			}
 		})
@@ -185,7 +192,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 	if out.more > 0 {
 		out.after = recs[len(recs)-1].ID.String()
 	}
-	if err := o.filesIn(ctx, out.chunks); err != nil {
+	if err := ls.filesIn(ctx, out.chunks); err != nil {
 		return nil, err
 	}
 	if n := len(pageOf(out.chunks, jsonSize)); n < len(out.chunks) {
@@ -197,7 +204,8 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*lostChunks, erro
 }
 
 // filesIn fills in the files with bytes in the chunks.
-func (o *owner) filesIn(ctx context.Context, chunks []LostChunk) error {
+func (ls *losses) filesIn(ctx context.Context, chunks []LostChunk) error {
+	o := ls.o
 	if len(chunks) == 0 {
 		return nil
 	}
@@ -254,7 +262,8 @@ func (o *owner) filesIn(ctx context.Context, chunks []LostChunk) error {
 // the first chunk that it refuses. Errors: Invalid (no such id, or too many), NoSuchChunk,
 // Unavailable (a server or disk may have a replica), Busy (the chunk is not lost, or is being
 // repaired), Corrupt (damaged replicas are left, and only damaged gives them up).
-func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, by string) (*lostChunks, error) {
+func (ls *losses) acceptLoss(ctx context.Context, chunks []string, damaged bool, by string) (*lostChunks, error) {
+	o := ls.o
 	if n := len(chunks); n > maxAccepted {
 		return nil, meta.E("accept loss", meta.Invalid, o.subject(), fmt.Errorf("%d chunks in one request, at most %d: name some at a time", n, maxAccepted))
 	}
@@ -264,7 +273,7 @@ func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, b
 		if err != nil || id.Volume != o.vol {
 			return nil, meta.E("accept loss", meta.Invalid, name, errors.Join(err, fmt.Errorf("it is no chunk of volume %d", o.vol)))
 		}
-		l, err := o.acceptOne(ctx, id, damaged)
+		l, err := ls.acceptOne(ctx, id, damaged)
 		if err != nil {
 			return nil, err
 		}
@@ -273,7 +282,7 @@ func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, b
 			out.chunks = append(out.chunks, *l)
 		}
 	}
-	if err := o.filesIn(ctx, out.chunks); err != nil {
+	if err := ls.filesIn(ctx, out.chunks); err != nil {
 		return nil, err
 	}
 	// The losses are accepted, and the answer has no pages: the last chunks go without their
@@ -289,7 +298,8 @@ func (o *owner) acceptLoss(ctx context.Context, chunks []string, damaged bool, b
 }
 
 // acceptOne accepts the loss of a chunk. It returns nil if nothing had to be accepted.
-func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*LostChunk, error) {
+func (ls *losses) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*LostChunk, error) {
+	o := ls.o
 	unlock, ok := o.srv.repairs.lock(o, id)
 	if !ok {
 		return nil, refuseLoss(id, meta.Busy, "it is being repaired")
@@ -302,7 +312,7 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 	if rec.State == meta.ChunkDeleting || rec.Gone() {
 		return nil, nil
 	}
-	l, good := o.lossOf(ctx, &rec)
+	l, good := ls.lossOf(ctx, &rec)
 	switch {
 	case good:
 		return nil, refuseLoss(id, meta.Busy, "a good replica is left")
@@ -312,7 +322,7 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 		return nil, refuseLoss(id, meta.Corrupt, "%s: what verifies can still be read, and --damaged gives it up", whyLost(&l))
 	}
 	if rec.State == meta.ChunkOpen {
-		return o.acceptEnd(ctx, &rec, &l)
+		return ls.acceptEnd(ctx, &rec, &l)
 	}
 	if err := o.repairing.setReplicas(ctx, &rec, nil, o.repairing.fresh(rec.Fence)); err != nil {
 		return nil, err
@@ -326,15 +336,16 @@ func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*
 }
 
 // acceptEnd seals an open chunk at the length that its replicas have.
-func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostChunk) (*LostChunk, error) {
+func (ls *losses) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostChunk) (*LostChunk, error) {
+	o := ls.o
 	o.mu.Lock()
 	_, file, err := namespace.ReadChunk(o.view(), rec.ID)
 	o.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	fence := o.sealFence(rec)
-	end, err := o.freeze(ctx, rec, file, fence, nil, func(answers []replica.Answer) error {
+	fence := o.sealing.sealFence(rec)
+	end, err := o.sealing.freeze(ctx, rec, file, fence, nil, func(answers []replica.Answer) error {
 		for i, a := range answers {
 			if a.Reach == replica.Unreachable {
 				return refuseLoss(rec.ID, meta.Unavailable, "node %d does not answer: it may have what is missing", rec.Servers[i])
@@ -345,7 +356,7 @@ func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostChu
 	if err != nil {
 		return nil, err
 	}
-	now, err := o.end(ctx, rec.ID, fence, end)
+	now, err := o.sealing.end(ctx, rec.ID, fence, end)
 	if err != nil || end.Lost == 0 {
 		return nil, err
 	}

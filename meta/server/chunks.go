@@ -519,11 +519,20 @@ func (o *owner) serveAppendCap(s *session, id uint64, chunk meta.ChunkID) {
 	})
 }
 
+// collection seals abandoned chunks, reaps the extents left by unlinks and truncations, and
+// deletes chunks that nothing refers to.
+type collection struct {
+	o *owner
+
+	filling map[meta.ChunkID]bool // chunks that promotion or compaction has open: not abandoned
+}
+
 // abandoned lists the open chunks that no session, compaction or indexing holds. files counts
 // the listed chunks with a file's open end, of unknown length. The caller holds mu.
-func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
+func (cl *collection) abandoned() (ids []meta.ChunkID, files int, err error) {
+	o := cl.o
 	err = namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, file meta.Ino) bool {
-		if o.sessions[c.Session] == nil && !o.filling[c.ID] && !o.indexing.parts[c.ID] {
+		if o.sessions[c.Session] == nil && !cl.filling[c.ID] && !o.indexing.parts[c.ID] {
 			ids = append(ids, c.ID)
 			if file != 0 {
 				files++
@@ -535,47 +544,25 @@ func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
 }
 
 // sealAbandoned seals the abandoned chunks; failed: some could not be sealed yet.
-func (o *owner) sealAbandoned() (failed bool) {
+func (cl *collection) sealAbandoned() (failed bool) {
+	o := cl.o
 	o.mu.Lock()
-	ids, _, err := o.abandoned()
+	ids, _, err := cl.abandoned()
 	o.mu.Unlock()
 	if err != nil {
 		o.lose(err)
 		return true
 	}
-	return o.sealAll(ids)
-}
-
-// sealAll seals chunks in parallel, since each may wait for servers that don't answer; failed:
-// some could not be sealed yet.
-func (o *owner) sealAll(ids []meta.ChunkID) (failed bool) {
-	var wg sync.WaitGroup
-	var bad atomic.Bool
-	slots := make(chan struct{}, sealsAtOnce)
-	for _, id := range ids {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			if _, err := o.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
-				bad.Store(true)
-				if errors.Is(err, meta.Unavailable) {
-					o.log.Warn("a chunk that its writer left open can't be sealed yet; the owner tries again", "chunk", id, "error", err)
-				} else {
-					o.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return bad.Load()
+	return o.sealing.sealAll(ids)
 }
 
 // settleOpenEnded seals the abandoned chunks with a file's open end, before the owner serves
 // requests. It tries again until all are sealed.
-func (o *owner) settleOpenEnded() error {
+func (cl *collection) settleOpenEnded() error {
+	o := cl.o
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		o.mu.Lock()
-		_, files, err := o.abandoned()
+		_, files, err := cl.abandoned()
 		o.mu.Unlock()
 		if err != nil {
 			o.lose(err)
@@ -585,7 +572,7 @@ func (o *owner) settleOpenEnded() error {
 			return nil
 		}
 		o.log.Info("some files end in chunks that their writer left open: the owner seals the chunks", "files", files)
-		if !o.sealAbandoned() {
+		if !cl.sealAbandoned() {
 			continue
 		}
 		select {
@@ -599,15 +586,14 @@ func (o *owner) settleOpenEnded() error {
 // gcBatch bounds the chunks deleted in a batch.
 const gcBatch = 128
 
-// newCollectionTask returns the task that seals abandoned chunks, reaps the extents left by
-// unlinks and truncations, and deletes chunks that nothing refers to.
+// newCollectionTask returns the task of the collection.
 func newCollectionTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "collect garbage", Every: time.Second,
 		Gather: 20 * time.Millisecond, // a burst of unlinks
 		Round: func(ctx context.Context) (time.Duration, error) {
-			o.sealAbandoned()
-			for ctx.Err() == nil && (o.reapSome() || o.deleteSome()) {
+			o.collection.sealAbandoned()
+			for ctx.Err() == nil && (o.collection.reapSome() || o.collection.deleteSome()) {
 			}
 			return task.Idle, nil
 		},
@@ -615,7 +601,8 @@ func newCollectionTask(o *owner) *task.Task {
 }
 
 // reapSome removes a bounded number of extents of unlinked or truncated files.
-func (o *owner) reapSome() (more bool) {
+func (cl *collection) reapSome() (more bool) {
+	o := cl.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed != nil {
@@ -640,7 +627,8 @@ func (o *owner) reapSome() (more bool) {
 
 // deleteSome orders the deletion of chunks whose journaled record says so, and drops the
 // record when every replica is gone.
-func (o *owner) deleteSome() (more bool) {
+func (cl *collection) deleteSome() (more bool) {
+	o := cl.o
 	o.mu.Lock()
 	if o.failed != nil {
 		o.mu.Unlock()
@@ -668,7 +656,7 @@ func (o *owner) deleteSome() (more bool) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if !o.deleteReplicas(&c, m) {
+			if !cl.deleteReplicas(&c, m) {
 				if o.srv.cfg.KeepForCheckpoint {
 					o.mu.Lock()
 					o.checkpoints.deletable = append(o.checkpoints.deletable, c)
@@ -699,7 +687,8 @@ const deletesAtOnce = 16
 // deleteReplicas deletes a chunk on its servers, and reports whether all replicas are gone. It
 // skips servers gone for long: a server that returns lists its chunks, and the replica is
 // found to have no record.
-func (o *owner) deleteReplicas(c *meta.ChunkRecord, m *placement.Map) bool {
+func (cl *collection) deleteReplicas(c *meta.ChunkRecord, m *placement.Map) bool {
+	o := cl.o
 	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
 	defer cancel()
 	fence := o.repairing.fresh(c.Fence) // copies may have later fences than the record

@@ -611,14 +611,14 @@ func (f *filler) end(err error) error {
 	o := f.o
 	defer func() {
 		o.mu.Lock()
-		delete(o.filling, f.target)
+		delete(o.collection.filling, f.target)
 		o.mu.Unlock()
 	}()
 	if f.moved == 0 {
 		return err
 	}
 	o.srv.stats.compacted.Add(1)
-	_, sealErr := o.seal(o.ctx, f.target, nil)
+	_, sealErr := o.sealing.seal(o.ctx, f.target, nil)
 	return errors.Join(err, sealErr)
 }
 
@@ -785,7 +785,7 @@ func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 		return err
 	}
 	f.target = res.Chunks[0].ID
-	o.filling[f.target] = true
+	o.collection.filling[f.target] = true
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
 	return o.await(o.ctx, wait)

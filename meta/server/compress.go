@@ -99,7 +99,7 @@ func (o *owner) tally(ctx context.Context) StoredBytes {
 	i.mu.Lock()
 	fresh := time.Since(i.tallied) < tallyAge
 	i.mu.Unlock()
-	if sum.Compressed == 0 && o.compression() == meta.CompressNone {
+	if sum.Compressed == 0 && o.words.compression() == meta.CompressNone {
 		return StoredBytes{}
 	}
 	if fresh {

@@ -197,7 +197,7 @@ func (fo *foreign) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) 
 	if seal {
 		for _, id := range ids {
 			// A client writing to the chunk goes on in another.
-			if _, err := o.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
+			if _, err := o.sealing.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
 				return nil, err
 			}
 		}

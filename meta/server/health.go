@@ -136,7 +136,7 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 			o.mu.Unlock()
 			continue
 		}
-		v.Name = o.name
+		v.Name = o.words.name
 		h.JournalFull = h.JournalFull || o.noSpace != nil
 		select {
 		case <-o.recovered:

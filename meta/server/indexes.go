@@ -269,7 +269,7 @@ func (ix *indexing) makeIndex(at meta.Generation) (err error) {
 		return err
 	}
 	for _, p := range record.Parts {
-		if _, err := o.seal(o.ctx, p.Chunk, &p.Length); err != nil && o.ctx.Err() == nil {
+		if _, err := o.sealing.seal(o.ctx, p.Chunk, &p.Length); err != nil && o.ctx.Err() == nil {
 			o.log.Info("a chunk of an index is sealed later", "chunk", p.Chunk, "error", err)
 		}
 	}

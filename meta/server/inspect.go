@@ -221,7 +221,7 @@ func newInspectionTask(o *owner) *task.Task {
 		Failed: "the inspection of the volume's chunks stopped, it is tried again", Log: o.log,
 		Round: func(context.Context) (time.Duration, error) {
 			err := o.inspection.lookAround()
-			o.deleteStale()
+			o.stale.deleteStale()
 			return task.Idle, err
 		},
 	})
@@ -231,7 +231,7 @@ func newInspectionTask(o *owner) *task.Task {
 func (in *inspection) lookAround() error {
 	o := in.o
 	began := time.Now()
-	o.readWords()
+	o.words.readAgain()
 	m := o.srv.servers()
 	in.forgetStored(m)
 	policy, err := o.policy()
@@ -314,7 +314,7 @@ func (in *inspection) listServer(l *lists, x *sighting, policy *meta.Policy) err
 	o := in.o
 	var sum StoredBytes
 	var named []meta.ChunkID
-	plain := toCompress{o: o, server: x.info.ID, alg: o.compression()}
+	plain := toCompress{o: o, server: x.info.ID, alg: o.words.compression()}
 	err := in.eachPage(o.ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
 		recs := make([]meta.ChunkRecord, len(page))
 		missing := make([]bool, len(page))
@@ -379,14 +379,14 @@ func (in *inspection) listedOne(x *sighting, c *meta.ReplicaInfo, rec *meta.Chun
 	switch rec.State {
 	case meta.ChunkSealed:
 	case meta.ChunkOpen:
-		o.listedOpen(server, c, leaves, otherClass(x, c.Disk, policy))
+		in.listedOpen(server, c, leaves, otherClass(x, c.Disk, policy))
 		return true
 	default:
 		return false // the chunk is being deleted
 	}
 	bad := c.Err != meta.KindOK || c.Length < rec.Length
 	if !bad && c.State == meta.ChunkOpen {
-		err := o.sealReplicas(o.ctx, rec, []meta.ServerID{server})[0]
+		err := o.sealing.sealReplicas(o.ctx, rec, []meta.ServerID{server})[0]
 		if bad = provesBad(meta.KindOf(err)); err != nil && !bad {
 			return false
 		}
@@ -426,12 +426,12 @@ func (in *inspection) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 			n++
 		}
 	}
-	if n == 0 || int(l.seen[rec.ID]) >= n || rec.State == meta.ChunkOpen && !o.written(rec) {
+	if n == 0 || int(l.seen[rec.ID]) >= n || rec.State == meta.ChunkOpen && !in.written(rec) {
 		return
 	}
 	ask := o.repairing.judge
 	if rec.State == meta.ChunkOpen {
-		ask = o.judgeOpen
+		ask = in.judgeOpen
 	}
 	for _, id := range rec.Servers {
 		if !l.from[id] || o.faults.has(rec.ID, id) {
@@ -495,7 +495,7 @@ func (in *inspection) walk(m *placement.Map, policy *meta.Policy, lists *lists, 
 		}
 		switch rec.State {
 		case meta.ChunkOpen:
-			x := o.openChunk(rec, policy, m)
+			x := in.openChunk(rec, policy, m)
 			if st.addOpen(&x); lists != nil && x.ends != "" && x.askable {
 				x.rec = new(*rec) // the page is used again
 				ending = append(ending, x)
@@ -518,7 +518,7 @@ func (in *inspection) walk(m *placement.Map, policy *meta.Policy, lists *lists, 
 	}
 	o.stale.count(&st)
 	st.addBlobs(in.blobsOn())
-	o.sealSome(ending)
+	in.sealSome(ending)
 	return st, o.ctx.Err()
 }
 

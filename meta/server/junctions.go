@@ -332,16 +332,9 @@ func (s *Server) renameVolume(ctx context.Context, v cluster.Volume, name string
 		return v, err
 	}
 	if o := s.opened(v.ID); o != nil {
-		o.rename(v.Name)
+		o.words.rename(v.Name)
 	}
 	return v, nil
-}
-
-// rename sets the volume's name as shown in metrics and errors.
-func (o *owner) rename(name string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.name = name
 }
 
 // paths finds the paths of volumes. Each volume and directory is looked up once, so that a

@@ -258,7 +258,7 @@ func TestTrash(t *testing.T) {
 		if _, err := a.RenameVolume(t.Context(), two, name); err != nil {
 			t.Fatal(err)
 		}
-		if o := s.srv.opened(two); o == nil || o.name != name {
+		if o := s.srv.opened(two); o == nil || o.words.name != name {
 			t.Errorf("renamed to %s it is counted as %+v", name, o)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/task"
 )
@@ -52,6 +53,8 @@ type kernel struct {
 	// closed if the volume stays here after all.
 	leaving chan struct{}
 	closed  chan struct{} // not nil: no session may enter until closed is closed
+
+	restored *cluster.Restoration // nil: the volume was never restored
 
 	tasks tasks
 
@@ -402,4 +405,23 @@ func (k *kernel) awaitApplied(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// goes runs f in a goroutine; the owner waits for f before closing its store. false: the owner
+// has ended and f does not run.
+func (k *kernel) goes(f func()) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.ctx.Err() != nil || k.stClosed {
+		return false
+	}
+	k.wg.Go(f)
+	return true
+}
+
+// quarantined reports whether chunks unknown to the journal must stay on the disks.
+func (k *kernel) quarantined() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return isQuarantined(k.restored)
 }

@@ -114,7 +114,7 @@ func (l *leaders) seal(o *owner, ino meta.Ino) <-chan struct{} {
 	sealed := make(chan struct{})
 	o.wg.Go(func() {
 		defer close(sealed)
-		if _, err := o.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
+		if _, err := o.sealing.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
 			o.log.Warn("the open end of a file can't be sealed for a new leader yet; the owner tries again", "inode", ino, "chunk", id, "error", err)
 			o.await(o.ctx, soon())
 		}

@@ -103,7 +103,7 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 	o.mu.Lock()
 	err := namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, _ meta.Ino) bool {
 		// The owner itself soon seals the chunks that it fills.
-		if !o.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.suspected.of(c.Session))) {
+		if !o.collection.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.suspected.of(c.Session))) {
 			unmet = append(unmet, c.ID)
 		}
 		return true
@@ -114,7 +114,7 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, meetWait, errors.New("their chunk servers did not answer in time"))
 	defer cancel()
-	s := o.sealThese(ctx, unmet)
+	s := o.sealing.sealThese(ctx, unmet)
 	err = s.gone()
 	if err != nil {
 		return meta.E("set policy", meta.Unavailable, o.subject(), fmt.Errorf("the policy is set, but chunks that are being appended to and don't meet it can't be ended yet; set it again, or use --wait: %w", err))

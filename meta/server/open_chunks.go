@@ -37,14 +37,15 @@ type openChunk struct {
 }
 
 // openChunk judges the record of an open chunk.
-func (o *owner) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map) openChunk {
+func (in *inspection) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map) openChunk {
+	o := in.o
 	replicas := o.faults.replicas(rec)
-	x := openChunk{rec: rec, written: o.written(rec), standing: m.Standing(replicas), want: int(max(policy.Replicas, 1))}
+	x := openChunk{rec: rec, written: in.written(rec), standing: m.Standing(replicas), want: int(max(policy.Replicas, 1))}
 	x.askable = slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool {
 		s, ok := m.Server(id)
 		return ok && (s.State == placement.Live || s.State == placement.Draining)
 	}) || !slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool { return !o.srv.neverBack(id) })
-	x.ends = o.mustEnd(rec, replicas, m)
+	x.ends = in.mustEnd(rec, replicas, m)
 	why := ""
 	switch {
 	case o.srv.cfg.Unsafe.NoMeet:
@@ -64,7 +65,8 @@ func (o *owner) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *placeme
 
 // written reports whether the journal refers to an open chunk. If so, every server of the
 // record has synced the bytes (rule 5), and a server without the chunk has lost its replica.
-func (o *owner) written(rec *meta.ChunkRecord) bool {
+func (in *inspection) written(rec *meta.ChunkRecord) bool {
+	o := in.o
 	if rec.Live > 0 {
 		return true
 	}
@@ -75,7 +77,7 @@ func (o *owner) written(rec *meta.ChunkRecord) bool {
 }
 
 // mustEnd returns why an open chunk can't be continued at its places; "" if it can.
-func (o *owner) mustEnd(rec *meta.ChunkRecord, replicas []placement.Replica, m *placement.Map) string {
+func (in *inspection) mustEnd(rec *meta.ChunkRecord, replicas []placement.Replica, m *placement.Map) string {
 	for _, x := range replicas {
 		s, ok := m.Server(x.Server)
 		switch {
@@ -93,7 +95,8 @@ func (o *owner) mustEnd(rec *meta.ChunkRecord, replicas []placement.Replica, m *
 }
 
 // judgeOpen asks a server about its replica of an open chunk with promised bytes.
-func (o *owner) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
+func (in *inspection) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
+	o := in.o
 	ctx, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
 	_, err := o.order(ctx, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
@@ -108,7 +111,8 @@ func (o *owner) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server met
 
 // listedOpen notes the state of a listed replica of an open chunk. leaves is the disk to be
 // emptied with the replica, if any. other: the disk has another class than the policy wants.
-func (o *owner) listedOpen(server meta.ServerID, c *meta.ReplicaInfo, leaves string, other bool) {
+func (in *inspection) listedOpen(server meta.ServerID, c *meta.ReplicaInfo, leaves string, other bool) {
+	o := in.o
 	switch {
 	case c.Err != meta.KindOK:
 		o.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
@@ -120,7 +124,8 @@ func (o *owner) listedOpen(server meta.ServerID, c *meta.ReplicaInfo, leaves str
 }
 
 // sealSome seals open chunks that must end, up to sealsAtOnce at a time.
-func (o *owner) sealSome(chunks []openChunk) {
+func (in *inspection) sealSome(chunks []openChunk) {
+	o := in.o
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, sealsAtOnce)
 	for _, x := range chunks {
@@ -128,7 +133,7 @@ func (o *owner) sealSome(chunks []openChunk) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			id := x.rec.ID
-			rec, err := o.seal(o.ctx, id, nil)
+			rec, err := o.sealing.seal(o.ctx, id, nil)
 			if errors.Is(err, meta.NoSuchChunk) {
 				return // the chunk was deleted meanwhile
 			}

@@ -168,13 +168,13 @@ func TestShortChunksWaitForTheirWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := g.record(id)
-	if x := o.openChunk(&rec, &policy, g.s.srv.servers()); x.ends != "" {
+	if x := o.inspection.openChunk(&rec, &policy, g.s.srv.servers()); x.ends != "" {
 		t.Errorf("it ends: %s", x.ends)
 	}
 	g.nodes[3].halt()
 	g.add(3, racks[4]) // what the writer saw of it is over
 	eventually(t, "it ends, since its writer has nothing against the third server any more", func() error {
-		return unless(o.openChunk(&rec, &policy, g.s.srv.servers()).ends != "")
+		return unless(o.inspection.openChunk(&rec, &policy, g.s.srv.servers()).ends != "")
 	})
 }
 

@@ -27,7 +27,6 @@ const eventPrefix = namespace.EventPrefix
 // etcd, disk sync or network is made under mu; the store is read under mu.
 type owner struct {
 	kernel
-	name  string              // the volume's name when its row was last read
 	state cluster.VolumeState // state in the volume's row
 
 	// hanging is read-locked while the server attaches a volume below this volume, and locked
@@ -57,14 +56,16 @@ type owner struct {
 	told     policyTold
 	over     []meta.SessionID // sessions in awaited whose end began but was not finished
 
+	sealing    sealing
+	collection collection
+	losses     losses
 	inspection inspection
 	faults     faults
 	stale      stale
 
 	checkpoints checkpoints
-	check       *checking            // check under way; nil: none
-	restored    *cluster.Restoration // nil: the volume was never restored
-	snapped     meta.Seq             // last entry that takes or deletes a snapshot
+	check       *checking // check under way; nil: none
+	snapped     meta.Seq  // last entry that takes or deletes a snapshot
 	groups      groupSnapshots
 	digesting   digesting
 	indexing    indexing
@@ -81,7 +82,6 @@ type owner struct {
 	replays    replays
 	repairing  repairing
 	pinned     pins
-	filling    map[meta.ChunkID]bool // chunks that promotion or compaction has open: not abandoned
 
 	eventWaits eventWaits
 }
@@ -93,6 +93,7 @@ func (o *owner) lodge() {
 	o.indexing.o, o.promotion.o, o.schedule.o, o.compaction.o = o, o, o, o
 	o.groups.o, o.clones.o, o.repairing.o, o.pinned.o, o.foreign.o = o, o, o, o, o
 	o.quota.o, o.rollbacks.o = o, o
+	o.sealing.o, o.words.o, o.stale.o, o.losses.o, o.collection.o = o, o, o, o, o
 	o.leases.k = &o.kernel
 	o.use = &o.quota
 }

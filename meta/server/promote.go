@@ -372,12 +372,12 @@ func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs 
 		return err
 	}
 	target := res.Chunks[0].ID
-	o.filling[target], pr.stop = true, stop
+	o.collection.filling[target], pr.stop = true, stop
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
-		delete(o.filling, target)
+		delete(o.collection.filling, target)
 		pr.stop = nil
 		o.mu.Unlock()
 		if err != nil && context.Cause(ctx) == errRolled {
@@ -425,7 +425,7 @@ func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs 
 			}
 		}
 	}
-	_, err = o.seal(ctx, target, nil)
+	_, err = o.sealing.seal(ctx, target, nil)
 	return err
 }
 

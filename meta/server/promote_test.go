@@ -445,8 +445,8 @@ func TestNoChunkIsBegunInRollback(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
-	if len(o.filling) != 0 || len(chunks.copied()) != 0 {
-		t.Errorf("it fills %v, ordered %v", o.filling, chunks.copied())
+	if len(o.collection.filling) != 0 || len(chunks.copied()) != 0 {
+		t.Errorf("it fills %v, ordered %v", o.collection.filling, chunks.copied())
 	}
 	o.closed = nil
 }

@@ -87,7 +87,7 @@ func (q *volumeQuota) noteUse(bytes, inodes uint64) {
 	if q.Limit() > 0 {
 		q.SetUsed(bytes)
 	}
-	q.o.watchQuota(bytes, inodes)
+	q.o.words.watchQuota(bytes, inodes)
 }
 
 // charge books the bytes that a call took of its session's promise; before is the volume's
@@ -111,7 +111,7 @@ func (q *volumeQuota) freeLeft() {
 	if q.Left() == 0 {
 		return
 	}
-	if _, files, err := q.o.abandoned(); err == nil && files == 0 {
+	if _, files, err := q.o.collection.abandoned(); err == nil && files == 0 {
 		q.FreeLeft()
 	}
 }

@@ -90,11 +90,11 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 			cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 			wake: make(chan struct{}, 1), recovered: make(chan struct{}),
 		},
-		name: vol.Name, state: state, leases: s.newLeases(), locks: newLocks(),
+		words: words{name: vol.Name}, state: state, leases: s.newLeases(), locks: newLocks(),
 		sessions: map[meta.SessionID]*journaled{}, allBack: make(chan struct{}, 1),
 		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
 		inspection:  inspection{listed: map[meta.ServerID]listing{}, changed: map[meta.ServerID]time.Time{}},
-		filling:     map[meta.ChunkID]bool{},
+		collection:  collection{filling: map[meta.ChunkID]bool{}},
 		checkpoints: checkpoints{since: bytes, recorded: noCheckpoint(vol.Created)},
 	}
 	o.lodge()
@@ -141,8 +141,8 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		}
 	})
 	sessions := len(o.sessions)
-	o.setWords(&vol)
-	o.comparePolicy(&vol)
+	o.words.set(&vol)
+	o.words.comparePolicy(&vol)
 	o.wg.Go(o.recover)
 	o.promotion.busy = vol.Origin != nil && vol.Origin.Promoting
 	o.startTasks(vol.Origin != nil)
@@ -311,7 +311,7 @@ func (o *owner) recover() {
 			return
 		}
 	}
-	if err := o.settleOpenEnded(); err != nil {
+	if err := o.collection.settleOpenEnded(); err != nil {
 		return
 	}
 	if err := o.settleRestoration(); err != nil {
@@ -436,7 +436,7 @@ func (o *owner) depart(d departed) {
 			o.lose(err)
 			return
 		}
-		if !o.sealAll(left) {
+		if !o.sealing.sealAll(left) {
 			continue
 		}
 		select {

@@ -42,7 +42,7 @@ func TestListUnderWayDoesNotCount(t *testing.T) {
 	if !next(30 * time.Second) {
 		t.Fatal("no list")
 	}
-	g.s.srv.opened(1).setWords(&cluster.Volume{Compression: "zstd"})
+	g.s.srv.opened(1).words.set(&cluster.Volume{Compression: "zstd"})
 	close(hold)
 	if !next(30 * time.Second) {
 		t.Fatal("what was under way counted")

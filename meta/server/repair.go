@@ -626,7 +626,7 @@ func (rp *repairing) judge(ctx context.Context, rec *meta.ChunkRecord, server me
 	defer cancel()
 	r, err := o.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
 	if err == nil && r.State == meta.ChunkOpen {
-		if err = o.sealReplicas(ask, rec, []meta.ServerID{server})[0]; err == nil {
+		if err = o.sealing.sealReplicas(ask, rec, []meta.ServerID{server})[0]; err == nil {
 			return placement.Good, nil
 		}
 	}
@@ -694,7 +694,7 @@ func (rp *repairing) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
 	or := meta.Order{
-		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: o.compression(),
+		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: o.words.compression(),
 		Cap: o.srv.sign(patience+time.Minute, capability.Claims{
 			Volume: o.vol, Chunk: rec.ID, Rights: capability.Read, Client: o.srv.certified(to), // the target shows the capability
 		}),

@@ -370,7 +370,7 @@ func TestStoppedOwnersFreeze(t *testing.T) {
 	first := o.own.Term()
 	sealed := make(chan error, 1)
 	go func() {
-		_, err := o.seal(o.ctx, gr.ID, nil)
+		_, err := o.sealing.seal(o.ctx, gr.ID, nil)
 		sealed <- err
 	}()
 	// Its lease ends; the next owner is in the same process.

@@ -77,13 +77,6 @@ func (o *owner) settleRestoration() error {
 	return nil
 }
 
-// quarantined reports whether chunks unknown to the journal must stay on the disks.
-func (o *owner) quarantined() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return isQuarantined(o.restored)
-}
-
 func isQuarantined(r *cluster.Restoration) bool {
 	return r != nil && time.Now().UnixNano() < int64(r.Quarantine)
 }

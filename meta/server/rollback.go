@@ -391,8 +391,8 @@ func (rb *rollbacks) rollSteps(at meta.Generation, token uint64, patience time.D
 	began := time.Now()
 	step := &meta.Rollback{To: at}
 	for n := 0; ; n++ {
-		o.sealAbandoned()
-		for o.ctx.Err() == nil && o.reapSome() {
+		o.collection.sealAbandoned()
+		for o.ctx.Err() == nil && o.collection.reapSome() {
 		}
 		o.mu.Lock()
 		if o.failed != nil {

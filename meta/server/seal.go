@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -26,13 +27,18 @@ const (
 	sealsAtOnce = 16
 )
 
-func (o *owner) serveSeal(s *session, id uint64, m *wire.Seal) {
+// sealing ends chunks: of writers that ask for it, and of writers that left chunks open.
+type sealing struct {
+	o *owner
+}
+
+func (sl *sealing) serveSeal(s *session, id uint64, m *wire.Seal) {
 	s.wg.Go(func() {
 		var need *uint64
 		if m.Asked {
 			need = &m.Need
 		}
-		rec, err := o.seal(s.ctx, m.Chunk, need)
+		rec, err := sl.seal(s.ctx, m.Chunk, need)
 		re := &wire.Reply{Status: wire.StatusOf(err)}
 		if err == nil {
 			re.Result.Chunks = []meta.ChunkRecord{rec}
@@ -51,7 +57,8 @@ type answered struct {
 // orderAll gives the same order to several servers in parallel and waits at most sealLimit,
 // and at most sealWait after the first answer. A server without a connection is asked again
 // meanwhile, unless the server can't come back.
-func (o *owner) orderAll(ctx context.Context, servers []meta.ServerID, or meta.Order) []answered {
+func (sl *sealing) orderAll(ctx context.Context, servers []meta.ServerID, or meta.Order) []answered {
+	o := sl.o
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	late := func() { cancel(errors.New("no answer in time")) }
@@ -87,7 +94,8 @@ func (o *owner) orderAll(ctx context.Context, servers []meta.ServerID, or meta.O
 // only then cut the replicas. need, if the chunk's writer asks, is the acknowledged length;
 // the writer sends later bytes again to another chunk. Errors: Unavailable while the answers
 // do not determine the length, Fenced, Corrupt.
-func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.ChunkRecord, error) {
+func (sl *sealing) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.ChunkRecord, error) {
+	o := sl.o
 	for {
 		o.mu.Lock()
 		rec, file, err := namespace.ReadChunk(o.view(), id)
@@ -98,12 +106,12 @@ func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.C
 		if rec.State != meta.ChunkOpen {
 			return rec, nil
 		}
-		fence := o.sealFence(&rec)
-		end, err := o.freeze(ctx, &rec, file, fence, need, nil)
+		fence := sl.sealFence(&rec)
+		end, err := sl.freeze(ctx, &rec, file, fence, need, nil)
 		if err != nil {
 			return rec, err
 		}
-		if rec, err = o.end(ctx, id, fence, end); !errors.Is(err, meta.Again) {
+		if rec, err = sl.end(ctx, id, fence, end); !errors.Is(err, meta.Again) {
 			return rec, err
 		}
 	}
@@ -111,7 +119,8 @@ func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.C
 
 // end journals the end of a frozen chunk, and cuts its replicas there. Errors: Again (no
 // replica was frozen, and a session has begun to write to the chunk since).
-func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end ending) (meta.ChunkRecord, error) {
+func (sl *sealing) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end ending) (meta.ChunkRecord, error) {
+	o := sl.o
 	rec := meta.ChunkRecord{ID: id}
 	o.mu.Lock()
 	if end.unwritten {
@@ -136,7 +145,7 @@ func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end 
 	}
 	now := meta.ChunkRecord{ID: id, State: meta.ChunkSealed, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers}
 	// The journal has decided; the inspection repeats the order for a replica left open.
-	for i, err := range o.sealReplicas(ctx, &now, now.Servers) {
+	for i, err := range sl.sealReplicas(ctx, &now, now.Servers) {
 		if err != nil && !(end.unwritten && errors.Is(err, meta.NoSuchChunk)) {
 			o.log.Warn("a replica is not sealed yet", "chunk", id, "server", now.Servers[i], "error", err)
 		}
@@ -155,7 +164,8 @@ func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end 
 }
 
 // sealFence returns the next fence for a seal of an open chunk.
-func (o *owner) sealFence(rec *meta.ChunkRecord) meta.Fence {
+func (sl *sealing) sealFence(rec *meta.ChunkRecord) meta.Fence {
+	o := sl.o
 	fence := meta.Fence{Term: o.own.Term(), Seals: rec.Fence.Seals + 1}
 	if rec.Fence.Term != fence.Term {
 		fence.Seals = 1
@@ -174,7 +184,8 @@ type ending struct {
 // freeze freezes the reachable replicas and decides where the chunk ends. A non-nil accept
 // means that an operator accepts the loss of bytes present on no replica; accept may refuse,
 // given the replicas' answers.
-func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino, fence meta.Fence, need *uint64, accept func([]replica.Answer) error) (ending, error) {
+func (sl *sealing) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino, fence meta.Fence, need *uint64, accept func([]replica.Answer) error) (ending, error) {
+	o := sl.o
 	const op = "seal"
 	c := replica.Case{Servers: rec.Servers, OpenEnded: file != 0}
 	if rec.Live > 0 || file != 0 {
@@ -192,7 +203,7 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 	if need != nil {
 		c.Asked, c.Need, order.Length = true, *need, *need
 	}
-	said := o.orderAll(ctx, rec.Servers, order)
+	said := sl.orderAll(ctx, rec.Servers, order)
 	answers := make([]replica.Answer, len(said))
 	absent := 0
 	var errs []error
@@ -217,7 +228,7 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 		}
 		c.AcceptLoss = true
 		if c.Committed > 0 {
-			most, err := o.committed(rec.ID)
+			most, err := sl.committed(rec.ID)
 			if err != nil {
 				return ending{}, err
 			}
@@ -231,7 +242,7 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 		case replica.Take:
 			if rec.Live > d.Length && c.Committed <= 1 {
 				// Shared extents count more than once in rec.Live, so the walk decides.
-				most, err := o.committed(rec.ID)
+				most, err := sl.committed(rec.ID)
 				if err != nil {
 					return ending{}, err
 				}
@@ -246,7 +257,7 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 			return ending{Decision: d}, nil
 		case replica.Tell:
 			order.Length = d.Length
-			for i, a := range o.orderAll(ctx, d.Ask, order) {
+			for i, a := range sl.orderAll(ctx, d.Ask, order) {
 				answers[slices.Index(rec.Servers, d.Ask[i])] = replica.AnswerOf(a.OrderResult, a.err, d.Length)
 			}
 			if accept != nil { // a replica that answered before may be out of reach now
@@ -270,8 +281,9 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 // Errors, for each server: Unavailable (repeat the order later); NoSuchChunk, WrongOffset
 // (shorter), Corrupt (other bytes), Sealed (at another length): the replica is unusable and
 // must be deleted.
-func (o *owner) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID) []error {
-	said := o.orderAll(ctx, servers, meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: rec.Fence, Final: true, Length: rec.Length, Compress: o.compression()})
+func (sl *sealing) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID) []error {
+	o := sl.o
+	said := sl.orderAll(ctx, servers, meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: rec.Fence, Final: true, Length: rec.Length, Compress: o.words.compression()})
 	errs := make([]error, len(said))
 	for i, a := range said {
 		errs[i] = a.err
@@ -285,7 +297,8 @@ func (o *owner) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers
 
 // committed returns the end of the last journaled extent in a chunk, or the length of the
 // chunk's part of a snapshot index. committed walks the whole volume.
-func (o *owner) committed(id meta.ChunkID) (most uint64, err error) {
+func (sl *sealing) committed(id meta.ChunkID) (most uint64, err error) {
+	o := sl.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	err = namespace.AllExtents(o.view(), func(_ meta.Ino, e meta.Extent) bool {
@@ -418,4 +431,59 @@ func (u *suspicion) of(s meta.SessionID) (ids []meta.ServerID) {
 		return cmp.Or(u.m[s][b].Compare(u.m[s][a]), cmp.Compare(a, b))
 	})
 	return ids
+}
+
+// sealThese begins to seal chunks; the caller waits for the seals.
+func (sl *sealing) sealThese(ctx context.Context, open []meta.ChunkID) *seals {
+	s := &seals{done: make(chan struct{}), errs: make([]error, len(open))}
+	go func() {
+		defer close(s.done)
+		var wg sync.WaitGroup
+		slots := make(chan struct{}, sealsAtOnce)
+		for i, id := range open {
+			slots <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				_, s.errs[i] = sl.seal(ctx, id, nil)
+			})
+		}
+		wg.Wait()
+	}()
+	return s
+}
+
+// seals are running seals of chunks.
+type seals struct {
+	done chan struct{} // closed when all seals have ended
+	errs []error
+}
+
+func (s *seals) wait() error {
+	<-s.done
+	return errors.Join(s.errs...)
+}
+
+// sealAll seals chunks in parallel, since each may wait for servers that don't answer; failed:
+// some could not be sealed yet.
+func (sl *sealing) sealAll(ids []meta.ChunkID) (failed bool) {
+	o := sl.o
+	var wg sync.WaitGroup
+	var bad atomic.Bool
+	slots := make(chan struct{}, sealsAtOnce)
+	for _, id := range ids {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if _, err := sl.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
+				bad.Store(true)
+				if errors.Is(err, meta.Unavailable) {
+					o.log.Warn("a chunk that its writer left open can't be sealed yet; the owner tries again", "chunk", id, "error", err)
+				} else {
+					o.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return bad.Load()
 }

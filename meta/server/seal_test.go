@@ -95,7 +95,7 @@ func TestSealOfAChunkThatIsBegunMeanwhile(t *testing.T) {
 			f.mu.Lock()
 			f.sealing = func(meta.Order) { begin() }
 			f.mu.Unlock()
-			rec, err := s.srv.opened(1).seal(t.Context(), g.ID, nil) // as of a server that is to be emptied
+			rec, err := s.srv.opened(1).sealing.seal(t.Context(), g.ID, nil) // as of a server that is to be emptied
 			if err != nil || rec.State != meta.ChunkSealed || rec.Length < 800 {
 				t.Errorf("DATA: a chunk of which 800 bytes were committed ends at %d: %+v %v", rec.Length, rec, err)
 			}
@@ -136,12 +136,12 @@ func TestSealGoesOnWithoutAStoppedServer(t *testing.T) {
 	}
 	f[2].wake()
 	o := s.srv.opened(1)
-	if errs := o.sealReplicas(t.Context(), &rec, []meta.ServerID{3}); errs[0] != nil {
+	if errs := o.sealing.sealReplicas(t.Context(), &rec, []meta.ServerID{3}); errs[0] != nil {
 		t.Fatal(errs)
 	}
 	f[2].has(g.ID, 700, 700) // it lost its tail
 	f[2].refuse(meta.WrongOffset)
-	if errs := o.sealReplicas(t.Context(), &rec, []meta.ServerID{3}); !errors.Is(errs[0], meta.WrongOffset) {
+	if errs := o.sealing.sealReplicas(t.Context(), &rec, []meta.ServerID{3}); !errors.Is(errs[0], meta.WrongOffset) {
 		t.Fatal(errs)
 	}
 }

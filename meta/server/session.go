@@ -471,7 +471,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		s.withOwner(id, m.Chunk.Volume, func(o *owner) { o.serveSeal(s, id, m) })
+		s.withOwner(id, m.Chunk.Volume, func(o *owner) { o.sealing.serveSeal(s, id, m) })
 	case wire.TTrouble:
 		var m wire.Trouble
 		if err := s.take(body, &m); err != nil {

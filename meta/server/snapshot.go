@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -184,17 +183,6 @@ type passage struct {
 	seals *seals
 }
 
-// seals are running seals of chunks.
-type seals struct {
-	done chan struct{} // closed when all seals have ended
-	errs []error
-}
-
-func (s *seals) wait() error {
-	<-s.done
-	return errors.Join(s.errs...)
-}
-
 // throughBarrier raises the barrier, and takes a snapshot behind the barrier. sealing is the
 // context of the seals.
 func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
@@ -287,7 +275,7 @@ func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, e
 			return nil, nil
 		}
 		b.cut = true
-		s := o.sealThese(sealing, open)
+		s := o.sealing.sealThese(sealing, open)
 		o.mu.Unlock()
 		select {
 		case <-s.done:
@@ -300,25 +288,6 @@ func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, e
 			return nil, o.cantSettle(err)
 		}
 	}
-}
-
-// sealThese begins to seal chunks; the caller waits for the seals.
-func (o *owner) sealThese(ctx context.Context, open []meta.ChunkID) *seals {
-	s := &seals{done: make(chan struct{}), errs: make([]error, len(open))}
-	go func() {
-		defer close(s.done)
-		var wg sync.WaitGroup
-		slots := make(chan struct{}, sealsAtOnce)
-		for i, id := range open {
-			slots <- struct{}{}
-			wg.Go(func() {
-				defer func() { <-slots }()
-				_, s.errs[i] = o.seal(ctx, id, nil)
-			})
-		}
-		wg.Wait()
-	}()
-	return s
 }
 
 // queryAt answers a read at a snapshot. The state of a snapshot never changes and is in the

@@ -287,7 +287,7 @@ func TestRollback(t *testing.T) {
 				if err := o.rollbacks.endAll(); err != nil {
 					t.Fatal(err)
 				}
-				for o.reapSome() {
+				for o.collection.reapSome() {
 				}
 				step := &meta.Rollback{To: 1}
 				for range steps {

@@ -24,6 +24,8 @@ type replicaKey struct {
 // time the owner reads the journal anew, and deletes the replica if the journal still does not
 // name the replica. A list that lacks a replica has no effect here.
 type stale struct {
+	o *owner
+
 	mu sync.Mutex
 	m  map[replicaKey]staleSince
 	// bytes of replicas that are no orphans, by server. Balancing counts these bytes as free
@@ -122,8 +124,9 @@ func (s *stale) count(st *RepairStatus) {
 }
 
 // deleteStale deletes the replicas that were stale for RepairGrace.
-func (o *owner) deleteStale() {
-	keys := o.stale.old(o.srv.cfg.RepairGrace)
+func (s *stale) deleteStale() {
+	o := s.o
+	keys := s.old(o.srv.cfg.RepairGrace)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	for _, k := range keys {
@@ -132,15 +135,15 @@ func (o *owner) deleteStale() {
 		}
 		if _, ok := o.srv.Resolve(k.server); !ok {
 			// The server lists its replicas after its return.
-			o.stale.drop(k)
+			s.drop(k)
 			continue
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			done, deleted, err := o.deleteOne(k)
+			done, deleted, err := s.deleteOne(k)
 			if done {
-				n := o.stale.drop(k)
+				n := s.drop(k)
 				if deleted {
 					o.srv.repairs.changed(k.server, 0, n)
 				}
@@ -154,7 +157,8 @@ func (o *owner) deleteStale() {
 
 // deleteOne deletes a replica if the journal still does not name the replica. done: no work is
 // left. deleted: the replica was deleted in this call.
-func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
+func (s *stale) deleteOne(k replicaKey) (done, deleted bool, err error) {
+	o := s.o
 	unlock, ok := o.srv.repairs.lock(o, k.chunk)
 	if !ok {
 		return false, false, nil
@@ -166,7 +170,7 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	case orphan && o.quarantined():
 		return false, false, nil // may be the last copy of a restored volume's lost data
 	case orphan:
-		if err := o.orphaned(k.chunk); err != nil {
+		if err := s.orphaned(k.chunk); err != nil {
 			_, serr := o.order(o.ctx, k.server, meta.Order{Kind: meta.OrderStat, Chunk: k.chunk})
 			return errors.Is(serr, meta.NoSuchChunk), false, err
 		}
@@ -176,7 +180,7 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 		return true, false, nil // open chunks are not judged (rule 12)
 	}
 	if !orphan {
-		if adopted, err := o.adopt(&rec, k.server); adopted || err != nil {
+		if adopted, err := s.adopt(&rec, k.server); adopted || err != nil {
 			return adopted, false, err
 		}
 	}
@@ -195,7 +199,8 @@ func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 // the named replicas exist. Too few may exist if the record is from a checkpoint older than a
 // move of the chunk. If the unnamed replica is good, adopt then adds the replica to the
 // record. Errors: Corrupt if no good replica is left; errors of the orders and of the journal.
-func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool, err error) {
+func (s *stale) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool, err error) {
+	o := s.o
 	if slices.Contains(rec.Servers, server) {
 		return true, nil
 	}
@@ -241,7 +246,8 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 // their journaling (rule 4), and this owner has every entry of the journal, so the journal
 // once had the chunk's record and removed the record in order. An ID beyond the journal's last
 // means that the journal was set back: then nothing is deleted. Errors: Corrupt.
-func (o *owner) orphaned(id meta.ChunkID) error {
+func (s *stale) orphaned(id meta.ChunkID) error {
+	o := s.o
 	o.mu.Lock()
 	last, err := namespace.LastChunk(o.view())
 	o.mu.Unlock()

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -14,6 +16,9 @@ import (
 // opening the volume. Changes go through the owner. The owner reads the row again every
 // wordsEvery, for a change made between two owners.
 type words struct {
+	o *owner
+
+	name     string // the volume's name when its row was last read
 	compress meta.Compression
 	advisory cluster.Advisory
 	read     time.Time
@@ -26,14 +31,14 @@ type words struct {
 const wordsEvery = 10 * time.Minute
 
 // setWords takes over the settings from the row.
-func (o *owner) setWords(v *cluster.Volume) {
+func (w *words) set(v *cluster.Volume) {
+	o := w.o
 	alg, err := meta.ParseCompression(v.Compression)
 	if v.Compression != "" && err != nil {
 		o.log.Warn("this program does not know the volume's compression: new chunks are not compressed", "compression", v.Compression)
 	}
 	o.mu.Lock()
-	o.name = v.Name // another server may have renamed the volume
-	w := &o.words
+	w.name = v.Name // another server may have renamed the volume
 	more := alg != meta.CompressNone && alg != w.compress
 	w.compress, w.read = alg, time.Now()
 	w.advisory = cluster.Advisory{}
@@ -41,10 +46,10 @@ func (o *owner) setWords(v *cluster.Volume) {
 		w.advisory = *v.Advisory
 	}
 	if bytes, inodes, err := namespace.Counted(o.view()); err == nil {
-		o.watchQuota(bytes, inodes)
-		if !w.booking && !w.telling && !o.quotaTold() && o.ctx.Err() == nil {
+		w.watchQuota(bytes, inodes)
+		if !w.booking && !w.telling && !w.quotaTold() && o.ctx.Err() == nil {
 			w.telling = true
-			o.wg.Go(o.tellQuota)
+			o.wg.Go(w.tellQuota)
 		}
 	}
 	o.mu.Unlock()
@@ -54,24 +59,26 @@ func (o *owner) setWords(v *cluster.Volume) {
 }
 
 // readWords reads the row again if the last read is older than wordsEvery.
-func (o *owner) readWords() {
+func (w *words) readAgain() {
+	o := w.o
 	o.mu.Lock()
-	due := time.Since(o.words.read) > wordsEvery
+	due := time.Since(w.read) > wordsEvery
 	o.mu.Unlock()
 	if !due {
 		return
 	}
 	if v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol); err == nil {
-		o.setWords(&v)
-		o.comparePolicy(&v)
+		w.set(&v)
+		w.comparePolicy(&v)
 	}
 }
 
 // compression is how new chunks are stored.
-func (o *owner) compression() meta.Compression {
+func (w *words) compression() meta.Compression {
+	o := w.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.words.compress
+	return w.compress
 }
 
 // An advisory quota refuses nothing. The owner writes a crossing into the volume's row, once,
@@ -91,19 +98,20 @@ func crossed(was bool, use, limit uint64) bool {
 
 // watchQuota starts bookCrossing if the volume's use crosses its advisory quota. The caller
 // holds mu.
-func (o *owner) watchQuota(bytes, inodes uint64) {
-	w := &o.words
+func (w *words) watchQuota(bytes, inodes uint64) {
+	o := w.o
 	a := &w.advisory
 	if w.booking || o.ctx.Err() != nil || crossed(a.BytesOver != 0, bytes, a.Bytes) == (a.BytesOver != 0) && crossed(a.InodesOver != 0, inodes, a.Inodes) == (a.InodesOver != 0) {
 		return
 	}
 	w.booking = true
-	o.wg.Go(o.bookCrossing)
+	o.wg.Go(w.bookCrossing)
 }
 
 // bookCrossing writes into the row which advisory quotas are crossed, by the use at the time
 // of the write, and tries again after errors until the owner ends.
-func (o *owner) bookCrossing() {
+func (w *words) bookCrossing() {
+	o := w.o
 	for o.ctx.Err() == nil {
 		var told []func()
 		v, err := o.srv.cfg.Cluster.UpdateVolume(o.ctx, o.vol, func(v *cluster.Volume) error {
@@ -144,9 +152,9 @@ func (o *owner) bookCrossing() {
 				tell()
 			}
 			o.mu.Lock()
-			o.words.booking = false
+			w.booking = false
 			o.mu.Unlock()
-			o.setWords(&v) // setWords notices changes made meanwhile
+			w.set(&v) // setWords notices changes made meanwhile
 			return
 		}
 		o.log.Warn("the event of a crossed advisory quota could not be recorded; the owner tries again", "error", err)
@@ -159,8 +167,9 @@ func (o *owner) bookCrossing() {
 
 // quotaTold reports whether the state and the row agree on crossed advisory quotas. The caller
 // holds mu.
-func (o *owner) quotaTold() bool {
-	a := &o.words.advisory
+func (w *words) quotaTold() bool {
+	o := w.o
+	a := &w.advisory
 	bytes, inodes, err := namespace.QuotaTold(o.view())
 	return err != nil || bytes == (a.BytesOver != 0) && inodes == (a.InodesOver != 0)
 }
@@ -169,12 +178,13 @@ func (o *owner) quotaTold() bool {
 // The row is written first: if the owner dies between row and journal, the next owner finds
 // the difference when opening the volume. tellQuota ends while bookCrossing runs, because the
 // journal may agree with the outcome; setWords then starts tellQuota again if not.
-func (o *owner) tellQuota() {
+func (w *words) tellQuota() {
+	o := w.o
 	for {
 		o.mu.Lock()
-		a := o.words.advisory
-		if o.words.booking || o.ctx.Err() != nil || o.failed != nil || o.quotaTold() {
-			o.words.telling = false
+		a := w.advisory
+		if w.booking || o.ctx.Err() != nil || o.failed != nil || w.quotaTold() {
+			w.telling = false
 			o.mu.Unlock()
 			return
 		}
@@ -241,7 +251,7 @@ func (s *Server) VolumeCounters() (all []VolumeCounters) {
 	for _, o := range s.owners() {
 		o.mu.Lock()
 		w := &o.words
-		c := VolumeCounters{Name: o.name, Compressed: w.compress != meta.CompressNone,
+		c := VolumeCounters{Name: o.words.name, Compressed: w.compress != meta.CompressNone,
 			AdvisoryBytes: w.advisory.Bytes, AdvisoryInodes: w.advisory.Inodes, BytesOver: w.advisory.BytesOver != 0, InodesOver: w.advisory.InodesOver != 0}
 		var err error
 		if c.UsedBytes, c.UsedInodes, err = namespace.Counted(o.view()); err != nil {
@@ -256,4 +266,73 @@ func (s *Server) VolumeCounters() (all []VolumeCounters) {
 		}
 	}
 	return all
+}
+
+// labelsFit refuses a change of labels if the volume has no room for the labels, or if its
+// labels can't be read. Errors: ResourceExceeded, Corrupt, Version, Unavailable.
+func (w *words) labelsFit(ctx context.Context, change map[string]*string) error {
+	o := w.o
+	if len(change) == 0 {
+		return nil
+	}
+	all, err := o.srv.cfg.Cluster.Labels(ctx, o.vol, o.vol)
+	if err == nil {
+		err = all[o.vol].Err
+	}
+	if err == nil {
+		_, err = meta.ChangeLabels(all[o.vol].Set, change)
+	}
+	return err
+}
+
+// settlePolicy writes the journal's policy into the row, with the changes of more. The caller
+// has the turn. Errors: Unavailable if the owner's lease is uncertain.
+func (w *words) settlePolicy(ctx context.Context, more func(*cluster.Volume)) (cluster.Volume, error) {
+	o := w.o
+	p, err := o.policy()
+	if err != nil {
+		return cluster.Volume{}, err
+	}
+	return o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+		// A later owner may have journaled another policy.
+		if err := o.ctx.Err(); err != nil || o.outsideLease() {
+			return meta.E("change volume", meta.Unavailable, v.Name, errors.New("whether it is served here is not certain now"))
+		}
+		v.Policy = p
+		more(v)
+		return nil
+	})
+}
+
+// comparePolicy writes the journal's policy into a row with another policy: the previous owner
+// died between journal and row.
+func (w *words) comparePolicy(v *cluster.Volume) {
+	o := w.o
+	if p, err := o.policy(); err != nil || p == v.Policy {
+		return
+	}
+	o.goes(func() {
+		end, err := o.srv.setting.begin(o.ctx, o.vol)
+		if err != nil {
+			return
+		}
+		defer end()
+		if err = o.await(o.ctx, o.recovered); err == nil {
+			_, err = w.settlePolicy(o.ctx, func(*cluster.Volume) {})
+		}
+		switch {
+		case err == nil:
+			o.log.Info("the volume's row in etcd has the policy again: a dead server had only journaled the policy")
+		case o.ctx.Err() == nil:
+			o.log.Warn("the volume's row in etcd has another policy than the journal; the owner compares again later", "error", err)
+		}
+	})
+}
+
+// rename sets the volume's name as shown in metrics and errors.
+func (w *words) rename(name string) {
+	o := w.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	w.name = name
 }

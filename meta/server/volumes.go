@@ -223,22 +223,10 @@ func (s *Server) setVolume(ctx context.Context, v cluster.Volume, p meta.Policy,
 	}
 }
 
-// goes runs f in a goroutine; the owner waits for f before closing its store. false: the owner
-// has ended and f does not run.
-func (o *owner) goes(f func()) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.ctx.Err() != nil || o.stClosed {
-		return false
-	}
-	o.wg.Go(f)
-	return true
-}
-
 // change does setVolume's work for the caller with the turn. change checks for refusals before
 // any change; only the caller with the turn changes labels.
 func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords) (v cluster.Volume, err error) {
-	if err := o.labelsFit(ctx, w.Labels); err != nil {
+	if err := o.words.labelsFit(ctx, w.Labels); err != nil {
 		return v, err
 	}
 	var unmet error
@@ -283,74 +271,16 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords)
 			unmet = o.endUnmet(ctx, &to, plain)
 		}
 	}
-	v, err = o.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) })
+	v, err = o.words.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) })
 	if w.Only == nil || len(w.Only) > 0 {
 		o.tellPolicy(ctx) // after the write of the row, because clients read the row, too
 	}
 	if err != nil {
 		return v, err
 	}
-	o.setWords(&v)
+	o.words.set(&v)
 	if len(w.Labels) > 0 {
 		err = o.srv.cfg.Cluster.ChangeLabels(ctx, v.ID, w.Labels)
 	}
 	return v, errors.Join(err, unmet)
-}
-
-// labelsFit refuses a change of labels if the volume has no room for the labels, or if its
-// labels can't be read. Errors: ResourceExceeded, Corrupt, Version, Unavailable.
-func (o *owner) labelsFit(ctx context.Context, change map[string]*string) error {
-	if len(change) == 0 {
-		return nil
-	}
-	all, err := o.srv.cfg.Cluster.Labels(ctx, o.vol, o.vol)
-	if err == nil {
-		err = all[o.vol].Err
-	}
-	if err == nil {
-		_, err = meta.ChangeLabels(all[o.vol].Set, change)
-	}
-	return err
-}
-
-// settlePolicy writes the journal's policy into the row, with the changes of more. The caller
-// has the turn. Errors: Unavailable if the owner's lease is uncertain.
-func (o *owner) settlePolicy(ctx context.Context, more func(*cluster.Volume)) (cluster.Volume, error) {
-	p, err := o.policy()
-	if err != nil {
-		return cluster.Volume{}, err
-	}
-	return o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
-		// A later owner may have journaled another policy.
-		if err := o.ctx.Err(); err != nil || o.outsideLease() {
-			return meta.E("change volume", meta.Unavailable, v.Name, errors.New("whether it is served here is not certain now"))
-		}
-		v.Policy = p
-		more(v)
-		return nil
-	})
-}
-
-// comparePolicy writes the journal's policy into a row with another policy: the previous owner
-// died between journal and row.
-func (o *owner) comparePolicy(v *cluster.Volume) {
-	if p, err := o.policy(); err != nil || p == v.Policy {
-		return
-	}
-	o.goes(func() {
-		end, err := o.srv.setting.begin(o.ctx, o.vol)
-		if err != nil {
-			return
-		}
-		defer end()
-		if err = o.await(o.ctx, o.recovered); err == nil {
-			_, err = o.settlePolicy(o.ctx, func(*cluster.Volume) {})
-		}
-		switch {
-		case err == nil:
-			o.log.Info("the volume's row in etcd has the policy again: a dead server had only journaled the policy")
-		case o.ctx.Err() == nil:
-			o.log.Warn("the volume's row in etcd has another policy than the journal; the owner compares again later", "error", err)
-		}
-	})
 }
