@@ -54,7 +54,7 @@ type oldBlobs struct {
 
 // checkpoints is an owner's state of the checkpoints of its volume.
 type checkpoints struct {
-	o *owner
+	k *kernel
 
 	one sync.Mutex // held while a checkpoint is made, locked before the owner's mu
 
@@ -76,10 +76,10 @@ type checkpoints struct {
 
 // maybeCheckpoint starts a checkpoint when the log has grown enough.
 func (cps *checkpoints) maybeCheckpoint() {
-	o := cps.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if cps.since >= o.srv.cfg.CheckpointBytes {
+	k := cps.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if cps.since >= k.srv.cfg.CheckpointBytes {
 		cps.startCheckpoint()
 	}
 }
@@ -87,21 +87,21 @@ func (cps *checkpoints) maybeCheckpoint() {
 // startCheckpoint makes a checkpoint in the background if none is being made. The caller holds
 // mu.
 func (cps *checkpoints) startCheckpoint() {
-	o := cps.o
-	if cps.making || o.failed != nil {
+	k := cps.k
+	if cps.making || k.failed != nil {
 		return
 	}
 	cps.making = true
-	o.wg.Go(func() {
-		if err := cps.checkpoint(o.ctx); err != nil && o.ctx.Err() == nil {
-			o.log.Error("a checkpoint failed: the journal grows until a checkpoint succeeds", "error", err)
-			o.mu.Lock()
+	k.wg.Go(func() {
+		if err := cps.checkpoint(k.ctx); err != nil && k.ctx.Err() == nil {
+			k.log.Error("a checkpoint failed: the journal grows until a checkpoint succeeds", "error", err)
+			k.mu.Lock()
 			cps.retry = time.Now().Add(10 * checkpointLook)
-			o.mu.Unlock()
+			k.mu.Unlock()
 		}
-		o.mu.Lock()
+		k.mu.Lock()
 		cps.making = false
-		o.mu.Unlock()
+		k.mu.Unlock()
 	})
 }
 
@@ -167,19 +167,19 @@ func newCheckpointTask(o *owner) *task.Task {
 // readBlobs reads which blobs the recorded checkpoint consists of, unless this owner made a
 // checkpoint.
 func (cps *checkpoints) readBlobs() error {
-	o := cps.o
-	ctx, cancel := context.WithTimeout(o.ctx, o.srv.cfg.BlobGrace)
+	k := cps.k
+	ctx, cancel := context.WithTimeout(k.ctx, k.srv.cfg.BlobGrace)
 	defer cancel()
-	cp, have, err := o.j.Checkpoint(ctx)
+	cp, have, err := k.j.Checkpoint(ctx)
 	if err != nil || !have {
 		return err
 	}
-	full, err := loadManifest(ctx, o.srv.cfg.Blob, cp)
+	full, err := loadManifest(ctx, k.srv.cfg.Blob, cp)
 	if err != nil {
 		full.Checkpoint = cp // only the manifest's blob is known
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if cps.made == 0 {
 		cps.blobs = blobsOf(full.Checkpoint)
 		if cps.recorded.seq = cp.Seq; err == nil {
@@ -247,12 +247,12 @@ func short(r meta.BlobRef, live map[meta.ServerID]bool, most int) bool {
 
 // awaitApplied waits until the store has applied a journaled entry.
 func (cps *checkpoints) awaitApplied(ctx context.Context, seq meta.Seq) error {
-	o := cps.o
-	for o.st.Applied().Seq < seq {
+	k := cps.k
+	for k.st.Applied().Seq < seq {
 		select {
 		case <-time.After(time.Millisecond):
-		case <-o.ctx.Done():
-			return context.Cause(o.ctx)
+		case <-k.ctx.Done():
+			return context.Cause(k.ctx)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -263,31 +263,31 @@ func (cps *checkpoints) awaitApplied(ctx context.Context, seq meta.Seq) error {
 // checkpoint stores the state's files and trims the journal. A file that is also in the
 // checkpoint before is stored again only if the file's blob lost replicas.
 func (cps *checkpoints) checkpoint(ctx context.Context) error {
-	o := cps.o
+	k := cps.k
 	cps.one.Lock()
 	defer cps.one.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, maxCheckpoint, errors.New("the checkpoint took too long"))
 	defer cancel()
 	start := time.Now()
-	dir := fmt.Sprintf("%s/checkpoint-%d-%d", o.srv.cfg.ScratchDir, o.vol, checkpointCount.Add(1))
+	dir := fmt.Sprintf("%s/checkpoint-%d-%d", k.srv.cfg.ScratchDir, k.vol, checkpointCount.Add(1))
 	defer os.RemoveAll(dir)
-	o.mu.Lock()
+	k.mu.Lock()
 	before := cps.since
-	o.mu.Unlock()
+	k.mu.Unlock()
 
 	doomed, err := cps.doomed()
 	if err != nil {
 		return err
 	}
-	pos, files, err := o.st.Snapshot(dir)
+	pos, files, err := k.st.Snapshot(dir)
 	if err != nil {
 		return err
 	}
-	old, have, err := o.j.Checkpoint(ctx)
+	old, have, err := k.j.Checkpoint(ctx)
 	if err != nil {
 		return err
 	}
-	live, most := o.srv.blobServers()
+	live, most := k.srv.blobServers()
 	stored := map[string]journal.File{}
 	lost := false
 	records, err := cps.clusterRecords(ctx)
@@ -295,11 +295,11 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 		return err
 	}
 	if have {
-		full, err := loadManifest(ctx, o.srv.cfg.Blob, old)
+		full, err := loadManifest(ctx, k.srv.cfg.Blob, old)
 		if err != nil {
 			// All files are stored again. The collector of leaked blobs finds the files of the
 			// unreadable manifest.
-			o.log.Error("the manifest of the checkpoint can't be read: the checkpoint is made anew", "error", err)
+			k.log.Error("the manifest of the checkpoint can't be read: the checkpoint is made anew", "error", err)
 			lost = true
 		}
 		for _, r := range blobsOf(full.Checkpoint) {
@@ -309,17 +309,17 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 		for _, f := range old.Files {
 			stored[f.Name] = f
 		}
-		if old.Seq >= pos.Seq && !lost && (o.vol != meta.RootVolume || sumOf(records) == sumOf(full.Records)) {
-			o.mu.Lock()
+		if old.Seq >= pos.Seq && !lost && (k.vol != meta.RootVolume || sumOf(records) == sumOf(full.Records)) {
+			k.mu.Lock()
 			cps.deletable, cps.waitDelete = doomed, false
 			cps.recorded.take(&full)
-			o.mu.Unlock()
+			k.mu.Unlock()
 			return nil
 		}
 	}
 	m := journal.Manifest{
-		Cluster: o.srv.cfg.Cluster.ID(), Written: o.now(),
-		Checkpoint: journal.Checkpoint{Volume: o.vol, Position: pos, Term: o.own.Term(), Files: files},
+		Cluster: k.srv.cfg.Cluster.ID(), Written: k.now(),
+		Checkpoint: journal.Checkpoint{Volume: k.vol, Position: pos, Term: k.own.Term(), Files: files},
 		Records:    records,
 	}
 	if err := cps.describe(ctx, &m); err != nil {
@@ -328,7 +328,7 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 	var added []meta.BlobRef
 	undo := func() {
 		for _, r := range added {
-			o.srv.cfg.Blob.Delete(context.WithoutCancel(ctx), r)
+			k.srv.cfg.Blob.Delete(context.WithoutCancel(ctx), r)
 		}
 	}
 	for i := range m.Files {
@@ -349,14 +349,14 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 		undo()
 		return err
 	}
-	ref, err := o.srv.cfg.Blob.Put(ctx, cps.blobOwner(), "manifest", bytes.NewReader(b))
+	ref, err := k.srv.cfg.Blob.Put(ctx, cps.blobOwner(), "manifest", bytes.NewReader(b))
 	if err != nil {
 		undo()
 		return err
 	}
 	cp := m.Checkpoint
 	cp.Files, cp.Manifest = nil, ref
-	if err := o.j.Trim(ctx, cp); err != nil {
+	if err := k.j.Trim(ctx, cp); err != nil {
 		// The record may have been written: the blobs that it may refer to stay, and the next
 		// checkpoint finds out.
 		return err
@@ -371,7 +371,7 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 		gone.refs = append(gone.refs, old.Manifest)
 	}
 	m.Manifest = ref
-	o.mu.Lock()
+	k.mu.Lock()
 	cps.deletable, cps.waitDelete = doomed, false
 	cps.since -= before
 	cps.made++
@@ -380,9 +380,9 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 	if len(gone.refs) > 0 {
 		cps.old = append(cps.old, gone)
 	}
-	o.mu.Unlock()
-	o.srv.stats.checkpoints.Add(1)
-	o.log.Info("checkpoint", "seq", pos.Seq, "files", len(files), "stored", len(added), "took", time.Since(start).Round(time.Millisecond))
+	k.mu.Unlock()
+	k.srv.stats.checkpoints.Add(1)
+	k.log.Info("checkpoint", "seq", pos.Seq, "files", len(files), "stored", len(added), "took", time.Since(start).Round(time.Millisecond))
 	cps.deleteOldBlobs(ctx)
 	return nil
 }
@@ -393,13 +393,13 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 // doomed lists the chunks to be deleted, from the store, which has journaled entries only. A
 // checkpoint begun later does not refer to these chunks.
 func (cps *checkpoints) doomed() (all []meta.ChunkRecord, err error) {
-	o := cps.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.stClosed {
-		return nil, o.failed
+	k := cps.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stClosed {
+		return nil, k.failed
 	}
-	err = namespace.DeletingChunks(o.st, func(c meta.ChunkRecord) bool {
+	err = namespace.DeletingChunks(k.st, func(c meta.ChunkRecord) bool {
 		all = append(all, c)
 		return len(all) < maxDoomed
 	})
@@ -412,12 +412,12 @@ const maxDoomed = 1 << 17
 // nextDeleted returns at most gcBatch chunks whose records say that the chunks are to be
 // deleted, and that no checkpoint in use refers to. The caller holds the owner's mu.
 func (cps *checkpoints) nextDeleted() (some []meta.ChunkRecord, err error) {
-	o := cps.o
-	if o.srv.cfg.KeepForCheckpoint {
+	k := cps.k
+	if k.srv.cfg.KeepForCheckpoint {
 		for len(cps.deletable) > 0 && len(some) < gcBatch {
 			// The record may be gone since the list was made.
 			id := cps.deletable[0].ID
-			err := namespace.ChunksFrom(o.view(), id, func(c meta.ChunkRecord) bool {
+			err := namespace.ChunksFrom(k.view(), id, func(c meta.ChunkRecord) bool {
 				if c.ID == id {
 					some = append(some, c)
 				}
@@ -432,11 +432,11 @@ func (cps *checkpoints) nextDeleted() (some []meta.ChunkRecord, err error) {
 			return some, nil
 		}
 	}
-	err = namespace.DeletingChunks(o.view(), func(c meta.ChunkRecord) bool {
+	err = namespace.DeletingChunks(k.view(), func(c meta.ChunkRecord) bool {
 		some = append(some, c)
-		return len(some) < gcBatch && !o.srv.cfg.KeepForCheckpoint
+		return len(some) < gcBatch && !k.srv.cfg.KeepForCheckpoint
 	})
-	if o.srv.cfg.KeepForCheckpoint {
+	if k.srv.cfg.KeepForCheckpoint {
 		cps.waitDelete = cps.waitDelete || len(some) > 0
 		return nil, err
 	}
@@ -446,15 +446,15 @@ func (cps *checkpoints) nextDeleted() (some []meta.ChunkRecord, err error) {
 // describe adds to a manifest the volume's row and the checkpoint's journal entry, from which
 // a volume is made again if etcd is lost entirely.
 func (cps *checkpoints) describe(ctx context.Context, m *journal.Manifest) error {
-	o := cps.o
-	row, err := o.srv.cfg.Cluster.Volume(ctx, o.vol)
+	k := cps.k
+	row, err := k.srv.cfg.Cluster.Volume(ctx, k.vol)
 	if err != nil {
 		return err
 	}
 	if m.Row, err = json.Marshal(row); err != nil {
 		panic("server: a volume's row is plain data: " + err.Error())
 	}
-	e, err := o.j.Entry(ctx, m.Seq)
+	e, err := k.j.Entry(ctx, m.Seq)
 	if err == nil && e.Hash != m.Hash {
 		err = meta.E("checkpoint", meta.Corrupt, m.Position.String(), fmt.Errorf("the journal's entry is %s", e.Hash))
 	}
@@ -468,44 +468,44 @@ func (cps *checkpoints) describe(ctx context.Context, m *journal.Manifest) error
 // deleteOldBlobs deletes the old blobs that no pinned checkpoint needs. The collector of
 // leaked blobs finds the blobs left by a crash.
 func (cps *checkpoints) deleteOldBlobs(ctx context.Context) {
-	o := cps.o
-	o.mu.Lock()
+	k := cps.k
+	k.mu.Lock()
 	old := cps.old
 	if cps.deletingOld || len(old) == 0 {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return // a finished checkpoint and the task may both call
 	}
 	cps.deletingOld = true
-	o.mu.Unlock()
+	k.mu.Unlock()
 	defer func() {
-		o.mu.Lock()
+		k.mu.Lock()
 		cps.deletingOld = false
-		o.mu.Unlock()
+		k.mu.Unlock()
 	}()
-	pin, pinned, err := o.j.OldestPin(ctx)
+	pin, pinned, err := k.j.OldestPin(ctx)
 	if err != nil {
 		return // the task tries again
 	}
 	for len(old) > 0 && (!pinned || pin >= old[0].seq) {
 		for i, r := range old[0].refs {
-			if err := o.srv.cfg.Blob.Delete(ctx, r); err != nil {
+			if err := k.srv.cfg.Blob.Delete(ctx, r); err != nil {
 				// The next call goes on from this file.
-				o.log.Warn("a file of an old checkpoint could not be deleted", "file", r.Name, "error", err)
-				o.mu.Lock()
+				k.log.Warn("a file of an old checkpoint could not be deleted", "file", r.Name, "error", err)
+				k.mu.Lock()
 				cps.old[0].refs = cps.old[0].refs[i:]
-				o.mu.Unlock()
+				k.mu.Unlock()
 				return
 			}
 		}
 		old = old[1:]
-		o.mu.Lock()
+		k.mu.Lock()
 		cps.old = cps.old[1:]
-		o.mu.Unlock()
+		k.mu.Unlock()
 	}
 }
 
 func (cps *checkpoints) blobOwner() meta.BlobOwner {
-	return meta.BlobOwner{Volume: cps.o.vol, Term: cps.o.own.Term()}
+	return meta.BlobOwner{Volume: cps.k.vol, Term: cps.k.own.Term()}
 }
 
 func (cps *checkpoints) putFile(ctx context.Context, path string) (meta.BlobRef, error) {
@@ -514,7 +514,7 @@ func (cps *checkpoints) putFile(ctx context.Context, path string) (meta.BlobRef,
 		return meta.BlobRef{}, meta.E("checkpoint", meta.IO, path, err)
 	}
 	defer f.Close()
-	return cps.o.srv.cfg.Blob.Put(ctx, cps.blobOwner(), path, f)
+	return cps.k.srv.cfg.Blob.Put(ctx, cps.blobOwner(), path, f)
 }
 
 // LoadManifest fills in the list of files of a checkpoint, if the list is kept in a blob.

@@ -57,17 +57,17 @@ func notLater(t meta.Time) time.Time {
 // For the root volume, it is at most recordsEvery: the directories of the root volume say
 // where volumes are attached, which belongs to the cluster's records.
 func (cps *checkpoints) checkpointEvery() time.Duration {
-	o := cps.o
-	if o.vol == meta.RootVolume {
-		return min(o.srv.cfg.CheckpointEvery, recordsEvery)
+	k := cps.k
+	if k.vol == meta.RootVolume {
+		return min(k.srv.cfg.CheckpointEvery, recordsEvery)
 	}
-	return o.srv.cfg.CheckpointEvery
+	return k.srv.cfg.CheckpointEvery
 }
 
 // ageFrom returns the time from which the age of the recorded checkpoint counts. opened is
 // when the owner opened the volume or last made a checkpoint. The caller holds the owner's mu.
 func (cps *checkpoints) ageFrom(opened time.Time) time.Time {
-	if cps.o.srv.cfg.Unsafe.NoCheckpointAge {
+	if cps.k.srv.cfg.Unsafe.NoCheckpointAge {
 		return opened
 	}
 	return cps.recorded.written
@@ -75,18 +75,18 @@ func (cps *checkpoints) ageFrom(opened time.Time) time.Time {
 
 // uncovered reports whether the journal has entries that the recorded checkpoint lacks. The
 // caller holds the owner's mu.
-func (cps *checkpoints) uncovered() bool { return cps.recorded.seq < cps.o.durable }
+func (cps *checkpoints) uncovered() bool { return cps.recorded.seq < cps.k.durable }
 
 // mayRest reports whether an unused volume may be closed. If the volume only lacks its
 // checkpoint, mayRest starts making the checkpoint. The root volume is never closed, since its
 // owner keeps the cluster's records on the chunk servers.
 func (cps *checkpoints) mayRest() bool {
-	o := cps.o
-	if o.vol == meta.RootVolume {
+	k := cps.k
+	if k.vol == meta.RootVolume {
 		return false
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if !cps.uncovered() {
 		return true
 	}
@@ -117,10 +117,10 @@ func (s *Server) behindJournal(ctx context.Context, v meta.VolumeID) (bool, erro
 // clusterRecords returns the cluster's records for the root volume's manifest, and nil for
 // other volumes.
 func (cps *checkpoints) clusterRecords(ctx context.Context) (all []journal.KeyValue, err error) {
-	if cps.o.vol != meta.RootVolume {
+	if cps.k.vol != meta.RootVolume {
 		return nil, nil
 	}
-	records, err := cps.o.srv.cfg.Cluster.Records(ctx)
+	records, err := cps.k.srv.cfg.Cluster.Records(ctx)
 	for _, r := range records {
 		all = append(all, journal.KeyValue{Key: []byte(r.Key), Value: r.Value})
 	}
@@ -130,18 +130,18 @@ func (cps *checkpoints) clusterRecords(ctx context.Context) (all []journal.KeyVa
 // recordsStale reports whether the cluster's records differ from the records in the recorded
 // checkpoint. Without a checkpoint, or if the records can't be read, it is false.
 func (cps *checkpoints) recordsStale() bool {
-	o := cps.o
-	ctx, cancel := context.WithTimeout(o.ctx, recordsEvery/2)
+	k := cps.k
+	ctx, cancel := context.WithTimeout(k.ctx, recordsEvery/2)
 	defer cancel()
 	records, err := cps.clusterRecords(ctx)
 	if err != nil {
-		if o.ctx.Err() == nil {
-			o.log.Warn("the cluster's records can't be read: changes of them are not on the chunk servers yet", "error", err)
+		if k.ctx.Err() == nil {
+			k.log.Warn("the cluster's records can't be read: changes of them are not on the chunk servers yet", "error", err)
 		}
 		return false
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	return cps.recorded.seq > 0 && cps.recorded.records != sumOf(records)
 }
 

@@ -54,41 +54,46 @@ func (s *Server) failedDisk(id meta.ServerID) string {
 
 // losses finds the chunks whose bytes are lost, and takes note of an operator's acceptance.
 type losses struct {
-	o *owner
+	k          *kernel
+	faults     *faults
+	inspection *inspection
+	repairing  *repairing
+	sealing    *sealing
+	stale      *stale
 }
 
 // lossOf asks every server of a chunk about the replica, for a chunk without a known good
 // replica. good: a sealed chunk has a good replica. The replicas of an open chunk do not
 // suffice to tell the chunk's end: lossOf reports their lengths.
 func (ls *losses) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChunk, good bool) {
-	o := ls.o
+	k := ls.k
 	l = LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: LossTotal, Live: rec.Live, Length: rec.Length}
 	waits, damaged, some := false, false, false
 	for _, id := range rec.Servers {
 		ask, cancel := context.WithTimeout(ctx, orderPatience)
-		said, err := o.order(ask, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+		said, err := k.order(ask, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
 		cancel()
 		why := ""
-		switch k := meta.KindOf(err); {
+		switch kind := meta.KindOf(err); {
 		case err == nil && rec.State == meta.ChunkSealed:
-			state, err := o.repairing.judge(ctx, rec, id)
+			state, err := ls.repairing.judge(ctx, rec, id)
 			switch {
 			case err == nil && state == placement.Good:
 				return l, true
-			case err != nil && !o.srv.cfg.Unsafe.NoLossWait:
+			case err != nil && !k.srv.cfg.Unsafe.NoLossWait:
 				why, waits = fmt.Sprintf("may be good, its node does not say: %v", err), true
 			default:
 				why, damaged = fmt.Sprintf("differs, or is damaged: %d bytes of %d", said.Length, rec.Length), true
 			}
 		case err == nil:
 			why, some = fmt.Sprintf("has %d bytes", said.Length), true
-		case k == meta.NoSuchChunk && o.srv.failedDisk(id) != "":
-			why, waits = fmt.Sprintf("not there, but its disk %s failed and was not given up", o.srv.failedDisk(id)), true
-		case k == meta.NoSuchChunk:
+		case kind == meta.NoSuchChunk && k.srv.failedDisk(id) != "":
+			why, waits = fmt.Sprintf("not there, but its disk %s failed and was not given up", k.srv.failedDisk(id)), true
+		case kind == meta.NoSuchChunk:
 			why = "not there"
-		case o.srv.neverBack(id):
+		case k.srv.neverBack(id):
 			why = "its node was removed"
-		case k == meta.Corrupt, k == meta.IO:
+		case kind == meta.Corrupt, kind == meta.IO:
 			why, damaged = "damaged: "+said.Detail, true
 		default:
 			why, waits = "its node does not answer", true
@@ -111,7 +116,7 @@ func (ls *losses) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChun
 // whose writer is gone and whose end can be determined, and does not list them. Errors:
 // Invalid (after is no id).
 func (ls *losses) lostChunks(ctx context.Context, after string) (*lostChunks, error) {
-	o := ls.o
+	k := ls.k
 	var from meta.ChunkID
 	if after != "" {
 		var err error
@@ -119,34 +124,34 @@ func (ls *losses) lostChunks(ctx context.Context, after string) (*lostChunks, er
 			return nil, meta.E("list lost chunks", meta.Invalid, after, err)
 		}
 	}
-	policy, err := o.policy()
+	policy, err := k.policy()
 	if err != nil {
 		return nil, err
 	}
 	if after == "" {
-		o.inspection.lookAfresh(ctx)
+		ls.inspection.lookAfresh(ctx)
 	}
-	short, err := o.inspection.shortOpen(ctx, from)
+	short, err := ls.inspection.shortOpen(ctx, from)
 	if err != nil {
 		return nil, err
 	}
 	out := &lostChunks{}
 	var recs []meta.ChunkRecord
 	silent := map[meta.ChunkID]bool{} // open, and no server can be asked for the end
-	m, most := o.srv.servers(), cmp.Or(o.srv.cfg.lostPage, lostPage)
-	err = o.inspection.walkRecords(func(rec *meta.ChunkRecord) {
+	m, most := k.srv.servers(), cmp.Or(k.srv.cfg.lostPage, lostPage)
+	err = ls.inspection.walkRecords(func(rec *meta.ChunkRecord) {
 		if rec.ID.Compare(from) <= 0 {
 			return
 		}
 		switch {
 		case rec.Lost:
 		case rec.State == meta.ChunkOpen:
-			x := o.inspection.openChunk(rec, &policy, m)
+			x := ls.inspection.openChunk(rec, &policy, m)
 			if !x.written || rec.Session != 0 && x.ends == "" && x.standing.Live > 0 && !short[rec.ID] {
 				return
 			}
 			silent[rec.ID] = !x.askable
-		case rec.State != meta.ChunkSealed || m.Plan(chance{}, &policy, o.faults.replicas(rec)).Live > 0:
+		case rec.State != meta.ChunkSealed || m.Plan(chance{}, &policy, ls.faults.replicas(rec)).Live > 0:
 			return
 		}
 		if len(recs) == most {
@@ -174,7 +179,7 @@ func (ls *losses) lostChunks(ctx context.Context, after string) (*lostChunks, er
 		wg.Go(func() {
 			defer func() { <-slots }()
 			if rec.State == meta.ChunkOpen && !silent[rec.ID] {
-				if now, err := o.sealing.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
+				if now, err := ls.sealing.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
 					return // sealed: not lost
 				}
 			}
@@ -205,14 +210,14 @@ func (ls *losses) lostChunks(ctx context.Context, after string) (*lostChunks, er
 
 // filesIn fills in the files with bytes in the chunks.
 func (ls *losses) filesIn(ctx context.Context, chunks []LostChunk) error {
-	o := ls.o
+	k := ls.k
 	if len(chunks) == 0 {
 		return nil
 	}
-	if err := o.settled(ctx); err != nil {
+	if err := k.settled(ctx); err != nil {
 		return err
 	}
-	view, release, err := o.freezeState(ctx, &checking{})
+	view, release, err := k.freezeState(ctx, &checking{})
 	if err != nil {
 		return err
 	}
@@ -263,22 +268,22 @@ func (ls *losses) filesIn(ctx context.Context, chunks []LostChunk) error {
 // Unavailable (a server or disk may have a replica), Busy (the chunk is not lost, or is being
 // repaired), Corrupt (damaged replicas are left, and only damaged gives them up).
 func (ls *losses) acceptLoss(ctx context.Context, chunks []string, damaged bool, by string) (*lostChunks, error) {
-	o := ls.o
+	k := ls.k
 	if n := len(chunks); n > maxAccepted {
-		return nil, meta.E("accept loss", meta.Invalid, o.subject(), fmt.Errorf("%d chunks in one request, at most %d: name some at a time", n, maxAccepted))
+		return nil, meta.E("accept loss", meta.Invalid, k.subject(), fmt.Errorf("%d chunks in one request, at most %d: name some at a time", n, maxAccepted))
 	}
 	out := &lostChunks{}
 	for _, name := range chunks {
 		id, err := meta.ParseChunkID(name)
-		if err != nil || id.Volume != o.vol {
-			return nil, meta.E("accept loss", meta.Invalid, name, errors.Join(err, fmt.Errorf("it is no chunk of volume %d", o.vol)))
+		if err != nil || id.Volume != k.vol {
+			return nil, meta.E("accept loss", meta.Invalid, name, errors.Join(err, fmt.Errorf("it is no chunk of volume %d", k.vol)))
 		}
 		l, err := ls.acceptOne(ctx, id, damaged)
 		if err != nil {
 			return nil, err
 		}
 		if l != nil {
-			o.log.Warn("a chunk was accepted as lost", "chunk", id, "live", l.Live, "left", l.Length, "by", by)
+			k.log.Warn("a chunk was accepted as lost", "chunk", id, "live", l.Live, "left", l.Length, "by", by)
 			out.chunks = append(out.chunks, *l)
 		}
 	}
@@ -299,13 +304,13 @@ func (ls *losses) acceptLoss(ctx context.Context, chunks []string, damaged bool,
 
 // acceptOne accepts the loss of a chunk. It returns nil if nothing had to be accepted.
 func (ls *losses) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*LostChunk, error) {
-	o := ls.o
-	unlock, ok := o.srv.repairs.lock(o, id)
+	k := ls.k
+	unlock, ok := k.srv.repairs.lock(ls.repairing, id)
 	if !ok {
 		return nil, refuseLoss(id, meta.Busy, "it is being repaired")
 	}
 	defer unlock()
-	rec, err := o.repairing.chunkNow(ctx, id)
+	rec, err := ls.repairing.chunkNow(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -324,12 +329,12 @@ func (ls *losses) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) 
 	if rec.State == meta.ChunkOpen {
 		return ls.acceptEnd(ctx, &rec, &l)
 	}
-	if err := o.repairing.setReplicas(ctx, &rec, nil, o.repairing.fresh(rec.Fence)); err != nil {
+	if err := ls.repairing.setReplicas(ctx, &rec, nil, ls.repairing.fresh(rec.Fence)); err != nil {
 		return nil, err
 	}
-	o.faults.forget(id)
+	ls.faults.forget(id)
 	for _, s := range rec.Servers {
-		o.stale.add(id, s, 0, false)
+		ls.stale.add(id, s, 0, false)
 	}
 	l.State, l.Length = LossAccepted, 0
 	return &l, nil
@@ -337,15 +342,15 @@ func (ls *losses) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) 
 
 // acceptEnd seals an open chunk at the length that its replicas have.
 func (ls *losses) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostChunk) (*LostChunk, error) {
-	o := ls.o
-	o.mu.Lock()
-	_, file, err := namespace.ReadChunk(o.view(), rec.ID)
-	o.mu.Unlock()
+	k := ls.k
+	k.mu.Lock()
+	_, file, err := namespace.ReadChunk(k.view(), rec.ID)
+	k.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	fence := o.sealing.sealFence(rec)
-	end, err := o.sealing.freeze(ctx, rec, file, fence, nil, func(answers []replica.Answer) error {
+	fence := ls.sealing.sealFence(rec)
+	end, err := ls.sealing.freeze(ctx, rec, file, fence, nil, func(answers []replica.Answer) error {
 		for i, a := range answers {
 			if a.Reach == replica.Unreachable {
 				return refuseLoss(rec.ID, meta.Unavailable, "node %d does not answer: it may have what is missing", rec.Servers[i])
@@ -356,16 +361,16 @@ func (ls *losses) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *LostC
 	if err != nil {
 		return nil, err
 	}
-	now, err := o.sealing.end(ctx, rec.ID, fence, end)
+	now, err := ls.sealing.end(ctx, rec.ID, fence, end)
 	if err != nil || end.Lost == 0 {
 		return nil, err
 	}
 	for _, s := range rec.Servers {
 		if !slices.Contains(now.Servers, s) {
-			o.stale.add(rec.ID, s, 0, false)
+			ls.stale.add(rec.ID, s, 0, false)
 		}
 	}
-	o.faults.forget(rec.ID)
+	ls.faults.forget(rec.ID)
 	l.State, l.Length = LossAccepted, end.Length
 	return l, nil
 }

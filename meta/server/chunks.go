@@ -522,7 +522,12 @@ func (o *owner) serveAppendCap(s *session, id uint64, chunk meta.ChunkID) {
 // collection seals abandoned chunks, reaps the extents left by unlinks and truncations, and
 // deletes chunks that nothing refers to.
 type collection struct {
-	o *owner
+	k           *kernel
+	checkpoints *checkpoints
+	faults      *faults
+	indexing    *indexing
+	repairing   *repairing
+	sealing     *sealing
 
 	filling map[meta.ChunkID]bool // chunks that promotion or compaction has open: not abandoned
 }
@@ -530,9 +535,9 @@ type collection struct {
 // abandoned lists the open chunks that no session, compaction or indexing holds. files counts
 // the listed chunks with a file's open end, of unknown length. The caller holds mu.
 func (cl *collection) abandoned() (ids []meta.ChunkID, files int, err error) {
-	o := cl.o
-	err = namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, file meta.Ino) bool {
-		if o.sessions[c.Session] == nil && !cl.filling[c.ID] && !o.indexing.parts[c.ID] {
+	k := cl.k
+	err = namespace.AllOpenChunks(k.view(), func(c meta.ChunkRecord, file meta.Ino) bool {
+		if k.sessions[c.Session] == nil && !cl.filling[c.ID] && !cl.indexing.parts[c.ID] {
 			ids = append(ids, c.ID)
 			if file != 0 {
 				files++
@@ -545,40 +550,40 @@ func (cl *collection) abandoned() (ids []meta.ChunkID, files int, err error) {
 
 // sealAbandoned seals the abandoned chunks; failed: some could not be sealed yet.
 func (cl *collection) sealAbandoned() (failed bool) {
-	o := cl.o
-	o.mu.Lock()
+	k := cl.k
+	k.mu.Lock()
 	ids, _, err := cl.abandoned()
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if err != nil {
-		o.lose(err)
+		k.lose(err)
 		return true
 	}
-	return o.sealing.sealAll(ids)
+	return cl.sealing.sealAll(ids)
 }
 
 // settleOpenEnded seals the abandoned chunks with a file's open end, before the owner serves
 // requests. It tries again until all are sealed.
 func (cl *collection) settleOpenEnded() error {
-	o := cl.o
+	k := cl.k
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-		o.mu.Lock()
+		k.mu.Lock()
 		_, files, err := cl.abandoned()
-		o.mu.Unlock()
+		k.mu.Unlock()
 		if err != nil {
-			o.lose(err)
+			k.lose(err)
 			return err
 		}
 		if files == 0 {
 			return nil
 		}
-		o.log.Info("some files end in chunks that their writer left open: the owner seals the chunks", "files", files)
+		k.log.Info("some files end in chunks that their writer left open: the owner seals the chunks", "files", files)
 		if !cl.sealAbandoned() {
 			continue
 		}
 		select {
 		case <-time.After(wait):
-		case <-o.ctx.Done():
-			return context.Cause(o.ctx)
+		case <-k.ctx.Done():
+			return context.Cause(k.ctx)
 		}
 	}
 }
@@ -602,23 +607,23 @@ func newCollectionTask(o *owner) *task.Task {
 
 // reapSome removes a bounded number of extents of unlinked or truncated files.
 func (cl *collection) reapSome() (more bool) {
-	o := cl.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
+	k := cl.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
 		return false
 	}
 	var inos []meta.Ino
-	if err := namespace.ReapQueue(o.view(), func(ino meta.Ino) bool {
+	if err := namespace.ReapQueue(k.view(), func(ino meta.Ino) bool {
 		inos = append(inos, ino)
 		return len(inos) < 8
 	}); err != nil {
-		o.log.Error("reaping", "error", err)
+		k.log.Error("reaping", "error", err)
 		return false
 	}
 	for _, ino := range inos {
-		if _, err := o.run(&meta.Reap{Ino: ino, Max: 1024}, 0); err != nil {
-			o.log.Error("reaping", "inode", ino, "error", err)
+		if _, err := k.run(&meta.Reap{Ino: ino, Max: 1024}, 0); err != nil {
+			k.log.Error("reaping", "inode", ino, "error", err)
 			return false
 		}
 	}
@@ -628,27 +633,27 @@ func (cl *collection) reapSome() (more bool) {
 // deleteSome orders the deletion of chunks whose journaled record says so, and drops the
 // record when every replica is gone.
 func (cl *collection) deleteSome() (more bool) {
-	o := cl.o
-	o.mu.Lock()
-	if o.failed != nil {
-		o.mu.Unlock()
+	k := cl.k
+	k.mu.Lock()
+	if k.failed != nil {
+		k.mu.Unlock()
 		return false
 	}
-	seq := o.newest()
-	chunks, err := o.checkpoints.nextDeleted()
+	seq := k.newest()
+	chunks, err := cl.checkpoints.nextDeleted()
 	if err != nil || len(chunks) == 0 {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		if err != nil {
-			o.log.Error("collecting chunks", "error", err)
+			k.log.Error("collecting chunks", "error", err)
 		}
 		return false
 	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	if o.await(o.ctx, wait) != nil {
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
+	if k.await(k.ctx, wait) != nil {
 		return false
 	}
-	m := o.srv.servers()
+	m := k.srv.servers()
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, deletesAtOnce)
@@ -657,24 +662,24 @@ func (cl *collection) deleteSome() (more bool) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			if !cl.deleteReplicas(&c, m) {
-				if o.srv.cfg.KeepForCheckpoint {
-					o.mu.Lock()
-					o.checkpoints.deletable = append(o.checkpoints.deletable, c)
-					o.mu.Unlock()
+				if k.srv.cfg.KeepForCheckpoint {
+					k.mu.Lock()
+					cl.checkpoints.deletable = append(cl.checkpoints.deletable, c)
+					k.mu.Unlock()
 				}
 				return
 			}
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			if o.failed != nil {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if k.failed != nil {
 				return
 			}
-			if _, err := o.run(&meta.DropChunk{Chunk: c.ID}, 0); err != nil {
-				o.log.Error("dropping the record of a deleted chunk", "chunk", c.ID, "error", err)
+			if _, err := k.run(&meta.DropChunk{Chunk: c.ID}, 0); err != nil {
+				k.log.Error("dropping the record of a deleted chunk", "chunk", c.ID, "error", err)
 				return
 			}
 			done.Add(1)
-			o.srv.stats.deleted.Add(1)
+			k.srv.stats.deleted.Add(1)
 		})
 	}
 	wg.Wait()
@@ -688,19 +693,19 @@ const deletesAtOnce = 16
 // skips servers gone for long: a server that returns lists its chunks, and the replica is
 // found to have no record.
 func (cl *collection) deleteReplicas(c *meta.ChunkRecord, m *placement.Map) bool {
-	o := cl.o
-	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
+	k := cl.k
+	ctx, cancel := context.WithTimeout(k.ctx, orderPatience)
 	defer cancel()
-	fence := o.repairing.fresh(c.Fence) // copies may have later fences than the record
+	fence := cl.repairing.fresh(c.Fence) // copies may have later fences than the record
 	for _, srv := range c.Servers {
-		if s, known := m.Server(srv); known && s.State == placement.Gone || !known && time.Since(o.srv.epoch) > o.srv.cfg.RepairDelay {
+		if s, known := m.Server(srv); known && s.State == placement.Gone || !known && time.Since(k.srv.epoch) > k.srv.cfg.RepairDelay {
 			continue
 		}
-		_, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence})
+		_, err := k.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence})
 		if err != nil && !errors.Is(err, meta.NoSuchChunk) {
 			return false
 		}
-		o.faults.clear(c.ID, srv)
+		cl.faults.clear(c.ID, srv)
 	}
 	return true
 }

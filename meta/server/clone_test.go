@@ -403,7 +403,7 @@ func TestPlacesComeTogether(t *testing.T) {
 	known, unknown := meta.ChunkID{Volume: 71, Counter: 1}, meta.ChunkID{Volume: 72, Counter: 1}
 	later := time.Now().Add(time.Hour) // fresh, however slow the machine is
 	o.mu.Lock()
-	o.clone = true
+	o.foreign.clone = true
 	o.foreign.m = map[meta.ChunkID]foreignPlace{known: {ChunkPlace: meta.ChunkPlace{ID: known}, at: later}}
 	wait, err := o.foreign.fillPlaces(&meta.Result{Extents: []meta.Extent{{Len: 1, Chunk: known}, {Off: 1, Len: 1, Chunk: unknown}}})
 	o.mu.Unlock()
@@ -413,7 +413,7 @@ func TestPlacesComeTogether(t *testing.T) {
 	<-wait
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.clone = false
+	o.foreign.clone = false
 	a, b := o.foreign.m[known].at, o.foreign.m[unknown].at
 	if !a.Equal(b) || a.Equal(later) {
 		t.Errorf("the places are as of %v and %v", a, b)

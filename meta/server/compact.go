@@ -74,7 +74,11 @@ const (
 // compaction is the state of an owner's looks. Only the compaction task changes it, except
 // heldBack.
 type compaction struct {
-	o *owner
+	k          *kernel
+	faults     *faults
+	collection *collection
+	sealing    *sealing
+	leases     *leases
 
 	begun    meta.Seq                  // the newest entry when the task began
 	joined   time.Time                 // when the last walk for fragments ended
@@ -117,8 +121,8 @@ func newCompactionTask(o *owner) *task.Task {
 // heldUp reports whether the last look left extents because a session with a lease on the file
 // is away or does not give the lease up.
 func (c *compaction) heldUp() bool {
-	c.o.mu.Lock()
-	defer c.o.mu.Unlock()
+	c.k.mu.Lock()
+	defer c.k.mu.Unlock()
 	return c.heldBack
 }
 
@@ -128,14 +132,14 @@ const joinSoon = 10 * time.Second
 
 // joinDue reports whether a look for fragments is due.
 func (c *compaction) joinDue(newest meta.Seq, inUse bool) bool {
-	o := c.o
-	if now := o.srv.cfg.joinNow; now != nil {
+	k := c.k
+	if now := k.srv.cfg.joinNow; now != nil {
 		return now()
 	}
-	if o.srv.cfg.JoinLeast < 2 || newest == c.seen || !inUse && newest == c.begun {
+	if k.srv.cfg.JoinLeast < 2 || newest == c.seen || !inUse && newest == c.begun {
 		return false // joining is off, nothing changed, or the volume was opened for maintenance only
 	}
-	wait := o.srv.cfg.JoinInterval
+	wait := k.srv.cfg.JoinInterval
 	if !inUse || c.seen == 0 {
 		wait = min(wait, joinSoon)
 	}
@@ -154,50 +158,50 @@ type victim struct {
 // compact looks through a frozen state of the volume, and moves the extents worth moving. The
 // volume may have changed by then: each move compares.
 func (c *compaction) compact() error {
-	o := c.o
-	o.mu.Lock()
-	if o.failed != nil || o.leaving != nil || o.closed != nil || o.stClosed || o.ctx.Err() != nil {
-		o.mu.Unlock()
+	k := c.k
+	k.mu.Lock()
+	if k.failed != nil || k.leaving != nil || k.closed != nil || k.stClosed || k.ctx.Err() != nil {
+		k.mu.Unlock()
 		return nil
 	}
 	c.heldBack = false
-	newest, inUse := o.newest(), len(o.entered) > 0
+	newest, inUse := k.newest(), len(k.entered) > 0
 	join := c.joinDue(newest, inUse)
 	if join {
 		// The frozen state must show extents shared since a moment ago.
-		o.mu.Unlock()
-		if err := o.settled(o.ctx); err != nil {
+		k.mu.Unlock()
+		if err := k.settled(k.ctx); err != nil {
 			return err
 		}
-		o.mu.Lock()
-		if o.stClosed || o.ctx.Err() != nil {
-			o.mu.Unlock()
+		k.mu.Lock()
+		if k.stClosed || k.ctx.Err() != nil {
+			k.mu.Unlock()
 			return nil
 		}
 	}
-	o.wg.Hold() // keeps the store open
-	frozen := o.st.Freeze()
-	o.mu.Unlock()
+	k.wg.Hold() // keeps the store open
+	frozen := k.st.Freeze()
+	k.mu.Unlock()
 	var batches []placement.Batch
 	victims, err := c.sparse(frozen)
 	if err == nil && (join || len(victims) > 0) {
 		batches, err = c.lookThrough(frozen, victims, join)
 	}
 	err = errors.Join(err, frozen.Close())
-	o.wg.Release()
+	k.wg.Release()
 	// A batch that fails does not stop the batches after it.
 	errs := []error{err}
 	for i := range batches {
-		if o.ctx.Err() != nil {
+		if k.ctx.Err() != nil {
 			break
 		}
 		errs = append(errs, c.fill(&batches[i]))
 	}
 	if len(batches) > 0 {
-		o.tasks.collection.Wake()
+		k.tasks.collection.Wake()
 	}
 	// After a failure, the next look for fragments does not wait for a change.
-	if err = errors.Join(errs...); err == nil && join && !c.heldUp() && o.ctx.Err() == nil {
+	if err = errors.Join(errs...); err == nil && join && !c.heldUp() && k.ctx.Err() == nil {
 		c.seen = newest
 	}
 	return err
@@ -297,16 +301,16 @@ func (s *sparseChunks) worth(used func() (uint64, error)) (map[meta.ChunkID]*vic
 // lookThrough walks over all extents. It collects the extents in victims and, with join, the
 // fragments, and returns batches of both.
 func (c *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool) ([]placement.Batch, error) {
-	o := c.o
+	k := c.k
 	policy, err := namespace.Policy(r)
 	if err != nil {
 		return nil, err
 	}
 	began := time.Now()
 	c.walks.Add(1)
-	m := o.srv.servers()
+	m := k.srv.servers()
 	target := min(compactTarget, maxLen(policy, false))
-	f := fragments{o: o, r: r, m: m, rule: placement.JoinRule{Least: o.srv.cfg.JoinLeast, Small: o.srv.cfg.JoinSmall}, may: map[meta.ChunkID]bool{}}
+	f := fragments{c: c, r: r, m: m, rule: placement.JoinRule{Least: k.srv.cfg.JoinLeast, Small: k.srv.cfg.JoinSmall}, may: map[meta.ChunkID]bool{}}
 	err = namespace.LiveExtents(r, func(ino meta.Ino, e meta.Extent, kept bool) bool {
 		v := victims[e.Chunk]
 		if v != nil {
@@ -323,9 +327,9 @@ func (c *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*v
 		if join {
 			f.add(ino, e, kept || v != nil)
 		}
-		return f.err == nil && o.ctx.Err() == nil
+		return f.err == nil && k.ctx.Err() == nil
 	})
-	if err = errors.Join(err, f.err, context.Cause(o.ctx)); err != nil {
+	if err = errors.Join(err, f.err, context.Cause(k.ctx)); err != nil {
 		return nil, err
 	}
 	batches := c.emptying(victims, m, &policy, target)
@@ -348,7 +352,7 @@ func (c *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*v
 	if n == 0 {
 		return batches, nil
 	}
-	o.log.Info("joining fragments", "files", len(files), "fragments", n, "looked", c.took.Round(time.Millisecond))
+	k.log.Info("joining fragments", "files", len(files), "fragments", n, "looked", c.took.Round(time.Millisecond))
 	return append(batches, placement.Batches(files, target, joinAlone)...), nil
 }
 
@@ -379,7 +383,7 @@ func (c *compaction) emptying(victims map[meta.ChunkID]*victim, m *placement.Map
 	if n == 0 {
 		return nil
 	}
-	c.o.log.Info("compacting", "chunks", n, "dead", dead)
+	c.k.log.Info("compacting", "chunks", n, "dead", dead)
 	for _, k := range slices.Sorted(maps.Keys(groups)) {
 		var files []placement.Fragmented
 		for _, ino := range slices.Sorted(maps.Keys(groups[k])) {
@@ -414,7 +418,7 @@ func (c *compaction) worthCopying(v *victim, m *placement.Map, p *meta.Policy) b
 		return false
 	}
 	for _, id := range v.rec.Servers {
-		if s, ok := m.Server(id); !ok || s.State != placement.Live || c.o.faults.has(v.rec.ID, id) {
+		if s, ok := m.Server(id); !ok || s.State != placement.Live || c.faults.has(v.rec.ID, id) {
 			return false
 		}
 	}
@@ -423,7 +427,7 @@ func (c *compaction) worthCopying(v *victim, m *placement.Map, p *meta.Policy) b
 
 // settledAt reports whether repair would leave the chunk on its servers.
 func (c *compaction) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.Policy) bool {
-	st := m.Plan(chance{}, p, c.o.faults.replicas(rec))
+	st := m.Plan(chance{}, p, c.faults.replicas(rec))
 	return !st.Work()
 }
 
@@ -431,7 +435,7 @@ func (c *compaction) settledAt(rec *meta.ChunkRecord, m *placement.Map, p *meta.
 
 // fragments gathers the files with fragments to join.
 type fragments struct {
-	o    *owner
+	c    *compaction
 	r    namespace.Reader
 	m    *placement.Map
 	rule placement.JoinRule
@@ -455,7 +459,7 @@ func (f *fragments) add(ino meta.Ino, e meta.Extent, fixed bool) {
 
 // movable reports whether the chunk belongs to this volume, is sealed, and can be read.
 func (f *fragments) movable(id meta.ChunkID) bool {
-	if id.IsZero() || id.Volume != f.o.vol {
+	if id.IsZero() || id.Volume != f.c.k.vol {
 		return false
 	}
 	if may, ok := f.may[id]; ok {
@@ -469,14 +473,14 @@ func (f *fragments) movable(id meta.ChunkID) bool {
 	if len(f.may) > 1<<16 {
 		clear(f.may)
 	}
-	f.may[id] = rec.State == meta.ChunkSealed && !rec.Lost && len(f.o.compaction.readable(&rec, f.m)) > 0
+	f.may[id] = rec.State == meta.ChunkSealed && !rec.Lost && len(f.c.readable(&rec, f.m)) > 0
 	return f.may[id]
 }
 
 // readable lists the servers with a replica of the chunk that can be read.
 func (c *compaction) readable(rec *meta.ChunkRecord, m *placement.Map) (ids []meta.ServerID) {
 	for _, id := range rec.Servers {
-		if s, ok := m.Server(id); ok && (s.State == placement.Live || s.State == placement.Draining) && !c.o.faults.has(rec.ID, id) {
+		if s, ok := m.Server(id); ok && (s.State == placement.Live || s.State == placement.Draining) && !c.faults.has(rec.ID, id) {
 			ids = append(ids, id)
 		}
 	}
@@ -526,7 +530,7 @@ func (f *fragments) finish() ([]placement.Fragmented, error) {
 	uses := placement.NewUses(f.files)
 	if err := namespace.AllExtents(f.r, func(_ meta.Ino, e meta.Extent) bool {
 		uses.Saw(&e)
-		return f.o.ctx.Err() == nil
+		return f.c.k.ctx.Err() == nil
 	}); err != nil {
 		return nil, err
 	}
@@ -544,7 +548,7 @@ func (f *fragments) finish() ([]placement.Fragmented, error) {
 		}
 	}
 	slices.SortFunc(out, func(a, b placement.Fragmented) int { return placement.MostFragmented(&a, &b) })
-	return out, f.o.ctx.Err()
+	return out, f.c.k.ctx.Err()
 }
 
 // ---- moving
@@ -558,29 +562,38 @@ type move struct {
 
 // filler fills a chunk.
 type filler struct {
-	o       *owner
-	policy  meta.Policy
-	fence   meta.Fence
-	target  meta.ChunkID // zero: not allocated yet
-	servers []meta.ServerID
-	at      uint64 // length of target
-	moved   int
+	k          *kernel
+	compaction *compaction
+	collection *collection
+	sealing    *sealing
+	policy     meta.Policy
+	fence      meta.Fence
+	target     meta.ChunkID // zero: not allocated yet
+	servers    []meta.ServerID
+	at         uint64 // length of target
+	moved      int
+}
+
+// newFiller makes a filler of chunks that meet the policy.
+func (c *compaction) newFiller(policy meta.Policy) *filler {
+	return &filler{k: c.k, compaction: c, collection: c.collection, sealing: c.sealing, policy: policy}
 }
 
 // fill moves a batch into a fresh chunk. The process fills a single chunk at a time, for all
 // its volumes: the rate of a chunk's orders bounds the copying of all of them.
 func (c *compaction) fill(b *placement.Batch) (err error) {
-	o := c.o
+	k := c.k
 	select {
-	case o.srv.filling <- struct{}{}:
-		defer func() { <-o.srv.filling }()
-	case <-o.ctx.Done():
+	case k.srv.filling <- struct{}{}:
+		defer func() { <-k.srv.filling }()
+	case <-k.ctx.Done():
 		return nil
 	}
-	f := &filler{o: o}
-	if f.policy, err = o.policy(); err != nil {
+	policy, err := k.policy()
+	if err != nil {
 		return err
 	}
+	f := c.newFiller(policy)
 	var some []move
 	var n uint64
 	flush := func() error {
@@ -608,44 +621,44 @@ func (f *filler) end(err error) error {
 	if f.target.IsZero() {
 		return err
 	}
-	o := f.o
+	k := f.k
 	defer func() {
-		o.mu.Lock()
-		delete(o.collection.filling, f.target)
-		o.mu.Unlock()
+		k.mu.Lock()
+		delete(f.collection.filling, f.target)
+		k.mu.Unlock()
 	}()
 	if f.moved == 0 {
 		return err
 	}
-	o.srv.stats.compacted.Add(1)
-	_, sealErr := o.sealing.seal(o.ctx, f.target, nil)
+	k.srv.stats.compacted.Add(1)
+	_, sealErr := f.sealing.seal(k.ctx, f.target, nil)
 	return errors.Join(err, sealErr)
 }
 
 // step carries out the moves whose extents are still there.
 func (f *filler) step(some []move) error {
-	o := f.o
-	o.mu.Lock()
-	if err := cmp.Or(o.failed, o.compaction.resting()); err != nil {
-		o.mu.Unlock()
+	k := f.k
+	k.mu.Lock()
+	if err := cmp.Or(k.failed, f.compaction.resting()); err != nil {
+		k.mu.Unlock()
 		return err
 	}
-	some, err := o.compaction.stillThere(some)
+	some, err := f.compaction.stillThere(some)
 	// A write into the middle of an extent splits it, and an order is bounded.
 	var rest []move
 	if len(some) > meta.MaxPieces {
 		some, rest = some[:meta.MaxPieces], some[meta.MaxPieces:]
 	}
-	order := meta.Order{Kind: meta.OrderGather, Length: f.at, Rate: o.srv.cfg.CompactRate}
+	order := meta.Order{Kind: meta.OrderGather, Length: f.at, Rate: k.srv.cfg.CompactRate}
 	var recs []meta.ChunkRecord
 	if err == nil {
 		recs, err = f.pieces(some, &order)
 	}
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if err != nil || len(some) == 0 {
 		return err
 	}
-	m := o.srv.servers()
+	m := k.srv.servers()
 	if f.target.IsZero() {
 		if err := f.begin(recs, m); err != nil {
 			return err
@@ -660,7 +673,7 @@ func (f *filler) step(some []move) error {
 	if err := f.gather(order, recs, m, at-f.at); err != nil {
 		return err
 	}
-	o.srv.stats.compactedBytes.Add(at - f.at)
+	k.srv.stats.compactedBytes.Add(at - f.at)
 	f.at = at
 	for len(some) > 0 {
 		n := 1
@@ -672,7 +685,7 @@ func (f *filler) step(some []move) error {
 			return err
 		}
 		f.moved += moved
-		o.srv.stats.compactedExtents.Add(uint64(moved))
+		k.srv.stats.compactedExtents.Add(uint64(moved))
 		some = some[n:]
 	}
 	if len(rest) > 0 {
@@ -683,14 +696,14 @@ func (f *filler) step(some []move) error {
 
 // resting returns why no extent may be moved now, or nil. The caller holds the owner's mu.
 func (c *compaction) resting() error {
-	o := c.o
+	k := c.k
 	switch {
-	case o.leaving != nil:
+	case k.leaving != nil:
 		return errLeaving
-	case o.closed != nil:
+	case k.closed != nil:
 		return meta.E("compact", meta.Busy, "", errors.New("the volume is being rolled back"))
 	}
-	return o.full(&meta.ReplaceExtents{})
+	return k.full(&meta.ReplaceExtents{})
 }
 
 // stillThere narrows moves, grouped by file and each file's in order of offsets, to the
@@ -704,12 +717,12 @@ func (c *compaction) stillThere(some []move) (out []move, err error) {
 		}
 		file := some[:n]
 		some = some[n:]
-		if c.o.leases.outOfReach(file[0].ino) {
+		if c.leases.outOfReach(file[0].ino) {
 			c.heldBack = true
 			continue
 		}
 		i := 0
-		err := namespace.FileExtents(c.o.view(), file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
+		err := namespace.FileExtents(c.k.view(), file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
 			for i < n && file[i].ext.End() <= e.Off {
 				i++
 			}
@@ -739,7 +752,7 @@ func (f *filler) pieces(some []move, order *meta.Order) (recs []meta.ChunkRecord
 	for _, x := range some {
 		i, ok := index[x.ext.Chunk]
 		if !ok {
-			rec, _, err := namespace.ReadChunk(f.o.view(), x.ext.Chunk)
+			rec, _, err := namespace.ReadChunk(f.k.view(), x.ext.Chunk)
 			if err != nil {
 				return nil, err
 			}
@@ -755,8 +768,8 @@ func (f *filler) pieces(some []move, order *meta.Order) (recs []meta.ChunkRecord
 // the same servers and the policy wants chunks there, else to the servers that placement
 // chooses for a new chunk.
 func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
-	o := f.o
-	together := o.compaction.settledAt(&recs[0], m, &f.policy)
+	k := f.k
+	together := f.compaction.settledAt(&recs[0], m, &f.policy)
 	servers := slices.Sorted(slices.Values(recs[0].Servers))
 	for i := range recs {
 		together = together && slices.Equal(servers, slices.Sorted(slices.Values(recs[i].Servers)))
@@ -766,40 +779,40 @@ func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 		together = together && ok && s.State == placement.Live
 	}
 	if !together {
-		placed, err := o.srv.place(1, &f.policy, placement.Writer{}, nil)
+		placed, err := k.srv.place(1, &f.policy, placement.Writer{}, nil)
 		if err != nil {
 			return err
 		}
 		servers = placed[0]
 	}
-	f.servers, f.fence = servers, meta.Fence{Term: o.own.Term()}
-	o.mu.Lock()
-	if err := cmp.Or(o.failed, o.compaction.resting()); err != nil {
-		o.mu.Unlock()
+	f.servers, f.fence = servers, meta.Fence{Term: k.own.Term()}
+	k.mu.Lock()
+	if err := cmp.Or(k.failed, f.compaction.resting()); err != nil {
+		k.mu.Unlock()
 		return err
 	}
-	seq := o.cur.seq
-	res, err := o.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: f.fence}, 0)
+	seq := k.cur.seq
+	res, err := k.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: f.fence}, 0)
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return err
 	}
 	f.target = res.Chunks[0].ID
-	o.collection.filling[f.target] = true
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	return o.await(o.ctx, wait)
+	f.collection.filling[f.target] = true
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
+	return k.await(k.ctx, wait)
 }
 
 // gather makes every replica of the chunk gather n bytes, all replicas in parallel. If gather
 // returns no error, the bytes are durable on each replica.
 func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.Map, n uint64) error {
-	o := f.o
+	k := f.k
 	known := map[meta.ServerID]bool{}
 	for i := range recs {
-		from := o.compaction.readable(&recs[i], m)
+		from := f.compaction.readable(&recs[i], m)
 		for _, id := range from {
-			if info, ok := o.srv.Resolve(id); ok && !known[id] {
+			if info, ok := k.srv.Resolve(id); ok && !known[id] {
 				info.Disks = nil
 				order.Sources = append(order.Sources, info)
 				known[id] = true
@@ -809,13 +822,13 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 	}
 	rate, patience := copyTerms(n, order.Rate)
 	order.Rate = rate
-	return o.copyOn(o.ctx, f.servers, order, order.Length+n, patience, func(to meta.ServerID, or *meta.Order) {
+	return f.compaction.copyOn(k.ctx, f.servers, order, order.Length+n, patience, func(to meta.ServerID, or *meta.Order) {
 		or.Chunks = slices.Clone(or.Chunks)
 		for i := range or.Chunks {
 			or.Chunks[i].Servers = m.Nearest(to, or.Chunks[i].Servers)
 		}
-		or.Cap = o.srv.sign(patience+time.Minute, capability.Claims{
-			Volume: o.vol, Rights: capability.Read, Client: o.srv.certified(to), // the server that shows the capability
+		or.Cap = k.srv.sign(patience+time.Minute, capability.Claims{
+			Volume: k.vol, Rights: capability.Read, Client: k.srv.certified(to), // the server that shows the capability
 		})
 	})
 }
@@ -823,7 +836,8 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 // copyOn sends an order to every replica of a chunk being filled, in parallel, and waits at
 // most patience. It returns an error unless the chunk then has length bytes on each. adjust,
 // if not nil, changes the order for a server.
-func (o *owner) copyOn(ctx context.Context, servers []meta.ServerID, order meta.Order, length uint64, patience time.Duration, adjust func(meta.ServerID, *meta.Order)) error {
+func (c *compaction) copyOn(ctx context.Context, servers []meta.ServerID, order meta.Order, length uint64, patience time.Duration, adjust func(meta.ServerID, *meta.Order)) error {
+	k := c.k
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
 	errs := make([]error, len(servers))
@@ -834,7 +848,7 @@ func (o *owner) copyOn(ctx context.Context, servers []meta.ServerID, order meta.
 			if adjust != nil {
 				adjust(srv, &order)
 			}
-			r, err := o.order(ctx, srv, order)
+			r, err := k.order(ctx, srv, order)
 			if err == nil && r.Length != length {
 				err = meta.E("compact", meta.Corrupt, order.Chunk.String(), fmt.Errorf("the copy on server %d has %d bytes, not %d", srv, r.Length, length))
 			}
@@ -852,15 +866,15 @@ var errPolicyChanged error = meta.E("compact", meta.Unavailable, "", errors.New(
 // swap maps the extents of some moves, all of the same file, to their copies, if they are
 // still there. It returns the number of extents mapped.
 func (f *filler) swap(some []move) (moved int, err error) {
-	o := f.o
-	_, err = o.swapped(some[0].ino, func() (meta.Op, error) {
-		if err := o.compaction.resting(); err != nil {
+	k := f.k
+	_, err = f.compaction.swapped(some[0].ino, func() (meta.Op, error) {
+		if err := f.compaction.resting(); err != nil {
 			return nil, err
 		}
-		if p, err := namespace.Policy(o.view()); err != nil || otherPlaces(&f.policy, &p) {
+		if p, err := namespace.Policy(k.view()); err != nil || otherPlaces(&f.policy, &p) {
 			return nil, cmp.Or(err, errPolicyChanged)
 		}
-		now, err := o.compaction.stillThere(some)
+		now, err := f.compaction.stillThere(some)
 		if err == nil && len(now) == 0 {
 			err = meta.E("compact", meta.Again, fmt.Sprintf("inode %d", some[0].ino), nil)
 		}
@@ -892,46 +906,47 @@ const moveWait = 2 * time.Second
 // the file stays as before. swapped calls make with mu held, when no session has a lease on
 // the file. Errors: Again (a session with a lease is away or does not give the lease up, for
 // an unknown time), and make's.
-func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Result, error) {
+func (c *compaction) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Result, error) {
+	k := c.k
 	var blocked lease.Blocker
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	defer o.leases.Unblock(&blocked)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	defer c.leases.Unblock(&blocked)
 	for {
-		if o.failed != nil {
-			return nil, o.failed
+		if k.failed != nil {
+			return nil, k.failed
 		}
-		if o.leases.outOfReach(ino) {
-			o.compaction.heldBack = true
+		if c.leases.outOfReach(ino) {
+			c.heldBack = true
 			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away, or can't commit its writes, may have cached their places"))
 		}
-		ch := o.leases.askInBackground(ino, meta.LeaseNone, moveWait)
+		ch := c.leases.askInBackground(ino, meta.LeaseNone, moveWait)
 		switch {
 		case ch != nil:
-			o.leases.Block(&blocked, ino)
-		case o.queued > maxQueued:
-			ch = o.untilDurable(o.queue[len(o.queue)-1].seq)
+			c.leases.Block(&blocked, ino)
+		case k.queued > maxQueued:
+			ch = k.untilDurable(k.queue[len(k.queue)-1].seq)
 		}
 		if ch == nil {
 			break
 		}
-		o.mu.Unlock()
-		look := time.NewTimer(o.srv.cfg.SessionTTL / 4) // a recalled session may go away
+		k.mu.Unlock()
+		look := time.NewTimer(k.srv.cfg.SessionTTL / 4) // a recalled session may go away
 		select {
 		case <-ch:
 		case <-look.C:
-		case <-o.ctx.Done():
+		case <-k.ctx.Done():
 		}
 		look.Stop()
-		o.mu.Lock()
-		if o.ctx.Err() != nil {
-			return nil, o.gone()
+		k.mu.Lock()
+		if k.ctx.Err() != nil {
+			return nil, k.gone()
 		}
 	}
 	op, err := make()
 	var res *meta.Result
 	if err == nil {
-		res, err = o.run(op, 0)
+		res, err = k.run(op, 0)
 	}
 	return res, err
 }

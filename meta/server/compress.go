@@ -128,7 +128,7 @@ func (o *owner) tally(ctx context.Context) StoredBytes {
 
 // toCompress orders the compression of a server's listed replicas.
 type toCompress struct {
-	o      *owner
+	k      *kernel
 	server meta.ServerID
 	alg    meta.Compression
 }
@@ -139,9 +139,9 @@ func (t *toCompress) add(c *meta.ReplicaInfo) {
 	if t.alg == meta.CompressNone || c.State != meta.ChunkSealed || c.Err != meta.KindOK || c.Form != meta.CompressNone || c.Dense || c.Length == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(t.o.ctx, orderPatience)
+	ctx, cancel := context.WithTimeout(t.k.ctx, orderPatience)
 	defer cancel()
-	_, err := t.o.order(ctx, t.server, meta.Order{Kind: meta.OrderCompress, Chunk: c.ID, Compress: t.alg})
+	_, err := t.k.order(ctx, t.server, meta.Order{Kind: meta.OrderCompress, Chunk: c.ID, Compress: t.alg})
 	switch meta.KindOf(err) {
 	case meta.KindOK, meta.NoSuchChunk:
 	default:

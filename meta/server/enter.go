@@ -17,14 +17,6 @@ import (
 // answer to the session. So the owner's successor knows every session that may have an answer
 // or a lease from the owner, and waits for no other session.
 
-// has reports whether the session entered the volume and the owner still serves.
-func (o *owner) has(s *session) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	_, ok := o.entered[s]
-	return ok && o.failed == nil
-}
-
 // serveEnter answers a session's request to enter the volume, when the session may enter.
 func (o *owner) serveEnter(s *session, id uint64, m *wire.Enter) {
 	e := &wire.Entered{}
@@ -140,18 +132,6 @@ func soon() <-chan struct{} {
 	return ch
 }
 
-// part makes the owner stop serving: waiting requests fail with NotOwner, which names the next
-// owner's address to, if known. It returns false if the owner parted before. The caller holds
-// mu.
-func (o *owner) part(to string, cause error) bool {
-	if o.failed != nil {
-		return false
-	}
-	o.failed = meta.E("volume", meta.NotOwner, to, cause)
-	o.waiters = nil // dismiss ends their context
-	return true
-}
-
 // dismiss sends the sessions of an owner that parted to the next owner, at to, and cancels the
 // owner's context.
 func (o *owner) dismiss(to string, cause error) {
@@ -166,19 +146,4 @@ func (o *owner) dismiss(to string, cause error) {
 	for _, s := range all {
 		go s.flush()
 	}
-}
-
-// lose ends the serving of a volume after an error of the fence, the journal or the store:
-// this server can't go on. Operations not journaled are dropped with the overlay; clients send
-// them to the next owner, and see no failure.
-func (o *owner) lose(cause error) {
-	o.mu.Lock()
-	first := o.part("", cause)
-	o.mu.Unlock()
-	if !first {
-		return
-	}
-	o.log.Warn("the volume is served here no more", "error", cause)
-	o.dismiss("", cause)
-	o.srv.wg.Go(func() { o.srv.retire(o) })
 }

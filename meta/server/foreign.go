@@ -90,7 +90,10 @@ const sealFirst = "seal"
 // foreign holds the places of other volumes' chunks that files of this volume refer to, as
 // seen in answers. The owners of the other volumes supply the places.
 type foreign struct {
-	o *owner
+	k       *kernel
+	sealing *sealing
+
+	clone bool // files may lie in chunks of other volumes
 
 	m map[meta.ChunkID]foreignPlace
 }
@@ -105,13 +108,13 @@ type foreignPlace struct {
 // places are unknown or stale, it requests them in the background, and the caller waits for
 // wait and tries again. The caller holds the owner's mu.
 func (fo *foreign) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error) {
-	o := fo.o
-	if !o.clone || len(res.Extents) == 0 {
+	k := fo.k
+	if !fo.clone || len(res.Extents) == 0 {
 		return nil, nil
 	}
 	want := map[meta.ChunkID]bool{}
 	for _, e := range res.Extents {
-		if !e.Chunk.IsZero() && e.Chunk.Volume != o.vol {
+		if !e.Chunk.IsZero() && e.Chunk.Volume != k.vol {
 			want[e.Chunk] = true
 		}
 	}
@@ -140,7 +143,7 @@ func (fo *foreign) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error
 	}
 	// All are asked for: places that are fresh now could be stale when the others come.
 	done := make(chan struct{})
-	o.wg.Go(func() {
+	k.wg.Go(func() {
 		defer close(done)
 		fo.learnPlaces(ids)
 	})
@@ -150,8 +153,8 @@ func (fo *foreign) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error
 // learnPlaces asks the owners of chunks for the places, and records the answers together, so
 // that all of them are fresh at its end, however slow some owners are. ids is sorted.
 func (fo *foreign) learnPlaces(ids []meta.ChunkID) {
-	o := fo.o
-	ctx, cancel := context.WithTimeout(o.ctx, peerPatience)
+	k := fo.k
+	ctx, cancel := context.WithTimeout(k.ctx, peerPatience)
 	defer cancel()
 	learnt := make([]foreignPlace, len(ids))
 	var wg sync.WaitGroup
@@ -162,7 +165,7 @@ func (fo *foreign) learnPlaces(ids []meta.ChunkID) {
 		}
 		some, into := ids[from:to], learnt[from:to]
 		wg.Go(func() {
-			places, err := o.srv.placesIn(ctx, some[0].Volume, some, false)
+			places, err := k.srv.placesIn(ctx, some[0].Volume, some, false)
 			for i, id := range some {
 				p := &into[i]
 				if p.err = err; err != nil {
@@ -176,8 +179,8 @@ func (fo *foreign) learnPlaces(ids []meta.ChunkID) {
 		from = to
 	}
 	wg.Wait()
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if fo.m == nil || len(fo.m) > maxForeign {
 		fo.m = map[meta.ChunkID]foreignPlace{}
 	}
@@ -190,27 +193,27 @@ func (fo *foreign) learnPlaces(ids []meta.ChunkID) {
 
 // placesOf reads the records of this volume's chunks. With seal, it seals them first.
 func (fo *foreign) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) ([]meta.ChunkPlace, error) {
-	o := fo.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := fo.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return nil, err
 	}
 	if seal {
 		for _, id := range ids {
 			// A client writing to the chunk goes on in another.
-			if _, err := o.sealing.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
+			if _, err := fo.sealing.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
 				return nil, err
 			}
 		}
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return nil, o.failed
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return nil, k.failed
 	}
 	places := make([]meta.ChunkPlace, len(ids))
 	for i, id := range ids {
 		places[i].ID = id
-		c, _, err := namespace.ReadChunk(o.view(), id)
+		c, _, err := namespace.ReadChunk(k.view(), id)
 		if errors.Is(err, meta.NoSuchChunk) {
 			continue
 		}
@@ -227,16 +230,16 @@ func (fo *foreign) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) 
 // serveForeignCap signs a capability to read a chunk of another volume, if the owner has seen
 // a file of this volume refer to the chunk. Errors: NoSuchChunk.
 func (fo *foreign) serveForeignCap(s *session, id uint64, chunk meta.ChunkID) {
-	o := fo.o
-	o.mu.Lock()
+	k := fo.k
+	k.mu.Lock()
 	p, ok := fo.m[chunk]
-	o.mu.Unlock()
+	k.mu.Unlock()
 	re := &wire.CapsRe{TTL: uint64(CapLife.Milliseconds())}
 	if !ok || p.err != nil {
 		re.Status = wire.StatusOf(meta.E("read capability", meta.NoSuchChunk, chunk.String(), errors.New("no file was seen to lie in it: open the file again")))
 	} else {
-		re.Cap = o.srv.sign(CapLife, capability.Claims{
-			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | o.srv.bulkRights(chunk.Volume)&o.srv.bulkRights(o.vol),
+		re.Cap = k.srv.sign(CapLife, capability.Claims{
+			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | k.srv.bulkRights(chunk.Volume)&k.srv.bulkRights(k.vol),
 			Client: s.holder(),
 		})
 	}

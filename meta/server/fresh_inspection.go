@@ -21,8 +21,8 @@ func (in *inspection) lookAfresh(ctx context.Context) {
 	clear(in.listed)
 	in.again = mark
 	in.mu.Unlock()
-	in.o.tasks.inspection.Wake()
-	for time.Since(mark) < afreshWait && ctx.Err() == nil && in.o.ctx.Err() == nil {
+	in.k.tasks.inspection.Wake()
+	for time.Since(mark) < afreshWait && ctx.Err() == nil && in.k.ctx.Err() == nil {
 		in.mu.Lock()
 		done := in.whole.After(mark)
 		in.mu.Unlock()
@@ -37,23 +37,23 @@ func (in *inspection) lookAfresh(ctx context.Context) {
 // bytes that the journal refers to, as after disks were set back to an old image. A chunk with
 // a server that does not answer is left out.
 func (in *inspection) shortOpen(ctx context.Context, from meta.ChunkID) (map[meta.ChunkID]bool, error) {
-	o := in.o
+	k := in.k
 	open := map[meta.ChunkID][]meta.ServerID{}
-	o.mu.Lock()
-	err := namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, file meta.Ino) bool {
+	k.mu.Lock()
+	err := namespace.AllOpenChunks(k.view(), func(c meta.ChunkRecord, file meta.Ino) bool {
 		if c.ID.Compare(from) > 0 && c.Live > 0 {
 			open[c.ID] = c.Servers
 		}
 		return true
 	})
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if err != nil || len(open) == 0 {
 		return nil, err
 	}
-	if err := o.settled(ctx); err != nil {
+	if err := k.settled(ctx); err != nil {
 		return nil, err
 	}
-	frozen, release, err := o.freezeState(ctx, &checking{})
+	frozen, release, err := k.freezeState(ctx, &checking{})
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (in *inspection) shortOpen(ctx context.Context, from meta.ChunkID) (map[met
 			defer func() { <-slots }()
 			for _, server := range open[id] {
 				ask, cancel := context.WithTimeout(ctx, orderPatience)
-				said, err := o.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: id})
+				said, err := k.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: id})
 				cancel()
 				if err == nil && said.Length >= end || err != nil && !provesBad(meta.KindOf(err)) {
 					return

@@ -152,7 +152,13 @@ type listing struct {
 
 // inspection is an owner's state between its inspections.
 type inspection struct {
-	o *owner
+	k           *kernel
+	checkpoints *checkpoints
+	faults      *faults
+	repairing   *repairing
+	sealing     *sealing
+	stale       *stale
+	words       *words
 
 	mu     sync.Mutex
 	listed map[meta.ServerID]listing
@@ -176,7 +182,7 @@ func (in *inspection) listAnew() {
 	clear(in.listed)
 	in.again = time.Now()
 	in.mu.Unlock()
-	in.o.tasks.inspection.Wake()
+	in.k.tasks.inspection.Wake()
 }
 
 // relist makes every owner list a server again.
@@ -229,17 +235,17 @@ func newInspectionTask(o *owner) *task.Task {
 
 // lookAround runs an inspection.
 func (in *inspection) lookAround() error {
-	o := in.o
+	k := in.k
 	began := time.Now()
-	o.words.readAgain()
-	m := o.srv.servers()
+	in.words.readAgain()
+	m := k.srv.servers()
 	in.forgetStored(m)
-	policy, err := o.policy()
+	policy, err := k.policy()
 	if err != nil {
 		return err
 	}
 	lists := in.listServers(m, &policy)
-	balance := m.Balance(&policy, o.srv.cfg.Balance)
+	balance := m.Balance(&policy, k.srv.cfg.Balance)
 	st, err := in.walk(m, &policy, lists, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
 		return in.plan(rec, &policy, m, balance, true)
 	})
@@ -268,14 +274,14 @@ func (l *lists) complete() bool { return len(l.from) == l.due }
 // listServers lists the servers that are due. Replicas that no record names, or that differ
 // from their record, are noted at once.
 func (in *inspection) listServers(m *placement.Map, policy *meta.Policy) *lists {
-	o := in.o
+	k := in.k
 	l := &lists{seen: map[meta.ChunkID]uint8{}, from: map[meta.ServerID]bool{}}
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	in.mu.Lock()
 	was := in.listed
 	in.mu.Unlock()
-	for _, x := range o.srv.sightings() {
+	for _, x := range k.srv.sightings() {
 		s, ok := m.Server(x.info.ID)
 		if !ok || s.State != placement.Live && s.State != placement.Draining {
 			continue
@@ -283,7 +289,7 @@ func (in *inspection) listServers(m *placement.Map, policy *meta.Policy) *lists 
 		in.mu.Lock()
 		w, had := was[x.info.ID]
 		in.mu.Unlock()
-		if had && w.generation == x.generation && time.Since(w.at) < o.srv.cfg.ListInterval {
+		if had && w.generation == x.generation && time.Since(w.at) < k.srv.cfg.ListInterval {
 			continue
 		}
 		l.due++
@@ -292,8 +298,8 @@ func (in *inspection) listServers(m *placement.Map, policy *meta.Policy) *lists 
 			defer func() { <-slots }()
 			began := time.Now()
 			if err := in.listServer(l, &x, policy); err != nil {
-				if o.ctx.Err() == nil {
-					o.log.Warn("the replicas of a chunk server could not be listed: the owner concludes nothing from that", "server", x.info.ID, "error", err)
+				if k.ctx.Err() == nil {
+					k.log.Warn("the replicas of a chunk server could not be listed: the owner concludes nothing from that", "server", x.info.ID, "error", err)
 				}
 				return
 			}
@@ -311,27 +317,27 @@ func (in *inspection) listServers(m *placement.Map, policy *meta.Policy) *lists 
 // listServer lists a server's replicas, and counts in l the replicas that a record names. An
 // incomplete list counts nothing there.
 func (in *inspection) listServer(l *lists, x *sighting, policy *meta.Policy) error {
-	o := in.o
+	k := in.k
 	var sum StoredBytes
 	var named []meta.ChunkID
-	plain := toCompress{o: o, server: x.info.ID, alg: o.words.compression()}
-	err := in.eachPage(o.ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
+	plain := toCompress{k: k, server: x.info.ID, alg: in.words.compression()}
+	err := in.eachPage(k.ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
 		recs := make([]meta.ChunkRecord, len(page))
 		missing := make([]bool, len(page))
-		o.mu.Lock()
-		if o.failed != nil {
-			o.mu.Unlock()
-			return o.failed
+		k.mu.Lock()
+		if k.failed != nil {
+			k.mu.Unlock()
+			return k.failed
 		}
 		for i, c := range page {
 			var err error
-			recs[i], _, err = namespace.ReadChunk(o.view(), c.ID)
+			recs[i], _, err = namespace.ReadChunk(k.view(), c.ID)
 			if missing[i] = errors.Is(err, meta.NoSuchChunk); err != nil && !missing[i] {
-				o.mu.Unlock()
+				k.mu.Unlock()
 				return err
 			}
 		}
-		o.mu.Unlock()
+		k.mu.Unlock()
 		for i, c := range page {
 			if in.listedOne(x, &c, &recs[i], missing[i], policy) {
 				named = append(named, c.ID)
@@ -358,17 +364,17 @@ func (in *inspection) listServer(l *lists, x *sighting, policy *meta.Policy) err
 
 // eachPage lists a server's replicas of the volume, page by page.
 func (in *inspection) eachPage(ctx context.Context, server meta.ServerID, page func([]meta.ReplicaInfo) error) error {
-	return listReplicas(ctx, in.o.order, server, in.o.vol, page)
+	return listReplicas(ctx, in.k.order, server, in.k.vol, page)
 }
 
 // listedOne compares a listed replica with its record, and notes the result. there: the record
 // names the replica.
 func (in *inspection) listedOne(x *sighting, c *meta.ReplicaInfo, rec *meta.ChunkRecord, missing bool, policy *meta.Policy) (there bool) {
-	o := in.o
+	k := in.k
 	server := x.info.ID
 	if missing || !slices.Contains(rec.Servers, server) {
 		if missing || rec.State != meta.ChunkOpen {
-			o.stale.add(c.ID, server, c.Length, missing)
+			in.stale.add(c.ID, server, c.Length, missing)
 		}
 		return false
 	}
@@ -386,7 +392,7 @@ func (in *inspection) listedOne(x *sighting, c *meta.ReplicaInfo, rec *meta.Chun
 	}
 	bad := c.Err != meta.KindOK || c.Length < rec.Length
 	if !bad && c.State == meta.ChunkOpen {
-		err := o.sealing.sealReplicas(o.ctx, rec, []meta.ServerID{server})[0]
+		err := in.sealing.sealReplicas(k.ctx, rec, []meta.ServerID{server})[0]
 		if bad = provesBad(meta.KindOf(err)); err != nil && !bad {
 			return false
 		}
@@ -395,13 +401,13 @@ func (in *inspection) listedOne(x *sighting, c *meta.ReplicaInfo, rec *meta.Chun
 	}
 	switch {
 	case bad:
-		o.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
+		in.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
 	case leaves != "", otherClass(x, c.Disk, policy):
-		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves})
-	case !o.faults.corrupt(c.ID, server):
-		o.faults.clear(c.ID, server)
+		in.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves})
+	case !in.faults.corrupt(c.ID, server):
+		in.faults.clear(c.ID, server)
 	default:
-		o.faults.note(c.ID, fault{server: server, state: placement.Bad, disk: leaves})
+		in.faults.note(c.ID, fault{server: server, state: placement.Bad, disk: leaves})
 	}
 	return true
 }
@@ -419,7 +425,7 @@ func otherClass(x *sighting, disk string, policy *meta.Policy) bool {
 // confirmMissing handles a chunk missing from a complete list of a server in the chunk's
 // record. It asks each such server about the chunk, and notes the replicas that are missing.
 func (in *inspection) confirmMissing(rec *meta.ChunkRecord, l *lists) {
-	o := in.o
+	k := in.k
 	n := 0
 	for _, id := range rec.Servers {
 		if l.from[id] {
@@ -429,17 +435,17 @@ func (in *inspection) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 	if n == 0 || int(l.seen[rec.ID]) >= n || rec.State == meta.ChunkOpen && !in.written(rec) {
 		return
 	}
-	ask := o.repairing.judge
+	ask := in.repairing.judge
 	if rec.State == meta.ChunkOpen {
 		ask = in.judgeOpen
 	}
 	for _, id := range rec.Servers {
-		if !l.from[id] || o.faults.has(rec.ID, id) {
+		if !l.from[id] || in.faults.has(rec.ID, id) {
 			continue
 		}
-		if state, err := ask(o.ctx, rec, id); err == nil && state == placement.Bad {
-			o.log.Warn("a replica is not where the journal says", "chunk", rec.ID, "server", id)
-			o.faults.set(rec.ID, id, placement.Bad, false)
+		if state, err := ask(k.ctx, rec, id); err == nil && state == placement.Bad {
+			k.log.Warn("a replica is not where the journal says", "chunk", rec.ID, "server", id)
+			in.faults.set(rec.ID, id, placement.Bad, false)
 		}
 	}
 }
@@ -447,9 +453,9 @@ func (in *inspection) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 // plan returns the next step for a chunk; with queue, it also queues the step. balance
 // accounts for the moves that only even out how full servers are.
 func (in *inspection) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map, balance *placement.Balance, queue bool) placement.Step {
-	o := in.o
-	replicas := o.faults.replicas(rec)
-	if time.Since(o.srv.epoch) < o.srv.cfg.RepairDelay {
+	k := in.k
+	replicas := in.faults.replicas(rec)
+	if time.Since(k.srv.epoch) < k.srv.cfg.RepairDelay {
 		// This process started just now: servers it does not know yet may still connect.
 		for _, x := range replicas {
 			if _, ok := m.Server(x.Server); !ok {
@@ -464,7 +470,7 @@ func (in *inspection) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placem
 		}
 	}
 	if queue && (st.Work() || st.Live == 0 && mayAsk(m, replicas)) {
-		o.srv.repairs.add(o, rec.ID, &st, rec.Length)
+		k.srv.repairs.add(in.repairing, rec.ID, &st, rec.Length)
 	}
 	return st
 }
@@ -486,7 +492,7 @@ const walkPage = 512
 // chunk. With the lists of an inspection, walk also asks servers about chunks missing in their
 // lists, and seals the open chunks that must end.
 func (in *inspection) walk(m *placement.Map, policy *meta.Policy, lists *lists, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
-	o := in.o
+	k := in.k
 	st := RepairStatus{Volumes: 1, Nodes: map[meta.ServerID]NodeChunks{}}
 	var ending []openChunk
 	err := in.walkRecords(func(rec *meta.ChunkRecord) {
@@ -500,7 +506,7 @@ func (in *inspection) walk(m *placement.Map, policy *meta.Policy, lists *lists, 
 				x.rec = new(*rec) // the page is used again
 				ending = append(ending, x)
 			}
-			o.faults.onDisks(rec, &st)
+			in.faults.onDisks(rec, &st)
 		case meta.ChunkDeleting:
 			st.Deleting++
 		case meta.ChunkSealed:
@@ -509,35 +515,35 @@ func (in *inspection) walk(m *placement.Map, policy *meta.Policy, lists *lists, 
 			}
 			if !rec.Gone() {
 				st.add(rec, planned(rec, m))
-				o.faults.onDisks(rec, &st)
+				in.faults.onDisks(rec, &st)
 			}
 		}
 	})
-	if err != nil && o.ctx.Err() == nil {
+	if err != nil && k.ctx.Err() == nil {
 		return st, err
 	}
-	o.stale.count(&st)
+	in.stale.count(&st)
 	st.addBlobs(in.blobsOn())
 	in.sealSome(ending)
-	return st, o.ctx.Err()
+	return st, k.ctx.Err()
 }
 
 // walkRecords visits all chunks' records, a page at a time.
 func (in *inspection) walkRecords(each func(*meta.ChunkRecord)) error {
-	o := in.o
+	k := in.k
 	var from meta.ChunkID
 	page := make([]meta.ChunkRecord, 0, walkPage)
-	for o.ctx.Err() == nil {
+	for k.ctx.Err() == nil {
 		page = page[:0]
-		o.mu.Lock()
-		err := o.failed
+		k.mu.Lock()
+		err := k.failed
 		if err == nil {
-			err = namespace.ChunksFrom(o.view(), from, func(c meta.ChunkRecord) bool {
+			err = namespace.ChunksFrom(k.view(), from, func(c meta.ChunkRecord) bool {
 				page = append(page, c)
 				return len(page) < walkPage
 			})
 		}
-		o.mu.Unlock()
+		k.mu.Unlock()
 		if err != nil {
 			return err
 		}
@@ -550,18 +556,18 @@ func (in *inspection) walkRecords(each func(*meta.ChunkRecord)) error {
 		from = page[len(page)-1].ID
 		from.Counter++
 	}
-	return o.ctx.Err()
+	return k.ctx.Err()
 }
 
 // blobsOn counts the parts of the recorded checkpoint's files by server. A part on a server to
 // be emptied does not count if enough other servers have the part: the next checkpoint puts
 // the part elsewhere.
 func (in *inspection) blobsOn() map[meta.ServerID]NodeChunks {
-	o := in.o
-	live, most := o.srv.blobServers()
-	o.mu.Lock()
-	refs := o.checkpoints.blobs
-	o.mu.Unlock()
+	k := in.k
+	live, most := k.srv.blobServers()
+	k.mu.Lock()
+	refs := in.checkpoints.blobs
+	k.mu.Unlock()
 	on := map[meta.ServerID]NodeChunks{}
 	for _, r := range refs {
 		needed := short(r, live, most)

@@ -135,21 +135,21 @@ func TestForgottenOwnerLeavesNoJob(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	ends, stays := &owner{kernel: kernel{vol: 1}}, &owner{kernel: kernel{vol: 2}}
+	ends, stays := &repairing{k: &kernel{vol: 1}}, &repairing{k: &kernel{vol: 2}}
 	for range 200 {
 		r := newRepairs()
 		want := 0
 		for i := range 40 {
-			o := ends
+			by := ends
 			if rnd.IntN(2) == 0 {
-				o = stays
+				by = stays
 				want++
 			}
 			st := placement.Step{Reason: placement.UnderReplicate, Live: 1 + rnd.IntN(40)}
-			r.add(o, meta.ChunkID{Volume: o.vol, Counter: uint64(i)}, &st, 1)
+			r.add(by, meta.ChunkID{Volume: by.k.vol, Counter: uint64(i)}, &st, 1)
 		}
 		r.forget(ends)
-		if len(r.queue) != want || len(r.byChunk) != want || slices.ContainsFunc(r.queue, func(j *job) bool { return j.o == ends }) {
+		if len(r.queue) != want || len(r.byChunk) != want || slices.ContainsFunc(r.queue, func(j *job) bool { return j.by == ends }) {
 			t.Fatalf("%d jobs and %d chunks are left, want %d (seed %d)", len(r.queue), len(r.byChunk), want, seed)
 		}
 		for last := 1 << 30; len(r.queue) > 0; {

@@ -447,7 +447,7 @@ func TestJoinOfSplitPieces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &filler{o: o, policy: policy}
+	f := o.compaction.newFiller(policy)
 	if err := f.end(f.step(looked)); err != nil || f.moved != 2*blocks {
 		t.Errorf("%d extents were moved, want %d: %v", f.moved, 2*blocks, err)
 	}

@@ -29,6 +29,8 @@ type kernel struct {
 	st  Store
 	// use counts what the volume uses, and promises of further use.
 	use useAccount
+	// lost sends the sessions to the next owner and ends the owner, whose volume was lost.
+	lost func(cause error)
 
 	mu    sync.Mutex
 	ov    *overlay
@@ -44,6 +46,13 @@ type kernel struct {
 	noSpace error // not nil: etcd refuses writes
 	// stClosed: st must not be read any more.
 	stClosed bool
+
+	sessions map[meta.SessionID]*journaled
+	// entered maps each session that has entered the volume to a number; a session that enters
+	// again gets a new number. A call waiting while its session enters again is not executed.
+	// entries is the last number given.
+	entered map[*session]uint64
+	entries uint64
 
 	// recovered is closed when operations other than replays may run.
 	recovered chan struct{}
@@ -326,6 +335,42 @@ func (k *kernel) reapOne(cause error) error {
 	return nil
 }
 
+// part makes the owner stop serving: waiting requests fail with NotOwner, which names the next
+// owner's address to, if known. It returns false if the owner parted before. The caller holds
+// mu.
+func (k *kernel) part(to string, cause error) bool {
+	if k.failed != nil {
+		return false
+	}
+	k.failed = meta.E("volume", meta.NotOwner, to, cause)
+	k.waiters = nil // the end of ctx ends the waits
+	return true
+}
+
+// lose ends the serving of a volume after an error of the fence, the journal or the store:
+// this server can't go on. Operations not journaled are dropped with the overlay; clients send
+// them to the next owner, and see no failure.
+func (k *kernel) lose(cause error) {
+	k.mu.Lock()
+	first := k.part("", cause)
+	k.mu.Unlock()
+	if !first {
+		return
+	}
+	k.log.Warn("the volume is served here no more", "error", cause)
+	k.lost(cause)
+}
+
+// has reports whether the session entered the volume and the owner still serves.
+func (k *kernel) has(s *session) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, ok := k.entered[s]
+	return ok && k.failed == nil
+}
+
+// runTask runs a task until the owner ends. The task waits until the previous owner's sessions
+// are back or over.
 func (k *kernel) runTask(t *task.Task) {
 	if k.await(k.ctx, k.recovered) == nil {
 		t.Run(k.ctx)

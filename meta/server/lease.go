@@ -22,9 +22,10 @@ const refusalRest = 30 * time.Second
 type leaseMessage = lease.Message[*session]
 
 // newLeases makes the empty table of a volume.
-func (s *Server) newLeases() *leases {
-	t := lease.New[*session](lease.Config{RefusalRest: refusalRest, NoRecall: s.cfg.Unsafe.NoRecall, NoPutIn: s.cfg.Unsafe.NoPutIn})
-	return &leases{Table: t, questions: map[meta.Ino]*growthQuestion{}}
+func newLeases(k *kernel) *leases {
+	u := k.srv.cfg.Unsafe
+	t := lease.New[*session](lease.Config{RefusalRest: refusalRest, NoRecall: u.NoRecall, NoPutIn: u.NoPutIn})
+	return &leases{Table: t, k: k, questions: map[meta.Ino]*growthQuestion{}}
 }
 
 // leases are the leases of a volume, the questions to sessions that keep theirs, and the

@@ -179,7 +179,7 @@ func TestCompactionHoldsThePolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := g.s.srv.opened(1)
-	f := &filler{o: o}
+	f := o.compaction.newFiller(meta.Policy{})
 	var err error
 	if f.policy, err = o.policy(); err != nil {
 		t.Fatal(err)

@@ -38,26 +38,26 @@ type openChunk struct {
 
 // openChunk judges the record of an open chunk.
 func (in *inspection) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map) openChunk {
-	o := in.o
-	replicas := o.faults.replicas(rec)
+	k := in.k
+	replicas := in.faults.replicas(rec)
 	x := openChunk{rec: rec, written: in.written(rec), standing: m.Standing(replicas), want: int(max(policy.Replicas, 1))}
 	x.askable = slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool {
 		s, ok := m.Server(id)
 		return ok && (s.State == placement.Live || s.State == placement.Draining)
-	}) || !slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool { return !o.srv.neverBack(id) })
+	}) || !slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool { return !k.srv.neverBack(id) })
 	x.ends = in.mustEnd(rec, replicas, m)
 	why := ""
 	switch {
-	case o.srv.cfg.Unsafe.NoMeet:
+	case k.srv.cfg.Unsafe.NoMeet:
 	case m.Elsewhere(policy, rec.Servers):
 		why = "it lies where its policy wants no data"
 	case fewer(policy, rec.Servers):
 		why = "it has fewer replicas than its policy allows: it was begun under another one"
-	case m.Fuller(policy, rec.Servers, o.srv.suspected.of(rec.Session)):
+	case m.Fuller(policy, rec.Servers, k.srv.suspected.of(rec.Session)):
 		why = "it has fewer replicas than its policy wants, or nearer to each other, and a new chunk would be better off"
 	}
 	x.unmet = why != "" || m.Outside(policy, rec.Servers)
-	if x.ends = cmp.Or(x.ends, why); o.srv.cfg.Unsafe.NoEnd {
+	if x.ends = cmp.Or(x.ends, why); k.srv.cfg.Unsafe.NoEnd {
 		x.ends = ""
 	}
 	return x
@@ -66,13 +66,13 @@ func (in *inspection) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *p
 // written reports whether the journal refers to an open chunk. If so, every server of the
 // record has synced the bytes (rule 5), and a server without the chunk has lost its replica.
 func (in *inspection) written(rec *meta.ChunkRecord) bool {
-	o := in.o
+	k := in.k
 	if rec.Live > 0 {
 		return true
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	now, file, err := namespace.ReadChunk(o.view(), rec.ID)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now, file, err := namespace.ReadChunk(k.view(), rec.ID)
 	return err == nil && (now.Live > 0 || file != 0)
 }
 
@@ -96,10 +96,10 @@ func (in *inspection) mustEnd(rec *meta.ChunkRecord, replicas []placement.Replic
 
 // judgeOpen asks a server about its replica of an open chunk with promised bytes.
 func (in *inspection) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
-	o := in.o
+	k := in.k
 	ctx, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
-	_, err := o.order(ctx, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+	_, err := k.order(ctx, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
 	switch k := meta.KindOf(err); {
 	case err == nil:
 		return placement.Good, nil
@@ -112,20 +112,19 @@ func (in *inspection) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, serv
 // listedOpen notes the state of a listed replica of an open chunk. leaves is the disk to be
 // emptied with the replica, if any. other: the disk has another class than the policy wants.
 func (in *inspection) listedOpen(server meta.ServerID, c *meta.ReplicaInfo, leaves string, other bool) {
-	o := in.o
 	switch {
 	case c.Err != meta.KindOK:
-		o.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
+		in.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
 	case leaves != "" || other:
-		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves})
-	case !o.faults.corrupt(c.ID, server):
-		o.faults.clear(c.ID, server) // the replica is back
+		in.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves})
+	case !in.faults.corrupt(c.ID, server):
+		in.faults.clear(c.ID, server) // the replica is back
 	}
 }
 
 // sealSome seals open chunks that must end, up to sealsAtOnce at a time.
 func (in *inspection) sealSome(chunks []openChunk) {
-	o := in.o
+	k := in.k
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, sealsAtOnce)
 	for _, x := range chunks {
@@ -133,20 +132,20 @@ func (in *inspection) sealSome(chunks []openChunk) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			id := x.rec.ID
-			rec, err := o.sealing.seal(o.ctx, id, nil)
+			rec, err := in.sealing.seal(k.ctx, id, nil)
 			if errors.Is(err, meta.NoSuchChunk) {
 				return // the chunk was deleted meanwhile
 			}
 			if err != nil {
-				if o.ctx.Err() == nil {
-					o.log.Warn("an open chunk that must end can't be sealed yet; the owner tries again", "chunk", id, "why", x.ends, "error", err)
+				if k.ctx.Err() == nil {
+					k.log.Warn("an open chunk that must end can't be sealed yet; the owner tries again", "chunk", id, "why", x.ends, "error", err)
 				}
 				return
 			}
-			o.faults.sealed(&rec)
+			in.faults.sealed(&rec)
 			if rec.State == meta.ChunkSealed {
-				o.log.Info("an open chunk was ended; its writer goes on in a new chunk", "chunk", id, "why", x.ends, "were", x.rec.Servers, "are", rec.Servers)
-				o.tasks.inspection.Wake()
+				k.log.Info("an open chunk was ended; its writer goes on in a new chunk", "chunk", id, "why", x.ends, "were", x.rec.Servers, "are", rec.Servers)
+				k.tasks.inspection.Wake()
 			}
 		})
 	}

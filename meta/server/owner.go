@@ -34,24 +34,18 @@ type owner struct {
 	hanging   sync.RWMutex
 	rollbacks rollbacks
 
-	leases   *leases
-	quota    volumeQuota
-	words    words
-	locks    locks
-	mirror   mirrorTarget
-	sessions map[meta.SessionID]*journaled
+	leases *leases
+	quota  volumeQuota
+	words  words
+	locks  locks
+	mirror mirrorTarget
 
 	// allBack, of capacity 1, notifies recover when awaited becomes empty.
 	allBack chan struct{}
 	// awaited has the sessions known to the journal when the owner took the volume, and neither
 	// back nor ended since. The value is true if the session has entered, and will send claims
 	// and replays.
-	awaited map[meta.SessionID]bool
-	// entered maps each session that has entered the volume to a number; a session that enters
-	// again gets a new number. A call waiting while its session enters again is not executed.
-	// entries is the last number given.
-	entered  map[*session]uint64
-	entries  uint64
+	awaited  map[meta.SessionID]bool
 	departed []departed // departed sessions, for the task that ends them
 	told     policyTold
 	over     []meta.SessionID // sessions in awaited whose end began but was not finished
@@ -69,7 +63,6 @@ type owner struct {
 	groups      groupSnapshots
 	digesting   digesting
 	indexing    indexing
-	clone       bool      // files may lie in chunks of other volumes
 	foreign     foreign   // the chunks of other volumes
 	promotion   promotion // promotion of a clone
 	clones      clones    // making and releasing clones of this volume
@@ -86,16 +79,39 @@ type owner struct {
 	eventWaits eventWaits
 }
 
-// lodge tells the owner's guests whose guests they are. Each guest has the state and the methods of
-// a task of the owner's, such as compaction, and uses the owner's journal, store and mu.
+// lodge tells the owner's guests whose guests they are. Each guest has the state and the methods
+// of a task of the owner's, such as compaction. A guest uses the kernel, and the other guests
+// that the guest names; some guests still use the whole owner.
 func (o *owner) lodge() {
-	o.mirror.o, o.inspection.o, o.checkpoints.o, o.digesting.o = o, o, o, o
-	o.indexing.o, o.promotion.o, o.schedule.o, o.compaction.o = o, o, o, o
-	o.groups.o, o.clones.o, o.repairing.o, o.pinned.o, o.foreign.o = o, o, o, o, o
+	k := &o.kernel
+	o.mirror.o, o.digesting.o = o, o
+	o.indexing.o, o.promotion.o, o.schedule.o = o, o, o
+	o.groups.o, o.clones.o, o.pinned.o = o, o, o
 	o.quota.o, o.rollbacks.o = o, o
-	o.sealing.o, o.words.o, o.stale.o, o.losses.o, o.collection.o = o, o, o, o, o
-	o.leases.k = &o.kernel
 	o.use = &o.quota
+	o.lost = func(cause error) {
+		o.dismiss("", cause)
+		o.srv.wg.Go(func() { o.srv.retire(o) })
+	}
+	o.checkpoints.k = k
+	o.words.k, o.words.inspection, o.words.leases = k, &o.inspection, o.leases
+	o.sealing.k, o.sealing.words = k, &o.words
+	o.foreign.k, o.foreign.sealing = k, &o.sealing
+	cn := &o.compaction
+	cn.k, cn.collection, cn.faults, cn.leases, cn.sealing = k, &o.collection, &o.faults, o.leases, &o.sealing
+
+	r := &o.repairing
+	r.k, r.faults, r.sealing, r.stale, r.words = k, &o.faults, &o.sealing, &o.stale, &o.words
+	o.stale.k, o.stale.repairing = k, r
+	in := &o.inspection
+	in.k, in.checkpoints, in.faults, in.repairing = k, &o.checkpoints, &o.faults, r
+	in.sealing, in.stale, in.words = &o.sealing, &o.stale, &o.words
+	ls := &o.losses
+	ls.k, ls.faults, ls.inspection = k, &o.faults, in
+	ls.repairing, ls.sealing, ls.stale = r, &o.sealing, &o.stale
+	c := &o.collection
+	c.k, c.checkpoints, c.faults, c.indexing = k, &o.checkpoints, &o.faults, &o.indexing
+	c.repairing, c.sealing = r, &o.sealing
 }
 
 // journaled is the part of the volume's state about a session known to the journal.

@@ -260,7 +260,7 @@ func (pr *promotion) promoteAll(ctx context.Context, origin *cluster.Origin) err
 		return err
 	}
 	o.mu.Lock()
-	o.clone = false
+	o.foreign.clone = false
 	o.mu.Unlock()
 	o.log.Info("the clone was promoted", "copied", pr.copied.Load())
 	o.srv.settleOrigin(ctx, origin)
@@ -406,7 +406,7 @@ func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs 
 		if err := pr.promoteTurn(ctx, length-order.Length); err != nil {
 			return err
 		}
-		if err := o.copyOn(ctx, servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
+		if err := o.compaction.copyOn(ctx, servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
 			return err // the collector seals the unfinished chunk, which is garbage
 		}
 	}
@@ -459,7 +459,7 @@ func union(refs []namespace.ForeignExtent) (runs []meta.CopyRun) {
 // adopt1 swaps extents of an inode. Sessions that cached the extents' places are asked to drop
 // them first, as for compaction.
 func (pr *promotion) adopt1(ino meta.Ino, l []meta.Adopted) error {
-	res, err := pr.o.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
+	res, err := pr.o.compaction.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
 	if err == nil {
 		pr.copied.Add(res.Off)
 		pr.left.Add(-min(res.Off, pr.left.Load()))

@@ -89,18 +89,20 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 			ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
 			cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 			wake: make(chan struct{}, 1), recovered: make(chan struct{}),
+			sessions: map[meta.SessionID]*journaled{}, entered: map[*session]uint64{},
 		},
-		words: words{name: vol.Name}, state: state, leases: s.newLeases(), locks: newLocks(),
-		sessions: map[meta.SessionID]*journaled{}, allBack: make(chan struct{}, 1),
-		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
+		words: words{name: vol.Name}, state: state, locks: newLocks(),
+		allBack: make(chan struct{}, 1),
+		awaited: map[meta.SessionID]bool{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
 		inspection:  inspection{listed: map[meta.ServerID]listing{}, changed: map[meta.ServerID]time.Time{}},
 		collection:  collection{filling: map[meta.ChunkID]bool{}},
 		checkpoints: checkpoints{since: bytes, recorded: noCheckpoint(vol.Created)},
 	}
+	o.leases = newLeases(&o.kernel)
 	o.lodge()
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
 	o.tasks = newTasks(o)
-	if o.clone, err = namespace.IsClone(st); err != nil {
+	if o.foreign.clone, err = namespace.IsClone(st); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
 	}

@@ -60,7 +60,7 @@ const (
 
 // job is a chunk waiting for repair or being repaired.
 type job struct {
-	o       *owner
+	by      *repairing // of the owner that has the chunk
 	id      meta.ChunkID
 	urgency int
 	reason  placement.Reason
@@ -138,7 +138,7 @@ func (r *repairs) kick() {
 
 // add queues a chunk, or updates the urgency and plan of a queued chunk. A chunk whose repair
 // failed less than retryRepair ago is ignored.
-func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint64) {
+func (r *repairs) add(by *repairing, id meta.ChunkID, st *placement.Step, bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if until, ok := r.failed[id]; ok {
@@ -148,7 +148,7 @@ func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint6
 		delete(r.failed, id)
 	}
 	if j := r.byChunk[id]; j != nil {
-		if j.at >= 0 && j.o == o {
+		if j.at >= 0 && j.by == by {
 			j.urgency, j.reason, j.from, j.to = st.Urgency(), st.Reason, st.From, st.Add
 			heap.Fix(&r.queue, j.at)
 		}
@@ -165,21 +165,21 @@ func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint6
 		heap.Remove(&r.queue, last.at)
 		delete(r.byChunk, last.id)
 	}
-	j := &job{o: o, id: id, urgency: st.Urgency(), reason: st.Reason, bytes: bytes, from: st.From, to: st.Add}
+	j := &job{by: by, id: id, urgency: st.Urgency(), reason: st.Reason, bytes: bytes, from: st.From, to: st.Add}
 	heap.Push(&r.queue, j)
 	r.byChunk[id] = j
 	r.kick()
 }
 
 // forget drops the queued jobs of an owner that ended.
-func (r *repairs) forget(o *owner) {
+func (r *repairs) forget(by *repairing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue = slices.DeleteFunc(r.queue, func(j *job) bool {
-		if j.o == o {
+		if j.by == by {
 			delete(r.byChunk, j.id)
 		}
-		return j.o == o
+		return j.by == by
 	})
 	for i, j := range r.queue {
 		j.at = i
@@ -313,7 +313,7 @@ func (r *repairs) loads() map[meta.ServerID]uint32 {
 }
 
 // lock keeps repairs from a chunk until unlock; false: the chunk is being repaired.
-func (r *repairs) lock(o *owner, id meta.ChunkID) (unlock func(), ok bool) {
+func (r *repairs) lock(by *repairing, id meta.ChunkID) (unlock func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if j := r.byChunk[id]; j != nil {
@@ -322,7 +322,7 @@ func (r *repairs) lock(o *owner, id meta.ChunkID) (unlock func(), ok bool) {
 		}
 		heap.Remove(&r.queue, j.at)
 	}
-	r.byChunk[id] = &job{o: o, id: id, at: -1}
+	r.byChunk[id] = &job{by: by, id: id, at: -1}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -377,9 +377,9 @@ func (s *Server) repairLoop() {
 				break
 			}
 			wg.Go(func() {
-				err := j.o.repairing.repair(j)
-				if err != nil && j.o.ctx.Err() == nil {
-					j.o.log.Warn("a chunk could not be repaired; the owner tries again", "chunk", j.id, "error", err)
+				err := j.by.repair(j)
+				if err != nil && j.by.k.ctx.Err() == nil {
+					j.by.k.log.Warn("a chunk could not be repaired; the owner tries again", "chunk", j.id, "error", err)
 				}
 				s.repairs.finish(j, err)
 			})
@@ -413,7 +413,11 @@ var errLeaving error = meta.E("repair", meta.Unavailable, "", errors.New("the vo
 
 // repairing carries out the repairs of a volume's chunks.
 type repairing struct {
-	o *owner
+	k       *kernel
+	faults  *faults
+	sealing *sealing
+	stale   *stale
+	words   *words
 
 	// fences counts the orders about sealed chunks; see fresh.
 	fences atomic.Uint32
@@ -423,26 +427,26 @@ type repairing struct {
 // because the next step may rest on the record (rule 4). Errors: NoSuchChunk, also only once
 // durable; Unavailable while the owner is leaving or its lease is uncertain.
 func (rp *repairing) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord, error) {
-	o := rp.o
-	o.mu.Lock()
-	if o.failed != nil {
-		o.mu.Unlock()
-		return meta.ChunkRecord{}, o.failed
+	k := rp.k
+	k.mu.Lock()
+	if k.failed != nil {
+		k.mu.Unlock()
+		return meta.ChunkRecord{}, k.failed
 	}
-	if o.leaving != nil {
-		o.mu.Unlock()
+	if k.leaving != nil {
+		k.mu.Unlock()
 		return meta.ChunkRecord{}, errLeaving
 	}
-	rec, _, err := namespace.ReadChunk(o.view(), id)
-	wait := o.untilDurable(o.newest())
-	o.mu.Unlock()
+	rec, _, err := namespace.ReadChunk(k.view(), id)
+	wait := k.untilDurable(k.newest())
+	k.mu.Unlock()
 	if k := meta.KindOf(err); err != nil && k != meta.NoSuchChunk {
 		return rec, err
 	}
-	if werr := o.await(ctx, wait); werr != nil {
+	if werr := k.await(ctx, wait); werr != nil {
 		return rec, werr
 	}
-	if o.own.Left() <= 0 {
+	if k.own.Left() <= 0 {
 		return rec, meta.E("repair", meta.Unavailable, id.String(), errors.New("the volume's lease is not certain now"))
 	}
 	return rec, err
@@ -451,8 +455,8 @@ func (rp *repairing) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkR
 // repair plans anew for the job's chunk and carries out the plan: copies, then the record,
 // then the deletion of old replicas.
 func (rp *repairing) repair(j *job) error {
-	o := rp.o
-	ctx := o.ctx
+	k := rp.k
+	ctx := k.ctx
 	rec, err := rp.chunkNow(ctx, j.id)
 	if errors.Is(err, meta.NoSuchChunk) || err == nil && (rec.State != meta.ChunkSealed || rec.Gone()) {
 		return nil
@@ -460,7 +464,7 @@ func (rp *repairing) repair(j *job) error {
 	if err != nil {
 		return err
 	}
-	policy, err := o.policy()
+	policy, err := k.policy()
 	if err != nil {
 		return err
 	}
@@ -468,11 +472,11 @@ func (rp *repairing) repair(j *job) error {
 	if err != nil {
 		return err
 	}
-	m := o.srv.servers()
+	m := k.srv.servers()
 	st := m.Plan(chance{}, &policy, replicas)
 	if st.Reason == placement.None && j.reason == placement.Imbalance {
 		// Balance with the current fills, and without this copy.
-		st, _ = o.srv.makeMap(j).Balance(&policy, o.srv.cfg.Balance).Move(chance{}, rec.Servers, rec.Length)
+		st, _ = k.srv.makeMap(j).Balance(&policy, k.srv.cfg.Balance).Move(chance{}, rec.Servers, rec.Length)
 	}
 	if !st.Work() {
 		return nil
@@ -490,12 +494,12 @@ func (rp *repairing) repair(j *job) error {
 		if err := rp.pull(ctx, &rec, fence, crc, policy.Class, to, m.Nearest(to, j.prefer(st.From))); err != nil {
 			errs = append(errs, err)
 			if !slices.Contains(rec.Servers, to) {
-				o.stale.add(rec.ID, to, 0, false) // the target may have made the copy
+				rp.stale.add(rec.ID, to, 0, false) // the target may have made the copy
 			}
 			continue
 		}
 		added = append(added, to)
-		o.faults.clear(rec.ID, to)
+		rp.faults.clear(rec.ID, to)
 	}
 	next := slices.Concat(st.Keep, added)
 	if len(added) < len(st.Add) {
@@ -521,18 +525,18 @@ func (rp *repairing) repair(j *job) error {
 	}
 	if err := rp.setReplicas(ctx, &rec, next, fence); err != nil {
 		for _, id := range added {
-			o.stale.add(rec.ID, id, rec.Length, false)
+			rp.stale.add(rec.ID, id, rec.Length, false)
 		}
 		if errors.Is(err, meta.NoSuchChunk) {
 			return nil // the chunk was deleted meanwhile; the stale list removes the copies
 		}
 		return errors.Join(append(errs, err)...)
 	}
-	o.log.Info("replicas changed", "chunk", rec.ID, "why", st.Reason, "were", rec.Servers, "are", next)
+	k.log.Info("replicas changed", "chunk", rec.ID, "why", st.Reason, "were", rec.Servers, "are", next)
 	for _, id := range rec.Servers {
 		if !slices.Contains(next, id) {
-			o.stale.add(rec.ID, id, rec.Length, false)
-			o.faults.clear(rec.ID, id)
+			rp.stale.add(rec.ID, id, rec.Length, false)
+			rp.faults.clear(rec.ID, id)
 		}
 	}
 	return errors.Join(errs...)
@@ -552,13 +556,13 @@ func (j *job) prefer(from []meta.ServerID) []meta.ServerID {
 // copy does not restore a deleted replica.
 func (rp *repairing) fresh(f meta.Fence) meta.Fence {
 	seals := uint32(0)
-	if f.Term == rp.o.own.Term() {
+	if f.Term == rp.k.own.Term() {
 		seals = f.Seals
 	}
 	for {
 		last := rp.fences.Load()
 		if next := max(last, seals) + 1; rp.fences.CompareAndSwap(last, next) {
-			return meta.Fence{Term: rp.o.own.Term(), Seals: next}
+			return meta.Fence{Term: rp.k.own.Term(), Seals: next}
 		}
 	}
 }
@@ -566,27 +570,27 @@ func (rp *repairing) fresh(f meta.Fence) meta.Fence {
 // setReplicas journals the servers of a chunk if the chunk's record is still rec. fence is the
 // fence of the copies' orders. Without servers, the record marks the chunk as lost.
 func (rp *repairing) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID, fence meta.Fence) error {
-	o := rp.o
-	o.mu.Lock()
-	if o.failed != nil || o.leaving != nil {
-		o.mu.Unlock()
-		return cmp.Or(o.failed, errLeaving)
+	k := rp.k
+	k.mu.Lock()
+	if k.failed != nil || k.leaving != nil {
+		k.mu.Unlock()
+		return cmp.Or(k.failed, errLeaving)
 	}
-	seq := o.cur.seq
-	_, err := o.run(&meta.SetReplicas{Chunk: rec.ID, Expect: rec.Servers, Servers: servers, Fence: fence, Lost: len(servers) == 0}, 0)
+	seq := k.cur.seq
+	_, err := k.run(&meta.SetReplicas{Chunk: rec.ID, Expect: rec.Servers, Servers: servers, Fence: fence, Lost: len(servers) == 0}, 0)
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return err
 	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	return o.await(ctx, wait)
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
+	return k.await(ctx, wait)
 }
 
 // look asks the servers of all replicas marked as bad, and returns the state of all replicas.
 // look clears the marks of replicas that are good again.
 func (rp *repairing) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Replica, error) {
-	replicas := rp.o.faults.replicas(rec)
+	replicas := rp.faults.replicas(rec)
 	for i := range replicas {
 		if replicas[i].State != placement.Bad {
 			continue
@@ -598,7 +602,7 @@ func (rp *repairing) look(ctx context.Context, rec *meta.ChunkRecord) ([]placeme
 		case err != nil:
 			return nil, err
 		case state == placement.Good:
-			rp.o.faults.clear(rec.ID, replicas[i].Server)
+			rp.faults.clear(rec.ID, replicas[i].Server)
 			replicas[i].State = placement.Good
 		}
 	}
@@ -621,22 +625,22 @@ func provesBad(k meta.Kind) bool {
 // answered, and the replica is missing or damaged. With an error, nothing is known about the
 // replica.
 func (rp *repairing) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
-	o := rp.o
+	k := rp.k
 	ask, cancel := context.WithTimeout(ctx, orderPatience)
 	defer cancel()
-	r, err := o.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+	r, err := k.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
 	if err == nil && r.State == meta.ChunkOpen {
-		if err = o.sealing.sealReplicas(ask, rec, []meta.ServerID{server})[0]; err == nil {
+		if err = rp.sealing.sealReplicas(ask, rec, []meta.ServerID{server})[0]; err == nil {
 			return placement.Good, nil
 		}
 	}
 	switch {
 	case err == nil && r.Length == rec.Length && (rec.CRC == 0 || r.CRC == rec.CRC):
-		if o.faults.corrupt(rec.ID, server) {
+		if rp.faults.corrupt(rec.ID, server) {
 			// The mark came from a read of the bytes, so an answer from the server's index
 			// does not clear the mark.
 			read, cancel := context.WithTimeout(ctx, verifyPatience(rec.Length))
-			_, err := o.order(read, server, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
+			_, err := k.order(read, server, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
 			cancel()
 			switch {
 			case provesBad(meta.KindOf(err)):
@@ -663,7 +667,7 @@ func (rp *repairing) agreed(ctx context.Context, rec *meta.ChunkRecord, from []m
 	defer cancel()
 	var crc uint32
 	for i, id := range from {
-		r, err := rp.o.order(ctx, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+		r, err := rp.k.order(ctx, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
 		if err != nil {
 			return 0, err
 		}
@@ -689,18 +693,18 @@ func copyTerms(n, rate uint64) (uint64, time.Duration) {
 // has the same content already, the target only takes over the fence. Errors: Unavailable,
 // Corrupt, NoSuchChunk, the target's errors.
 func (rp *repairing) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fence, crc uint32, class string, to meta.ServerID, from []meta.ServerID) error {
-	o := rp.o
-	rate, patience := copyTerms(rec.Length, o.srv.share())
+	k := rp.k
+	rate, patience := copyTerms(rec.Length, k.srv.share())
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
 	or := meta.Order{
-		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: o.words.compression(),
-		Cap: o.srv.sign(patience+time.Minute, capability.Claims{
-			Volume: o.vol, Chunk: rec.ID, Rights: capability.Read, Client: o.srv.certified(to), // the target shows the capability
+		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: rp.words.compression(),
+		Cap: k.srv.sign(patience+time.Minute, capability.Claims{
+			Volume: k.vol, Chunk: rec.ID, Rights: capability.Read, Client: k.srv.certified(to), // the target shows the capability
 		}),
 	}
 	for _, id := range from {
-		if i, ok := o.srv.Resolve(id); ok {
+		if i, ok := k.srv.Resolve(id); ok {
 			i.Disks = nil
 			or.Sources = append(or.Sources, i)
 		}
@@ -708,7 +712,7 @@ func (rp *repairing) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta
 	if len(or.Sources) == 0 {
 		return meta.E("repair", meta.Unavailable, rec.ID.String(), fmt.Errorf("none of servers %v is connected", from))
 	}
-	r, err := o.order(ctx, to, or)
+	r, err := k.order(ctx, to, or)
 	if err == nil && (r.State != meta.ChunkSealed || r.Length != rec.Length || r.CRC != crc) {
 		err = meta.E("repair", meta.Corrupt, rec.ID.String(), fmt.Errorf("server %d has %d bytes with checksum %08x, want %d with %08x", to, r.Length, r.CRC, rec.Length, crc))
 	}
@@ -718,15 +722,15 @@ func (rp *repairing) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta
 		}
 		return err
 	}
-	o.srv.repairs.copiedNow(rec.Length)
-	o.srv.repairs.changed(to, rec.Length, 0)
+	k.srv.repairs.copiedNow(rec.Length)
+	k.srv.repairs.changed(to, rec.Length, 0)
 	return nil
 }
 
 // suspect verifies the replicas of all sources of a failed copy.
 func (rp *repairing) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
 	for _, id := range servers {
-		_ = rp.verifyReplica(rp.o.ctx, rec, id, 0, copyPatience) // verifyReplica marks a bad replica
+		_ = rp.verifyReplica(rp.k.ctx, rec, id, 0, copyPatience) // verifyReplica marks a bad replica
 	}
 }
 
@@ -736,10 +740,10 @@ func (rp *repairing) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
 // inspection started. Errors: Corrupt, NoSuchChunk, IO; Unavailable, also if the replica is
 // still open.
 func (rp *repairing) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id meta.ServerID, rate uint64, patience time.Duration) error {
-	o := rp.o
+	k := rp.k
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	r, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID, Rate: rate})
+	r, err := k.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID, Rate: rate})
 	read := err != nil // the bytes are wrong, not only the server's index
 	switch {
 	case err != nil, rec.State != meta.ChunkSealed:
@@ -748,13 +752,13 @@ func (rp *repairing) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, i
 	case r.Length != rec.Length || rec.CRC != 0 && r.CRC != rec.CRC:
 		err = meta.E("verify", meta.Corrupt, rec.ID.String(), fmt.Errorf("server %d has %d bytes with checksum %08x, want %d with %08x", id, r.Length, r.CRC, rec.Length, rec.CRC))
 	}
-	switch k := meta.KindOf(err); {
-	case k == meta.Corrupt, k == meta.NoSuchChunk, k == meta.IO, err != nil && !read:
-		o.log.Warn("a replica does not verify", "chunk", rec.ID, "server", id, "error", err)
-		known := o.faults.has(rec.ID, id)
-		o.faults.set(rec.ID, id, placement.Bad, read)
+	switch kind := meta.KindOf(err); {
+	case kind == meta.Corrupt, kind == meta.NoSuchChunk, kind == meta.IO, err != nil && !read:
+		k.log.Warn("a replica does not verify", "chunk", rec.ID, "server", id, "error", err)
+		known := rp.faults.has(rec.ID, id)
+		rp.faults.set(rec.ID, id, placement.Bad, read)
 		if !known {
-			o.tasks.inspection.Wake()
+			k.tasks.inspection.Wake()
 		}
 	}
 	return err

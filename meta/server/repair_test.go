@@ -95,7 +95,7 @@ func TestRepairFalseAlarm(t *testing.T) {
 	}
 	g.mu.Unlock()
 	// All at once, before anything is done about the first.
-	unlock, ok := g.s.srv.repairs.lock(g.s.srv.opened(1), a.ID)
+	unlock, ok := g.s.srv.repairs.lock(&g.s.srv.opened(1).repairing, a.ID)
 	if !ok {
 		t.Fatal("a repair of a whole chunk")
 	}

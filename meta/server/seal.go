@@ -29,7 +29,8 @@ const (
 
 // sealing ends chunks: of writers that ask for it, and of writers that left chunks open.
 type sealing struct {
-	o *owner
+	k     *kernel
+	words *words
 }
 
 func (sl *sealing) serveSeal(s *session, id uint64, m *wire.Seal) {
@@ -58,7 +59,7 @@ type answered struct {
 // and at most sealWait after the first answer. A server without a connection is asked again
 // meanwhile, unless the server can't come back.
 func (sl *sealing) orderAll(ctx context.Context, servers []meta.ServerID, or meta.Order) []answered {
-	o := sl.o
+	k := sl.k
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	late := func() { cancel(errors.New("no answer in time")) }
@@ -69,12 +70,12 @@ func (sl *sealing) orderAll(ctx context.Context, servers []meta.ServerID, or met
 	for i, id := range servers {
 		wg.Go(func() {
 			for {
-				out[i].OrderResult, out[i].err = o.order(ctx, id, or)
+				out[i].OrderResult, out[i].err = k.order(ctx, id, or)
 				if !errors.Is(out[i].err, meta.Unavailable) {
 					first.Do(func() { time.AfterFunc(sealWait, late) })
 					return
 				}
-				if ctx.Err() != nil || o.srv.neverBack(id) {
+				if ctx.Err() != nil || k.srv.neverBack(id) {
 					return
 				}
 				select {
@@ -95,11 +96,11 @@ func (sl *sealing) orderAll(ctx context.Context, servers []meta.ServerID, or met
 // the writer sends later bytes again to another chunk. Errors: Unavailable while the answers
 // do not determine the length, Fenced, Corrupt.
 func (sl *sealing) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.ChunkRecord, error) {
-	o := sl.o
+	k := sl.k
 	for {
-		o.mu.Lock()
-		rec, file, err := namespace.ReadChunk(o.view(), id)
-		o.mu.Unlock()
+		k.mu.Lock()
+		rec, file, err := namespace.ReadChunk(k.view(), id)
+		k.mu.Unlock()
 		if err != nil {
 			return rec, err
 		}
@@ -120,41 +121,41 @@ func (sl *sealing) seal(ctx context.Context, id meta.ChunkID, need *uint64) (met
 // end journals the end of a frozen chunk, and cuts its replicas there. Errors: Again (no
 // replica was frozen, and a session has begun to write to the chunk since).
 func (sl *sealing) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end ending) (meta.ChunkRecord, error) {
-	o := sl.o
+	k := sl.k
 	rec := meta.ChunkRecord{ID: id}
-	o.mu.Lock()
+	k.mu.Lock()
 	if end.unwritten {
-		now, file, err := namespace.ReadChunk(o.view(), id)
+		now, file, err := namespace.ReadChunk(k.view(), id)
 		if err == nil && now.State == meta.ChunkOpen && (now.Live > 0 || file != 0) {
 			err = meta.E("seal", meta.Again, id.String(), errors.New("its first bytes were committed meanwhile"))
 		}
 		if err != nil {
-			o.mu.Unlock()
+			k.mu.Unlock()
 			return rec, err
 		}
 	}
-	seq := o.cur.seq
-	if _, err := o.run(&meta.SealChunk{Chunk: id, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers, Lost: end.Lost > 0}, 0); err != nil {
-		o.mu.Unlock()
+	seq := k.cur.seq
+	if _, err := k.run(&meta.SealChunk{Chunk: id, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers, Lost: end.Lost > 0}, 0); err != nil {
+		k.mu.Unlock()
 		return rec, err
 	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	if err := o.await(ctx, wait); err != nil {
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
+	if err := k.await(ctx, wait); err != nil {
 		return rec, err
 	}
 	now := meta.ChunkRecord{ID: id, State: meta.ChunkSealed, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers}
 	// The journal has decided; the inspection repeats the order for a replica left open.
 	for i, err := range sl.sealReplicas(ctx, &now, now.Servers) {
 		if err != nil && !(end.unwritten && errors.Is(err, meta.NoSuchChunk)) {
-			o.log.Warn("a replica is not sealed yet", "chunk", id, "server", now.Servers[i], "error", err)
+			k.log.Warn("a replica is not sealed yet", "chunk", id, "server", now.Servers[i], "error", err)
 		}
 	}
-	o.srv.stats.sealed.Add(1)
-	o.tasks.collection.Wake()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	rec, _, err := namespace.ReadChunk(o.view(), id)
+	k.srv.stats.sealed.Add(1)
+	k.tasks.collection.Wake()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	rec, _, err := namespace.ReadChunk(k.view(), id)
 	if errors.Is(err, meta.NoSuchChunk) {
 		// Nothing referred to the chunk, so the chunk is being deleted.
 		now.State = meta.ChunkDeleting
@@ -165,8 +166,8 @@ func (sl *sealing) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, e
 
 // sealFence returns the next fence for a seal of an open chunk.
 func (sl *sealing) sealFence(rec *meta.ChunkRecord) meta.Fence {
-	o := sl.o
-	fence := meta.Fence{Term: o.own.Term(), Seals: rec.Fence.Seals + 1}
+	k := sl.k
+	fence := meta.Fence{Term: k.own.Term(), Seals: rec.Fence.Seals + 1}
 	if rec.Fence.Term != fence.Term {
 		fence.Seals = 1
 	}
@@ -185,7 +186,7 @@ type ending struct {
 // means that an operator accepts the loss of bytes present on no replica; accept may refuse,
 // given the replicas' answers.
 func (sl *sealing) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino, fence meta.Fence, need *uint64, accept func([]replica.Answer) error) (ending, error) {
-	o := sl.o
+	k := sl.k
 	const op = "seal"
 	c := replica.Case{Servers: rec.Servers, OpenEnded: file != 0}
 	if rec.Live > 0 || file != 0 {
@@ -209,7 +210,7 @@ func (sl *sealing) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.
 	var errs []error
 	for i, a := range said {
 		answers[i] = replica.AnswerOf(a.OrderResult, a.err, order.Length)
-		if answers[i].Reach == replica.Unreachable && o.srv.neverBack(rec.Servers[i]) {
+		if answers[i].Reach == replica.Unreachable && k.srv.neverBack(rec.Servers[i]) {
 			answers[i].Reach = replica.Lost
 		}
 		if errors.Is(a.err, meta.NoSuchChunk) {
@@ -282,8 +283,7 @@ func (sl *sealing) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.
 // (shorter), Corrupt (other bytes), Sealed (at another length): the replica is unusable and
 // must be deleted.
 func (sl *sealing) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID) []error {
-	o := sl.o
-	said := sl.orderAll(ctx, servers, meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: rec.Fence, Final: true, Length: rec.Length, Compress: o.words.compression()})
+	said := sl.orderAll(ctx, servers, meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: rec.Fence, Final: true, Length: rec.Length, Compress: sl.words.compression()})
 	errs := make([]error, len(said))
 	for i, a := range said {
 		errs[i] = a.err
@@ -298,10 +298,10 @@ func (sl *sealing) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, serv
 // committed returns the end of the last journaled extent in a chunk, or the length of the
 // chunk's part of a snapshot index. committed walks the whole volume.
 func (sl *sealing) committed(id meta.ChunkID) (most uint64, err error) {
-	o := sl.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	err = namespace.AllExtents(o.view(), func(_ meta.Ino, e meta.Extent) bool {
+	k := sl.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	err = namespace.AllExtents(k.view(), func(_ meta.Ino, e meta.Extent) bool {
 		if e.Chunk == id {
 			most = max(most, e.ChunkOff+e.Len)
 		}
@@ -310,7 +310,7 @@ func (sl *sealing) committed(id meta.ChunkID) (most uint64, err error) {
 	if err != nil || most > 0 {
 		return most, err
 	}
-	indexes, err := namespace.Indexes(o.view())
+	indexes, err := namespace.Indexes(k.view())
 	for _, x := range indexes {
 		for _, p := range x.Parts {
 			if p.Chunk == id {
@@ -466,7 +466,7 @@ func (s *seals) wait() error {
 // sealAll seals chunks in parallel, since each may wait for servers that don't answer; failed:
 // some could not be sealed yet.
 func (sl *sealing) sealAll(ids []meta.ChunkID) (failed bool) {
-	o := sl.o
+	k := sl.k
 	var wg sync.WaitGroup
 	var bad atomic.Bool
 	slots := make(chan struct{}, sealsAtOnce)
@@ -474,12 +474,12 @@ func (sl *sealing) sealAll(ids []meta.ChunkID) (failed bool) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if _, err := sl.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
+			if _, err := sl.seal(k.ctx, id, nil); err != nil && k.ctx.Err() == nil {
 				bad.Store(true)
 				if errors.Is(err, meta.Unavailable) {
-					o.log.Warn("a chunk that its writer left open can't be sealed yet; the owner tries again", "chunk", id, "error", err)
+					k.log.Warn("a chunk that its writer left open can't be sealed yet; the owner tries again", "chunk", id, "error", err)
 				} else {
-					o.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
+					k.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
 				}
 			}
 		})

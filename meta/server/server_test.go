@@ -605,7 +605,7 @@ func TestBackgroundEndsNobody(t *testing.T) {
 	if late, err := o.leases.recallWriters(ctx, 0); late.files != 1 || err != nil {
 		t.Errorf("a snapshot waits for it: %v, %v", late, err)
 	}
-	if _, err := o.swapped(ino, func() (meta.Op, error) { return nil, errors.New("its extents are moved") }); !errors.Is(err, meta.Again) {
+	if _, err := o.compaction.swapped(ino, func() (meta.Op, error) { return nil, errors.New("its extents are moved") }); !errors.Is(err, meta.Again) {
 		t.Error(err)
 	}
 	stands("since its extents were to be moved")
@@ -645,7 +645,7 @@ func TestMovingGivesNothingUp(t *testing.T) {
 	o := s.srv.opened(1)
 	moved := false
 	move := func() error {
-		_, err := o.swapped(ino, func() (meta.Op, error) {
+		_, err := o.compaction.swapped(ino, func() (meta.Op, error) {
 			moved = true
 			return nil, meta.E("move", meta.Stale, "", nil)
 		})

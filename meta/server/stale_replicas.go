@@ -24,7 +24,8 @@ type replicaKey struct {
 // time the owner reads the journal anew, and deletes the replica if the journal still does not
 // name the replica. A list that lacks a replica has no effect here.
 type stale struct {
-	o *owner
+	k         *kernel
+	repairing *repairing
 
 	mu sync.Mutex
 	m  map[replicaKey]staleSince
@@ -125,30 +126,30 @@ func (s *stale) count(st *RepairStatus) {
 
 // deleteStale deletes the replicas that were stale for RepairGrace.
 func (s *stale) deleteStale() {
-	o := s.o
-	keys := s.old(o.srv.cfg.RepairGrace)
+	k := s.k
+	keys := s.old(k.srv.cfg.RepairGrace)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
-	for _, k := range keys {
-		if o.ctx.Err() != nil {
+	for _, key := range keys {
+		if k.ctx.Err() != nil {
 			break
 		}
-		if _, ok := o.srv.Resolve(k.server); !ok {
+		if _, ok := k.srv.Resolve(key.server); !ok {
 			// The server lists its replicas after its return.
-			s.drop(k)
+			s.drop(key)
 			continue
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			done, deleted, err := s.deleteOne(k)
+			done, deleted, err := s.deleteOne(key)
 			if done {
-				n := s.drop(k)
+				n := s.drop(key)
 				if deleted {
-					o.srv.repairs.changed(k.server, 0, n)
+					k.srv.repairs.changed(key.server, 0, n)
 				}
-			} else if err != nil && o.ctx.Err() == nil {
-				o.log.Warn("an unneeded replica could not be deleted; the owner tries again", "chunk", k.chunk, "server", k.server, "error", err)
+			} else if err != nil && k.ctx.Err() == nil {
+				k.log.Warn("an unneeded replica could not be deleted; the owner tries again", "chunk", key.chunk, "server", key.server, "error", err)
 			}
 		})
 	}
@@ -157,21 +158,21 @@ func (s *stale) deleteStale() {
 
 // deleteOne deletes a replica if the journal still does not name the replica. done: no work is
 // left. deleted: the replica was deleted in this call.
-func (s *stale) deleteOne(k replicaKey) (done, deleted bool, err error) {
-	o := s.o
-	unlock, ok := o.srv.repairs.lock(o, k.chunk)
+func (s *stale) deleteOne(key replicaKey) (done, deleted bool, err error) {
+	k := s.k
+	unlock, ok := k.srv.repairs.lock(s.repairing, key.chunk)
 	if !ok {
 		return false, false, nil
 	}
 	defer unlock()
-	rec, err := o.repairing.chunkNow(o.ctx, k.chunk)
+	rec, err := s.repairing.chunkNow(k.ctx, key.chunk)
 	orphan := errors.Is(err, meta.NoSuchChunk)
 	switch {
-	case orphan && o.quarantined():
+	case orphan && k.quarantined():
 		return false, false, nil // may be the last copy of a restored volume's lost data
 	case orphan:
-		if err := s.orphaned(k.chunk); err != nil {
-			_, serr := o.order(o.ctx, k.server, meta.Order{Kind: meta.OrderStat, Chunk: k.chunk})
+		if err := s.orphaned(key.chunk); err != nil {
+			_, serr := k.order(k.ctx, key.server, meta.Order{Kind: meta.OrderStat, Chunk: key.chunk})
 			return errors.Is(serr, meta.NoSuchChunk), false, err
 		}
 	case err != nil:
@@ -180,18 +181,18 @@ func (s *stale) deleteOne(k replicaKey) (done, deleted bool, err error) {
 		return true, false, nil // open chunks are not judged (rule 12)
 	}
 	if !orphan {
-		if adopted, err := s.adopt(&rec, k.server); adopted || err != nil {
+		if adopted, err := s.adopt(&rec, key.server); adopted || err != nil {
 			return adopted, false, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
+	ctx, cancel := context.WithTimeout(k.ctx, orderPatience)
 	defer cancel()
-	fence := o.repairing.fresh(rec.Fence)
-	if _, err := o.order(ctx, k.server, meta.Order{Kind: meta.OrderDelete, Chunk: k.chunk, Fence: fence}); err != nil && !errors.Is(err, meta.NoSuchChunk) {
+	fence := s.repairing.fresh(rec.Fence)
+	if _, err := k.order(ctx, key.server, meta.Order{Kind: meta.OrderDelete, Chunk: key.chunk, Fence: fence}); err != nil && !errors.Is(err, meta.NoSuchChunk) {
 		return false, false, err
 	}
-	o.log.Info("an unneeded replica was deleted", "chunk", k.chunk, "server", k.server, "orphan", orphan)
-	o.srv.stats.staleDeleted.Add(1)
+	k.log.Info("an unneeded replica was deleted", "chunk", key.chunk, "server", key.server, "orphan", orphan)
+	k.srv.stats.staleDeleted.Add(1)
 	return true, true, nil
 }
 
@@ -200,27 +201,27 @@ func (s *stale) deleteOne(k replicaKey) (done, deleted bool, err error) {
 // move of the chunk. If the unnamed replica is good, adopt then adds the replica to the
 // record. Errors: Corrupt if no good replica is left; errors of the orders and of the journal.
 func (s *stale) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool, err error) {
-	o := s.o
+	k := s.k
 	if slices.Contains(rec.Servers, server) {
 		return true, nil
 	}
 	if rec.State != meta.ChunkSealed || rec.Gone() {
 		return false, nil // an operator accepted the loss as final
 	}
-	policy, err := o.policy()
+	policy, err := k.policy()
 	if err != nil {
 		return false, err
 	}
 	good := 0
 	for _, id := range rec.Servers {
-		if state, err := o.repairing.judge(o.ctx, rec, id); err == nil && state == placement.Good {
+		if state, err := s.repairing.judge(k.ctx, rec, id); err == nil && state == placement.Good {
 			good++
 		}
 	}
 	if good >= min(int(max(policy.Replicas, 1)), len(rec.Servers)) {
 		return false, nil
 	}
-	state, err := o.repairing.judge(o.ctx, rec, server)
+	state, err := s.repairing.judge(k.ctx, rec, server)
 	if err != nil {
 		return false, err
 	}
@@ -230,16 +231,16 @@ func (s *stale) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 		}
 		return false, nil
 	}
-	o.log.Warn("the journal did not name a good replica that is needed; the owner added the replica", "chunk", rec.ID, "server", server, "named", rec.Servers, "good", good)
-	fence := o.repairing.fresh(rec.Fence)
+	k.log.Warn("the journal did not name a good replica that is needed; the owner added the replica", "chunk", rec.ID, "server", server, "named", rec.Servers, "good", good)
+	fence := s.repairing.fresh(rec.Fence)
 	if rec.CRC != 0 {
 		// The server has the same content, so only the fence rises: the server then refuses
 		// delete orders still on their way.
-		if err := o.repairing.pull(o.ctx, rec, fence, rec.CRC, "", server, []meta.ServerID{server}); err != nil {
+		if err := s.repairing.pull(k.ctx, rec, fence, rec.CRC, "", server, []meta.ServerID{server}); err != nil {
 			return false, err
 		}
 	}
-	return true, o.repairing.setReplicas(o.ctx, rec, append(slices.Clone(rec.Servers), server), fence)
+	return true, s.repairing.setReplicas(k.ctx, rec, append(slices.Clone(rec.Servers), server), fence)
 }
 
 // orphaned proves that a chunk without a record belongs to no file. IDs are issued only after
@@ -247,14 +248,14 @@ func (s *stale) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 // once had the chunk's record and removed the record in order. An ID beyond the journal's last
 // means that the journal was set back: then nothing is deleted. Errors: Corrupt.
 func (s *stale) orphaned(id meta.ChunkID) error {
-	o := s.o
-	o.mu.Lock()
-	last, err := namespace.LastChunk(o.view())
-	o.mu.Unlock()
+	k := s.k
+	k.mu.Lock()
+	last, err := namespace.LastChunk(k.view())
+	k.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if id.Volume != o.vol || meta.Term(id.Term) > o.own.Term() || id.Counter > last {
+	if id.Volume != k.vol || meta.Term(id.Term) > k.own.Term() || id.Counter > last {
 		return meta.E("collect chunks", meta.Corrupt, id.String(), errors.New("the journal has not given out this chunk: was it set back? nothing is deleted"))
 	}
 	return nil

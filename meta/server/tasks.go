@@ -36,7 +36,7 @@ func newTasks(o *owner) tasks {
 func (o *owner) startTasks(clone bool) {
 	o.wg.Go(func() { o.tasks.departures.Run(o.ctx) })
 	o.wg.Go(func() {
-		defer o.srv.repairs.forget(o)
+		defer o.srv.repairs.forget(&o.repairing)
 		o.runTask(o.tasks.inspection)
 	})
 	for _, t := range []*task.Task{o.tasks.collection, o.tasks.compaction, o.tasks.checkpoint, o.tasks.snapshots, o.tasks.usage} {

@@ -16,7 +16,9 @@ import (
 // opening the volume. Changes go through the owner. The owner reads the row again every
 // wordsEvery, for a change made between two owners.
 type words struct {
-	o *owner
+	k          *kernel
+	inspection *inspection
+	leases     *leases
 
 	name     string // the volume's name when its row was last read
 	compress meta.Compression
@@ -32,12 +34,12 @@ const wordsEvery = 10 * time.Minute
 
 // setWords takes over the settings from the row.
 func (w *words) set(v *cluster.Volume) {
-	o := w.o
+	k := w.k
 	alg, err := meta.ParseCompression(v.Compression)
 	if v.Compression != "" && err != nil {
-		o.log.Warn("this program does not know the volume's compression: new chunks are not compressed", "compression", v.Compression)
+		k.log.Warn("this program does not know the volume's compression: new chunks are not compressed", "compression", v.Compression)
 	}
-	o.mu.Lock()
+	k.mu.Lock()
 	w.name = v.Name // another server may have renamed the volume
 	more := alg != meta.CompressNone && alg != w.compress
 	w.compress, w.read = alg, time.Now()
@@ -45,29 +47,29 @@ func (w *words) set(v *cluster.Volume) {
 	if v.Advisory != nil {
 		w.advisory = *v.Advisory
 	}
-	if bytes, inodes, err := namespace.Counted(o.view()); err == nil {
+	if bytes, inodes, err := namespace.Counted(k.view()); err == nil {
 		w.watchQuota(bytes, inodes)
-		if !w.booking && !w.telling && !w.quotaTold() && o.ctx.Err() == nil {
+		if !w.booking && !w.telling && !w.quotaTold() && k.ctx.Err() == nil {
 			w.telling = true
-			o.wg.Go(w.tellQuota)
+			k.wg.Go(w.tellQuota)
 		}
 	}
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if more { // new lists show the uncompressed chunks
-		o.inspection.listAnew()
+		w.inspection.listAnew()
 	}
 }
 
 // readWords reads the row again if the last read is older than wordsEvery.
 func (w *words) readAgain() {
-	o := w.o
-	o.mu.Lock()
+	k := w.k
+	k.mu.Lock()
 	due := time.Since(w.read) > wordsEvery
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if !due {
 		return
 	}
-	if v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol); err == nil {
+	if v, err := k.srv.cfg.Cluster.Volume(k.ctx, k.vol); err == nil {
 		w.set(&v)
 		w.comparePolicy(&v)
 	}
@@ -75,9 +77,9 @@ func (w *words) readAgain() {
 
 // compression is how new chunks are stored.
 func (w *words) compression() meta.Compression {
-	o := w.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k := w.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	return w.compress
 }
 
@@ -99,29 +101,29 @@ func crossed(was bool, use, limit uint64) bool {
 // watchQuota starts bookCrossing if the volume's use crosses its advisory quota. The caller
 // holds mu.
 func (w *words) watchQuota(bytes, inodes uint64) {
-	o := w.o
+	k := w.k
 	a := &w.advisory
-	if w.booking || o.ctx.Err() != nil || crossed(a.BytesOver != 0, bytes, a.Bytes) == (a.BytesOver != 0) && crossed(a.InodesOver != 0, inodes, a.Inodes) == (a.InodesOver != 0) {
+	if w.booking || k.ctx.Err() != nil || crossed(a.BytesOver != 0, bytes, a.Bytes) == (a.BytesOver != 0) && crossed(a.InodesOver != 0, inodes, a.Inodes) == (a.InodesOver != 0) {
 		return
 	}
 	w.booking = true
-	o.wg.Go(w.bookCrossing)
+	k.wg.Go(w.bookCrossing)
 }
 
 // bookCrossing writes into the row which advisory quotas are crossed, by the use at the time
 // of the write, and tries again after errors until the owner ends.
 func (w *words) bookCrossing() {
-	o := w.o
-	for o.ctx.Err() == nil {
+	k := w.k
+	for k.ctx.Err() == nil {
 		var told []func()
-		v, err := o.srv.cfg.Cluster.UpdateVolume(o.ctx, o.vol, func(v *cluster.Volume) error {
+		v, err := k.srv.cfg.Cluster.UpdateVolume(k.ctx, k.vol, func(v *cluster.Volume) error {
 			told = nil
 			if v.Advisory == nil {
 				return nil
 			}
-			o.mu.Lock()
-			bytes, inodes, err := namespace.Counted(o.view())
-			o.mu.Unlock()
+			k.mu.Lock()
+			bytes, inodes, err := namespace.Counted(k.view())
+			k.mu.Unlock()
 			if err != nil {
 				return err
 			}
@@ -137,9 +139,9 @@ func (w *words) bookCrossing() {
 				}
 				told = append(told, func() {
 					if now {
-						o.log.Warn("the volume is above its advisory quota", "of", what, "used", use, "quota", limit)
+						k.log.Warn("the volume is above its advisory quota", "of", what, "used", use, "quota", limit)
 					} else {
-						o.log.Info("the volume is below its advisory quota again", "of", what, "used", use, "quota", limit)
+						k.log.Info("the volume is below its advisory quota again", "of", what, "used", use, "quota", limit)
 					}
 				})
 			}
@@ -151,16 +153,16 @@ func (w *words) bookCrossing() {
 			for _, tell := range told {
 				tell()
 			}
-			o.mu.Lock()
+			k.mu.Lock()
 			w.booking = false
-			o.mu.Unlock()
+			k.mu.Unlock()
 			w.set(&v) // setWords notices changes made meanwhile
 			return
 		}
-		o.log.Warn("the event of a crossed advisory quota could not be recorded; the owner tries again", "error", err)
+		k.log.Warn("the event of a crossed advisory quota could not be recorded; the owner tries again", "error", err)
 		select {
 		case <-time.After(5 * time.Second):
-		case <-o.ctx.Done():
+		case <-k.ctx.Done():
 		}
 	}
 }
@@ -168,9 +170,9 @@ func (w *words) bookCrossing() {
 // quotaTold reports whether the state and the row agree on crossed advisory quotas. The caller
 // holds mu.
 func (w *words) quotaTold() bool {
-	o := w.o
+	k := w.k
 	a := &w.advisory
-	bytes, inodes, err := namespace.QuotaTold(o.view())
+	bytes, inodes, err := namespace.QuotaTold(k.view())
 	return err != nil || bytes == (a.BytesOver != 0) && inodes == (a.InodesOver != 0)
 }
 
@@ -179,22 +181,22 @@ func (w *words) quotaTold() bool {
 // the difference when opening the volume. tellQuota ends while bookCrossing runs, because the
 // journal may agree with the outcome; setWords then starts tellQuota again if not.
 func (w *words) tellQuota() {
-	o := w.o
+	k := w.k
 	for {
-		o.mu.Lock()
+		k.mu.Lock()
 		a := w.advisory
-		if w.booking || o.ctx.Err() != nil || o.failed != nil || w.quotaTold() {
+		if w.booking || k.ctx.Err() != nil || k.failed != nil || w.quotaTold() {
 			w.telling = false
-			o.mu.Unlock()
+			k.mu.Unlock()
 			return
 		}
-		o.mu.Unlock()
-		err := o.leases.durably(o.ctx, &meta.TellQuota{Bytes: a.Bytes, Inodes: a.Inodes, BytesOver: a.BytesOver != 0, InodesOver: a.InodesOver != 0})
-		if err != nil && o.ctx.Err() == nil {
-			o.log.Warn("the event of a crossed advisory quota was not journaled; the owner tries again", "error", err)
+		k.mu.Unlock()
+		err := w.leases.durably(k.ctx, &meta.TellQuota{Bytes: a.Bytes, Inodes: a.Inodes, BytesOver: a.BytesOver != 0, InodesOver: a.InodesOver != 0})
+		if err != nil && k.ctx.Err() == nil {
+			k.log.Warn("the event of a crossed advisory quota was not journaled; the owner tries again", "error", err)
 			select {
 			case <-time.After(5 * time.Second):
-			case <-o.ctx.Done():
+			case <-k.ctx.Done():
 			}
 		}
 	}
@@ -271,16 +273,16 @@ func (s *Server) VolumeCounters() (all []VolumeCounters) {
 // labelsFit refuses a change of labels if the volume has no room for the labels, or if its
 // labels can't be read. Errors: ResourceExceeded, Corrupt, Version, Unavailable.
 func (w *words) labelsFit(ctx context.Context, change map[string]*string) error {
-	o := w.o
+	k := w.k
 	if len(change) == 0 {
 		return nil
 	}
-	all, err := o.srv.cfg.Cluster.Labels(ctx, o.vol, o.vol)
+	all, err := k.srv.cfg.Cluster.Labels(ctx, k.vol, k.vol)
 	if err == nil {
-		err = all[o.vol].Err
+		err = all[k.vol].Err
 	}
 	if err == nil {
-		_, err = meta.ChangeLabels(all[o.vol].Set, change)
+		_, err = meta.ChangeLabels(all[k.vol].Set, change)
 	}
 	return err
 }
@@ -288,14 +290,14 @@ func (w *words) labelsFit(ctx context.Context, change map[string]*string) error 
 // settlePolicy writes the journal's policy into the row, with the changes of more. The caller
 // has the turn. Errors: Unavailable if the owner's lease is uncertain.
 func (w *words) settlePolicy(ctx context.Context, more func(*cluster.Volume)) (cluster.Volume, error) {
-	o := w.o
-	p, err := o.policy()
+	k := w.k
+	p, err := k.policy()
 	if err != nil {
 		return cluster.Volume{}, err
 	}
-	return o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+	return k.srv.cfg.Cluster.UpdateVolume(ctx, k.vol, func(v *cluster.Volume) error {
 		// A later owner may have journaled another policy.
-		if err := o.ctx.Err(); err != nil || o.outsideLease() {
+		if err := k.ctx.Err(); err != nil || k.outsideLease() {
 			return meta.E("change volume", meta.Unavailable, v.Name, errors.New("whether it is served here is not certain now"))
 		}
 		v.Policy = p
@@ -307,32 +309,32 @@ func (w *words) settlePolicy(ctx context.Context, more func(*cluster.Volume)) (c
 // comparePolicy writes the journal's policy into a row with another policy: the previous owner
 // died between journal and row.
 func (w *words) comparePolicy(v *cluster.Volume) {
-	o := w.o
-	if p, err := o.policy(); err != nil || p == v.Policy {
+	k := w.k
+	if p, err := k.policy(); err != nil || p == v.Policy {
 		return
 	}
-	o.goes(func() {
-		end, err := o.srv.setting.begin(o.ctx, o.vol)
+	k.goes(func() {
+		end, err := k.srv.setting.begin(k.ctx, k.vol)
 		if err != nil {
 			return
 		}
 		defer end()
-		if err = o.await(o.ctx, o.recovered); err == nil {
-			_, err = w.settlePolicy(o.ctx, func(*cluster.Volume) {})
+		if err = k.await(k.ctx, k.recovered); err == nil {
+			_, err = w.settlePolicy(k.ctx, func(*cluster.Volume) {})
 		}
 		switch {
 		case err == nil:
-			o.log.Info("the volume's row in etcd has the policy again: a dead server had only journaled the policy")
-		case o.ctx.Err() == nil:
-			o.log.Warn("the volume's row in etcd has another policy than the journal; the owner compares again later", "error", err)
+			k.log.Info("the volume's row in etcd has the policy again: a dead server had only journaled the policy")
+		case k.ctx.Err() == nil:
+			k.log.Warn("the volume's row in etcd has another policy than the journal; the owner compares again later", "error", err)
 		}
 	})
 }
 
 // rename sets the volume's name as shown in metrics and errors.
 func (w *words) rename(name string) {
-	o := w.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k := w.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	w.name = name
 }
