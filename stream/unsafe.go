@@ -12,6 +12,8 @@ type Unsafe struct {
 	NoEpoch   bool // a leader whose leadership has ended goes on
 	NoSeal    bool // a former leader can still append to the last segment
 	NoOffsets bool // committed offsets are in memory only
+	NoRights  bool // every user may do everything with every stream
+	NoEnd     bool // a login outlives the user's password
 }
 
 // leadership returns the leadership that a log is told of.

@@ -23,6 +23,12 @@ type compactedRecord struct {
 
 const compactedVersion = 1
 
+// UnsafeCompact switches mechanisms of compaction off, for positive controls.
+type UnsafeCompact struct {
+	NoAge   bool // a record without a value goes at once
+	NoOrder bool // the newest segments are replaced first
+}
+
 // Compact removes the records of a key before the key's last record, if Config.Compact is set, and
 // at least half of the bytes before the last segment were appended since the last compaction.
 // The last segment stays as it is. Compact makes passes over the segments. A pass reads new
@@ -89,9 +95,13 @@ func (l *Log) compactPass(ctx context.Context, sealed []*segment, clean int64) (
 			break
 		}
 	}
+	if l.cfg.UnsafeCompact.NoOrder {
+		sealed = slices.Clone(sealed)
+		slices.Reverse(sealed)
+	}
 	for _, s := range sealed {
 		if s.First >= next {
-			break
+			continue
 		}
 		n, err := l.compactSegment(ctx, s, keys, clean)
 		removed += n
@@ -112,7 +122,7 @@ func (l *Log) compactSegment(ctx context.Context, s *segment, keys *compact.Keys
 	l.mu.Lock()
 	w := compact.Rewriter{
 		Keys: keys, Clean: clean, Remembered: l.durable.Bases(),
-		Tombstones: s.created.Before(l.cfg.Now().Add(-l.cfg.TombstoneAge)),
+		Tombstones: l.cfg.UnsafeCompact.NoAge || s.created.Before(l.cfg.Now().Add(-l.cfg.TombstoneAge)),
 	}
 	l.mu.Unlock()
 	if err := l.eachBatch(ctx, s, w.Add); err != nil {

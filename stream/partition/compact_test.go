@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -89,14 +90,17 @@ func contents(t *testing.T, l *Log) map[int64]keyed {
 
 // TestCompaction cuts the power at every change of a compaction in turn. Before and after, the
 // last record of each key is at its offset, no record is at another offset, and the producer's
-// last batches are recognised; afterwards, no key has two records before the last segment.
+// last batches are recognised, and a record that deletes a key is there as long as an earlier record
+// of the key is; afterwards, no key has two records before the last segment.
 func TestCompaction(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
+	control := os.Getenv("PENSTOCK_CONTROL")
+	off := UnsafeCompact{NoAge: control == "compact-noage", NoOrder: control == "compact-noorder"}
 	for at, crashed := 0, true; crashed; at++ {
 		aged := at%2 == 1                   // tombstones are old enough to be removed
 		c := &clock{at: time.Unix(1000, 0)} // files of a memDir are from 1970
-		cfg := Config{SegmentBytes: 700, Compact: true, CompactKeys: 1 + r.IntN(10), TombstoneAge: time.Hour, Now: c.now}
+		cfg := Config{SegmentBytes: 700, Compact: true, CompactKeys: 1 + r.IntN(10), TombstoneAge: time.Hour, Now: c.now, UnsafeCompact: off}
 		dir := newMemDir()
 		l := open(t, dir, cfg)
 		var model []keyed
@@ -148,6 +152,8 @@ func TestCompaction(t *testing.T) {
 					t.Fatalf("DATA: seed %d, crash %d, %s: the last record of %q is gone from offset %d", seed, at, when, want.key, o)
 				case !ok && o >= sealed:
 					t.Fatalf("DATA: seed %d, crash %d, %s: offset %d of the last segment is gone", seed, at, when, o)
+				case ok && !isLast && model[last[want.key]].value == "" && !there(got, last[want.key]):
+					t.Fatalf("DATA: seed %d, crash %d, %s: offset %d still has %v, and the record that deletes key %q is gone from offset %d", seed, at, when, o, k, want.key, last[want.key])
 				case ok && whole && o < sealed && !isLast && last[want.key] < sealed:
 					t.Fatalf("DATA: seed %d, crash %d, %s: offset %d still has %v of key %q, whose last record is at %d", seed, at, when, o, k, want.key, last[want.key])
 				case ok && whole && o < sealed && want.key != "" && want.value == "" && aged && cfg.CompactKeys > 7: // in one pass
@@ -191,6 +197,9 @@ func TestCompaction(t *testing.T) {
 		l.Close()
 	}
 }
+
+// there reports that an offset has a record.
+func there(records map[int64]keyed, offset int64) bool { _, ok := records[offset]; return ok }
 
 // TestCompactNothing: a log without the policy, or with few new bytes, stays as it is.
 func TestCompactNothing(t *testing.T) {

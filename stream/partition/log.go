@@ -34,7 +34,8 @@ type Config struct {
 	Counters       *Counters        // count what the log does; default: others than those of any other log
 	Now            func() time.Time // default time.Now
 	UnsafeNoSync   bool             // a positive control: batches count as durable without a sync
-	Logger         *slog.Logger     // default slog.Default()
+	UnsafeCompact  UnsafeCompact
+	Logger         *slog.Logger // default slog.Default()
 }
 
 // DefaultTombstoneAge is the default of Config.TombstoneAge.

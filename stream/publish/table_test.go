@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"reflect"
 	"slices"
@@ -28,6 +29,8 @@ import (
 
 func open(t testing.TB, d *memFiles, cfg Config) *Table {
 	t.Helper()
+	control := os.Getenv("PENSTOCK_CONTROL")
+	cfg.Unsafe = Unsafe{NoBase: control == "table-nobase", NoFence: control == "table-nofence"}
 	table, err := Open(context.Background(), d, cfg)
 	if err != nil {
 		t.Fatal(err)

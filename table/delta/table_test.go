@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"sync"
 	"testing"
@@ -24,6 +25,7 @@ func open(dir Dir) (*Table, error) {
 	t, err := Open(context.Background(), dir)
 	if err == nil {
 		t.every, t.keep = 10, 30
+		t.unsafeNoNewest = os.Getenv("PENSTOCK_CONTROL") == "table-nonewest"
 	}
 	return t, err
 }

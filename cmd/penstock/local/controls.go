@@ -82,6 +82,10 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Streams.NoSeal = true
 		case "stream-nooffsets":
 			u.Streams.NoOffsets = true
+		case "stream-norights":
+			u.Streams.NoRights = true
+		case "stream-noend":
+			u.Streams.NoEnd = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:

@@ -79,6 +79,9 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	if users != nil {
+		users.Unsafe = cfg.Unsafe
+	}
 	kafkaTLS, err := cfg.tls(cfg.Logger)
 	if err != nil {
 		return nil, err
