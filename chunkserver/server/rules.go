@@ -23,9 +23,9 @@ type rule struct {
 }
 
 var (
-	users   = []peer.Role{peer.Client, peer.Admin, peer.Meta, peer.ChunkServer}
+	users   = []peer.Role{peer.Client, peer.Gateway, peer.Admin, peer.Meta, peer.ChunkServer}
 	readers = users
-	writers = []peer.Role{peer.Client, peer.Admin, peer.Meta}
+	writers = []peer.Role{peer.Client, peer.Gateway, peer.Admin, peer.Meta}
 	owners  = []peer.Role{peer.Meta}
 )
 

@@ -133,7 +133,7 @@ the bearer joins under that name alone, also in place of an earlier bearer.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&role, "role", "", "what its bearer is: meta, chunkserver, client or admin")
+	f.StringVar(&role, "role", "", "what its bearer is: meta, chunkserver, client, gateway or admin")
 	f.StringVar(&name, "name", "", "the only name that its bearer may take")
 	f.DurationVar(&ttl, "ttl", time.Hour, "lifetime of the token")
 	f.BoolVar(&list, "list", false, "list the valid tokens, without their secrets")

@@ -46,7 +46,10 @@ as on any network file system.`,
 			if err != nil {
 				return usagef("--rights: %w", err)
 			}
-			g := cluster.Grant{Who: "client/" + strings.TrimPrefix(args[0], "client/"), Rights: r}
+			g := cluster.Grant{Who: args[0], Rights: r}
+			if !strings.Contains(g.Who, "/") {
+				g.Who = "client/" + g.Who
+			}
 			if err := parseUsers(users, &g); err != nil {
 				return err
 			}

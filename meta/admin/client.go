@@ -59,6 +59,7 @@ type Client struct {
 	Clones    ClonesClient
 	Groups    GroupsClient
 	Enrolment EnrolmentClient
+	Gateways  GatewaysClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -138,7 +139,7 @@ func New(cfg Config) (*Client, error) {
 	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
 	c.Grants, c.Volumes, c.Events = NewGrantsClient(c.conn), NewVolumesClient(c.conn), NewEventsClient(c.conn)
 	c.Mirrors, c.Clones, c.Groups = NewMirrorsClient(c.conn), NewClonesClient(c.conn), NewGroupsClient(c.conn)
-	c.Enrolment = NewEnrolmentClient(c.conn)
+	c.Enrolment, c.Gateways = NewEnrolmentClient(c.conn), NewGatewaysClient(c.conn)
 	return c, nil
 }
 

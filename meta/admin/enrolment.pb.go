@@ -224,12 +224,12 @@ const file_penstock_admin_v1_enrolment_proto_rawDesc = "" +
 	"\x17RenewCertificateRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\"0\n" +
 	"\x18RenewCertificateResponse\x12\x14\n" +
-	"\x05chain\x18\x01 \x01(\fR\x05chain2\x88\x02\n" +
+	"\x05chain\x18\x01 \x01(\fR\x05chain2\x89\x02\n" +
 	"\tEnrolment\x12{\n" +
 	"\x10EnrolChunkServer\x12*.penstock.admin.v1.EnrolChunkServerRequest\x1a+.penstock.admin.v1.EnrolChunkServerResponse\"\x0e\x82\xe8\x18\x03\n" +
-	"\x01\x02\x98\xe8\x18\x01\x90\x02\x02\x12~\n" +
-	"\x10RenewCertificate\x12*.penstock.admin.v1.RenewCertificateRequest\x1a+.penstock.admin.v1.RenewCertificateResponse\"\x11\x82\xe8\x18\x06\n" +
-	"\x04\x01\x02\x03\x04\x98\xe8\x18\x01\x90\x02\x02B!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
+	"\x01\x02\x98\xe8\x18\x01\x90\x02\x02\x12\x7f\n" +
+	"\x10RenewCertificate\x12*.penstock.admin.v1.RenewCertificateRequest\x1a+.penstock.admin.v1.RenewCertificateResponse\"\x12\x82\xe8\x18\a\n" +
+	"\x05\x01\x02\x03\x04\x05\x98\xe8\x18\x01\x90\x02\x02B!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
 
 var (
 	file_penstock_admin_v1_enrolment_proto_rawDescOnce sync.Once

@@ -1363,7 +1363,7 @@ func (x *Member) GetAdmission() uint32 {
 
 type EvictMemberRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "role/name", where the role is meta, chunkserver, client or admin.
+	// "role/name", where the role is meta, chunkserver, client, gateway or admin.
 	Identity      string `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

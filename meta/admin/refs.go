@@ -16,7 +16,7 @@ func Named(name string) *VolumeRef { return &VolumeRef{Volume: &VolumeRef_Name{N
 // roles maps the roles of certificates to roles of the API.
 var roles = map[peer.Role]Role{
 	peer.Meta: Role_ROLE_META, peer.ChunkServer: Role_ROLE_CHUNK_SERVER,
-	peer.Client: Role_ROLE_CLIENT, peer.Admin: Role_ROLE_ADMIN,
+	peer.Client: Role_ROLE_CLIENT, peer.Admin: Role_ROLE_ADMIN, peer.Gateway: Role_ROLE_GATEWAY,
 }
 
 // RoleOf translates a certificate's role to the API.

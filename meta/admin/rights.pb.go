@@ -37,6 +37,8 @@ const (
 	Role_ROLE_CLIENT Role = 3
 	// An administrator of the cluster.
 	Role_ROLE_ADMIN Role = 4
+	// A gateway, which serves streams. A gateway has the rights of its grants, as a client has.
+	Role_ROLE_GATEWAY Role = 5
 )
 
 // Enum value maps for Role.
@@ -47,6 +49,7 @@ var (
 		2: "ROLE_CHUNK_SERVER",
 		3: "ROLE_CLIENT",
 		4: "ROLE_ADMIN",
+		5: "ROLE_GATEWAY",
 	}
 	Role_value = map[string]int32{
 		"ROLE_UNSPECIFIED":  0,
@@ -54,6 +57,7 @@ var (
 		"ROLE_CHUNK_SERVER": 2,
 		"ROLE_CLIENT":       3,
 		"ROLE_ADMIN":        4,
+		"ROLE_GATEWAY":      5,
 	}
 )
 
@@ -259,14 +263,15 @@ const file_penstock_admin_v1_rights_proto_rawDesc = "" +
 	"\x1epenstock/admin/v1/rights.proto\x12\x11penstock.admin.v1\x1a google/protobuf/descriptor.proto\x1a\x1epenstock/admin/v1/errors.proto\"e\n" +
 	"\x04Rule\x12-\n" +
 	"\x05roles\x18\x01 \x03(\x0e2\x17.penstock.admin.v1.RoleR\x05roles\x12.\n" +
-	"\x05right\x18\x02 \x01(\x0e2\x18.penstock.admin.v1.RightR\x05right*c\n" +
+	"\x05right\x18\x02 \x01(\x0e2\x18.penstock.admin.v1.RightR\x05right*u\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tROLE_META\x10\x01\x12\x15\n" +
 	"\x11ROLE_CHUNK_SERVER\x10\x02\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x03\x12\x0e\n" +
 	"\n" +
-	"ROLE_ADMIN\x10\x04*P\n" +
+	"ROLE_ADMIN\x10\x04\x12\x10\n" +
+	"\fROLE_GATEWAY\x10\x05*P\n" +
 	"\x05Right\x12\x15\n" +
 	"\x11RIGHT_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +

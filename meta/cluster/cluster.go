@@ -12,6 +12,9 @@
 //	metaservers/<name>           leased: MetaServer
 //	nodes/<server, 16 hex>       Node: a chunk server that was seen once, and what is wanted with it
 //	bearers/<server, 16 hex>     Bearer: whose certificate a chunk server's number belongs to
+//	gateways/<name>              leased: Gateway
+//	gatewaynames/<name>          GatewayName: the number that belongs to a gateway's name for ever
+//	counters/gateway             the last number of a gateway given out
 //	deleted/<volume, 8 hex>      Deleted: a volume that is gone, and who may still have chunks of it
 //	capkeys                      capKeys: the keys that capabilities are signed with
 //	keyhold                      leased, empty: no capability key is added now

@@ -89,8 +89,8 @@ type Grant struct {
 func (g *Grant) Check() error {
 	bad := func(why string) error { return meta.E("grant", meta.Invalid, g.Who, errors.New(why)) }
 	role, name, ok := strings.Cut(g.Who, "/")
-	if !ok || peer.Role(role) != peer.Client {
-		return bad("grants are for clients, client/NAME: servers and administrators need none")
+	if !ok || !peer.Role(role).Granted() {
+		return bad("grants are for clients and gateways, client/NAME or gateway/NAME: servers and administrators need none")
 	}
 	if _, err := path.Match(name, "x"); err != nil || name == "" || len(name) > 255 || strings.Contains(name, "/") {
 		return bad("the name is no pattern: letters, *, ?, [a-z]")

@@ -34,6 +34,8 @@ var recordKinds = []recordKind{
 	{"metaservers/", false},  // running processes: under a lease
 	{"nodes/", true},         //
 	{"bearers/", true},       //
+	{"gateways/", false},     // running processes: under a lease
+	{"gatewaynames/", true},  // clients know a gateway by its number
 	{"deleted/", true},       //
 	{"mirrors/", true},       //
 	{"labels/", true},        //

@@ -73,10 +73,10 @@ func FitName(name string) string {
 
 // ParseRole reads a role. Errors: Invalid.
 func ParseRole(s string) (Role, error) {
-	if r := Role(s); slices.Contains([]Role{Meta, ChunkServer, Client, Admin}, r) {
+	if r := Role(s); slices.Contains([]Role{Meta, ChunkServer, Client, Admin, Gateway}, r) {
 		return r, nil
 	}
-	return "", meta.E("role", meta.Invalid, s, errors.New("a role is meta, chunkserver, client or admin"))
+	return "", meta.E("role", meta.Invalid, s, errors.New("a role is meta, chunkserver, client, gateway or admin"))
 }
 
 // admission is the prefix of Identity.Admission in the serial number of a certificate's

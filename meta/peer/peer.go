@@ -34,7 +34,12 @@ const (
 	ChunkServer Role = "chunkserver" // a chunk server
 	Client      Role = "client"      // a mount, a program with the client library
 	Admin       Role = "admin"       // an administrator's commands
+	Gateway     Role = "gateway"     // a server of streams for clients of other protocols
 )
+
+// Granted reports whether grants say what the bearers of certificates of the role may do on
+// volumes.
+func (r Role) Granted() bool { return r == Client || r == Gateway }
 
 // Identity identifies the peer of a connection.
 type Identity struct {

@@ -11,7 +11,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -90,7 +89,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 // the volume that the request names and, to attach, on the parent volume.
 func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) error {
 	err := sess.mayAdmin(m.Op)
-	if err == nil || int(m.Op) >= len(adminRules) || adminRules[m.Op].right == cluster.NoRights || sess.who.Role != peering.Client {
+	if err == nil || int(m.Op) >= len(adminRules) || adminRules[m.Op].right == cluster.NoRights || !sess.who.Role.Granted() {
 		return err
 	}
 	volumes, ferr := s.adminOf(ctx, m)

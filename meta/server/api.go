@@ -68,6 +68,7 @@ func newAPI(s *Server) *api {
 	admin.RegisterClonesServer(a.grpc, clonesAPI{s: s})
 	admin.RegisterGroupsServer(a.grpc, groupsAPI{s: s})
 	admin.RegisterEnrolmentServer(a.grpc, enrolmentAPI{s: s})
+	admin.RegisterGatewaysServer(a.grpc, gatewaysAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }
@@ -296,7 +297,7 @@ func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, reque
 	}
 	refused := meta.E("call", meta.AccessDenied, sess.who.String(), fmt.Errorf("%s is not for its role", m.Name))
 	right := cluster.Rights(m.Rule.Right) // see TestRightsAreThoseOfGrants
-	if right == cluster.NoRights || sess.who.Role != peering.Client {
+	if right == cluster.NoRights || !sess.who.Role.Granted() {
 		return refused
 	}
 	volumes, err := a.volumesOf(ctx, request)

@@ -68,7 +68,7 @@ func TestWhoMayCall(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
 	granted := func(r cluster.Rights) {
-		s.grants(time.Now().UnixNano(), cluster.Grant{ID: 1, Who: "client/x", Volume: 1, Rights: r})
+		s.grants(time.Now().UnixNano(), cluster.Grant{ID: 1, Who: "client/x", Volume: 1, Rights: r}, cluster.Grant{ID: 2, Who: "gateway/x", Volume: 1, Rights: r})
 	}
 	granted(cluster.NoRights)
 	if _, err := s.cluster.PutGroup(t.Context(), meta.Group{Version: meta.GroupVersion, Name: "1", Members: []meta.GroupMember{{Volume: 1}}}); err != nil {
@@ -96,17 +96,17 @@ func TestWhoMayCall(t *testing.T) {
 			if got := may(role, m, nil); got != named {
 				t.Errorf("%s by a %s: allowed is %v, its rule says %v", m.Name, role, got, named)
 			}
-			if named || role != peering.Client {
+			if named || !role.Granted() {
 				continue
 			}
 			for have := cluster.NoRights; have <= cluster.AdminRights; have++ {
 				granted(have)
 				want := m.Rule.Right != 0 && have >= cluster.Rights(m.Rule.Right)
 				if got := may(role, m, admin.Numbered(1)); got != want {
-					t.Errorf("%s by a client that was granted %v: allowed is %v, want %v", m.Name, have, got, want)
+					t.Errorf("%s by a %s that was granted %v: allowed is %v, want %v", m.Name, role, have, got, want)
 				}
 				if may(role, m, admin.Numbered(77)) {
-					t.Errorf("%s of a volume that is not there is allowed to a client", m.Name)
+					t.Errorf("%s of a volume that is not there is allowed to a %s", m.Name, role)
 				}
 			}
 			granted(cluster.NoRights)
@@ -214,6 +214,7 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.LostChunk{}, LostChunk{}, nil},
 		{&admin.EventLog{}, meta.EventLog{}, nil},
 		{&admin.Mirror{}, meta.Mirror{}, nil},
+		{&admin.Gateway{}, cluster.Gateway{}, nil},
 		{&admin.Event{}, meta.Event{}, []string{".path", ".from_path"}},
 	} {
 		if l := admin.Unsaid(c.m, c.s); !slices.Equal(l, c.less) {

@@ -139,6 +139,13 @@ type GroupTable interface {
 	DropGroup(ctx context.Context, g meta.Group) error
 }
 
+// GatewayTable is the list of gateways; the promises are at package cluster.
+type GatewayTable interface {
+	Register(ctx context.Context, g cluster.Gateway, lease int64) (cluster.Gateway, int64, error)
+	Unregister(ctx context.Context, name, instance string) error
+	List(ctx context.Context, all bool) ([]cluster.Gateway, error)
+}
+
 // Nodes is the table of chunk servers.
 type Nodes interface {
 	// Nodes are all chunk servers ever seen, by id, as known to this process. ObserveNode

@@ -39,7 +39,7 @@ type pace struct {
 
 // of returns an identity's account; nil: the identity has no bound.
 func (p *paces) of(who peering.Identity) *pace {
-	if who.Role != peering.Client || who.Anyone() {
+	if !who.Role.Granted() || who.Anyone() {
 		return nil
 	}
 	a, _ := p.m.LoadOrStore(who.String(), new(pace))

@@ -10,7 +10,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
-	peering "penstock.io/penstock/meta/peer"
 )
 
 // pins keeps the pins of a volume's snapshots, which are records in the store.
@@ -56,7 +55,7 @@ func (pn *pins) unpin(ctx context.Context, sess *session, name, holder string) (
 	if err != nil || !ok {
 		return false, err
 	}
-	if sess.who.Role == peering.Client && p.By != sess.who.String() {
+	if sess.who.Role.Granted() && p.By != sess.who.String() {
 		if err := sess.authorize(pn.o.vol, cluster.AdminRights); err != nil {
 			return false, meta.E("unpin snapshot", meta.AccessDenied, holder, fmt.Errorf("it was pinned by %s: %w", p.By, err))
 		}

@@ -29,9 +29,9 @@ type frameRule struct {
 }
 
 var (
-	users    = []peering.Role{peering.Client, peering.Admin}
+	users    = []peering.Role{peering.Client, peering.Gateway, peering.Admin}
 	admins   = []peering.Role{peering.Admin, peering.Meta} // meta servers pass requests on
-	members  = []peering.Role{peering.Client, peering.Admin, peering.ChunkServer, peering.Meta}
+	members  = []peering.Role{peering.Client, peering.Gateway, peering.Admin, peering.ChunkServer, peering.Meta}
 	storage  = []peering.Role{peering.ChunkServer}
 	nobody   = []peering.Role{} // only servers send the frame: from a client, a protocol error
 	everyone = members
@@ -309,7 +309,7 @@ func (s *session) authorize(v meta.VolumeID, need cluster.Rights) error {
 func (s *session) accessFor(v meta.VolumeID, need cluster.Rights) (cluster.Access, error) {
 	a := s.access(v)
 	err := s.enough(a, v, need)
-	if err == nil || s.who.Role != peering.Client {
+	if err == nil || !s.who.Role.Granted() {
 		return a, err
 	}
 	s.accMu.Lock()
@@ -341,7 +341,7 @@ const (
 // Without an answer from etcd the error is Unavailable, because a client denied access gives
 // up its uncommitted changes. Errors: AccessDenied, Unavailable.
 func (s *session) refusedStill(m *wire.Enter, cause error) error {
-	if s.who.Role != peering.Client {
+	if !s.who.Role.Granted() {
 		return cause
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, currentWait)
@@ -370,7 +370,7 @@ func (s *session) enough(a cluster.Access, v meta.VolumeID, need cluster.Rights)
 // cluster.
 func (s *session) access(v meta.VolumeID) cluster.Access {
 	view := s.srv.cfg.Cluster.View()
-	if view == nil || s.who.Role != peering.Client {
+	if view == nil || !s.who.Role.Granted() {
 		return cluster.Access{}
 	}
 	s.accMu.Lock()
@@ -440,7 +440,7 @@ func (s *session) mayAdmin(op wire.AdminOp, volumes ...meta.VolumeID) error {
 	if s.who.Anyone() || slices.Contains(r.roles, s.who.Role) {
 		return nil
 	}
-	if r.right == cluster.NoRights || s.who.Role != peering.Client || len(volumes) == 0 {
+	if r.right == cluster.NoRights || !s.who.Role.Granted() || len(volumes) == 0 {
 		return meta.E("admin", meta.AccessDenied, s.who.String(), fmt.Errorf("request %d is not for its role", op))
 	}
 	for _, v := range volumes {

@@ -89,7 +89,7 @@ func newSecured(t *testing.T) *secured {
 	s.cluster = newFakeCluster(t, dir)
 	s.g = &guarded{fakeCluster: s.cluster, changed: make(chan struct{})}
 	s.g.view.Store(&cluster.View{Revision: 1})
-	s.adjust = func(c *Config) { c.Cluster = s.g }
+	s.adjust = func(c *Config) { c.Cluster, c.Gateways = s.g, new(fakeGateways) }
 	s.start()
 	var err error
 	if s.a, err = peering.NewAuthority("test", time.Hour); err != nil {
@@ -157,7 +157,7 @@ func (s *secured) hello(creds *peering.Credentials, as wire.Role) (net.Conn, *wi
 	return nc, rd, h
 }
 
-var allRoles = []peering.Role{peering.Client, peering.Admin, peering.ChunkServer, peering.Meta}
+var allRoles = []peering.Role{peering.Client, peering.Gateway, peering.Admin, peering.ChunkServer, peering.Meta}
 
 // A certificate is good for the roles that it names, in the hello too.
 func TestHelloAsAnotherRole(t *testing.T) {
@@ -263,7 +263,7 @@ func TestEveryFrameIsRefused(t *testing.T) {
 			if role == peering.Admin {
 				continue
 			}
-			as := map[peering.Role]wire.Role{peering.Client: wire.RoleClient, peering.ChunkServer: wire.RoleEnrol, peering.Meta: wire.RoleEnrol}[role]
+			as := map[peering.Role]wire.Role{peering.Client: wire.RoleClient, peering.Gateway: wire.RoleClient, peering.ChunkServer: wire.RoleEnrol, peering.Meta: wire.RoleEnrol}[role]
 			nc, rd, h := s.hello(s.creds(role, "x"), as)
 			if h.Err != meta.KindOK {
 				t.Fatal(h.Err, h.Detail)
@@ -286,9 +286,9 @@ func TestEveryFrameIsRefused(t *testing.T) {
 						break
 					}
 				}
-			} else if m != nil && role == peering.Client {
+			} else if m != nil && role.Granted() {
 				if k := s.ask(nc, rd, m); k != meta.AccessDenied {
-					t.Errorf("frame type %d of a client without a grant: %v", typ, k)
+					t.Errorf("frame type %d of a %s without a grant: %v", typ, role, k)
 				}
 			}
 			nc.Close()
@@ -300,8 +300,8 @@ func TestEveryFrameIsRefused(t *testing.T) {
 func TestEveryAdminRequestIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
-	for _, role := range []peering.Role{peering.Client, peering.ChunkServer} {
-		as := map[peering.Role]wire.Role{peering.Client: wire.RoleClient, peering.ChunkServer: wire.RoleEnrol}[role]
+	for _, role := range []peering.Role{peering.Client, peering.Gateway, peering.ChunkServer} {
+		as := map[peering.Role]wire.Role{peering.Client: wire.RoleClient, peering.Gateway: wire.RoleClient, peering.ChunkServer: wire.RoleEnrol}[role]
 		nc, rd, _ := s.hello(s.creds(role, "x"), as)
 		for op := wire.AdminOp(1); int(op) < wire.AdminOps; op++ {
 			if slices.Contains(adminRules[op].roles, role) {

@@ -102,6 +102,8 @@ type Config struct {
 	// Followers is how many servers besides the owner follow a volume's journal.
 	// Default DefaultFollowers; negative: none.
 	Followers int
+	// Gateways is the list of gateways.
+	Gateways GatewayTable
 	// Trust lets new servers and clients join; nil without certificates.
 	Trust *Trust
 	// MaxConns bounds the connections. Default 32,768.

@@ -20,10 +20,6 @@ func (c *Cluster) startGateways(ctx context.Context) error {
 	if c.cfg.Gateways == 0 {
 		return nil
 	}
-	help, err := c.admin.Output(ctx, c.cfg.Penstock, "gateway", "--help")
-	if err != nil {
-		return err
-	}
 	for i := range c.cfg.Gateways {
 		m, err := c.newMember(fmt.Sprint("gateway", i+1), c.Racks[i%len(c.Racks)], 0)
 		c.Gateways = append(c.Gateways, m)
@@ -36,11 +32,7 @@ func (c *Cluster) startGateways(ctx context.Context) error {
 			"gateway", "--cluster", c.metaAddrs(), "--admin", "none",
 			"--kafka", m.addr(kafkaPort), "--ingest", m.addr(ingestPort),
 		}, c.creds.flags(m.Name)...)
-		if strings.Contains(string(help), "--node ") {
-			m.args = append(m.args, "--node", fmt.Sprint(i+1))
-		} else {
-			m.args = append(m.args, "--name", m.Name)
-		}
+		m.args = append(m.args, "--name", m.Name)
 		m.ready = func(context.Context) error { return m.listens(kafkaPort) }
 		if err := m.Start(); err != nil {
 			return err

@@ -62,6 +62,7 @@ var table = []row{
 	{"stream/log", []string{"meta"}, "batches, producers and recovery are functions of the log's bytes"},
 	{"stream/group", nil, "a consumer group is a machine of its own: it knows no stream and no protocol"},
 	{"table/delta", []string{"meta"}, "the log of a table, in a directory that is handed in: streams publish in one, tables do"},
+	{"stream/placement", nil, "all gateways choose the same leader: a function of what is led and of the list of gateways"},
 	{"stream/decompress", []string{"stream/log"}, "bytes that any client has compressed, within bounds: for whoever reads records"},
 	{"stream/compact", []string{"stream/decompress", "stream/log"}, "what a compaction keeps is a function of a segment's bytes"},
 	{"stream/partition", []string{"meta", "stream/compact", "stream/decompress", "stream/log"}, "a log on files of a directory that is handed in: its tests crash a directory in memory"},
@@ -120,7 +121,7 @@ var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placeme
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/quota", "meta/replica", "stream/log", "stream/group"}
+var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/quota", "meta/replica", "stream/log", "stream/group", "stream/placement"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.

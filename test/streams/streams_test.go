@@ -666,14 +666,14 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// gateway starts one more gateway of the machine, and returns its address.
-func (m *machine) gateway(node int) (*spawn.Process, string) {
+// gateway starts one more gateway of the machine, by a name, and returns its address.
+func (m *machine) gateway(name string) (*spawn.Process, string) {
 	m.T.Helper()
 	at, err := port.Find()
 	if err != nil {
 		m.T.Fatal(err)
 	}
-	p := m.Run("gateway", "--cluster", m.Addr, "--node", strconv.Itoa(node), "--kafka", at, "--admin", "none")
+	p := m.Run("gateway", "--cluster", m.Addr, "--name", name, "--kafka", at, "--admin", "none")
 	m.Until("the gateway answers", func() error {
 		c, err := net.Dial("tcp", at)
 		if err == nil {
@@ -690,8 +690,8 @@ func (m *machine) gateway(node int) (*spawn.Process, string) {
 func TestGateways(t *testing.T) {
 	m := newMachine(t)
 	m.Must("stream", "create", "/v/t", "--partitions", "2")
-	first, at2 := m.gateway(2)
-	_, at3 := m.gateway(3)
+	first, at2 := m.gateway("second")
+	_, at3 := m.gateway("third")
 	group := func(seed string) *kgo.Client {
 		return m.client(kgo.SeedBrokers(seed), kgo.ConsumerGroup("g"), kgo.ConsumeTopics("v.t"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 			kgo.DisableAutoCommit(), kgo.HeartbeatInterval(200*time.Millisecond), kgo.SessionTimeout(10*time.Second))

@@ -28,8 +28,15 @@ type GatewayConfig struct {
 	Cluster string
 	// Creds are shown to metadata servers that are reached over TCP; nil: Unix sockets only.
 	Creds *peer.Credentials
-	// Node is the number of the gateway, of 1 or more, different from all others; 0: 1.
-	Node int32
+	// Name is the name by which the gateway registers with the metadata servers; "": that of a
+	// gateway's certificate, or of the host. Instance tells the processes of a name apart; "": a
+	// random word. Without Meta the gateway does not register, and has the number 1.
+	Name     string
+	Instance string
+	// AdvertiseKafka and AdvertiseIngest are the addresses that clients are told, "host:port"; "":
+	// the addresses at which the servers listen.
+	AdvertiseKafka  string
+	AdvertiseIngest string
 	// Kafka is the address of the Kafka server, Ingest that of the HTTP server for
 	// appends: host:port, or "" for no such server.
 	Kafka  string
@@ -52,8 +59,10 @@ type GatewayConfig struct {
 type Gateway struct {
 	Kafka  string // address of the Kafka server; "": none
 	Ingest string // address of the HTTP server for appends; "": none
+	Number int32  // the number that belongs to the gateway's name
 
 	cfg    GatewayConfig
+	listed *registration
 	kafka  *kafka.Server   // nil: none
 	ingest *ingest.Server  // nil: none
 	ctx    context.Context // ends with Close
@@ -105,15 +114,36 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 		return nil, nil
 	}
 	g := &Gateway{cfg: cfg}
+	if kl != nil {
+		g.Kafka = kl.Addr().String()
+	}
+	if il != nil {
+		g.Ingest = il.Addr().String()
+	}
+	g.listed, err = register(ctx, &cfg, advertised(cfg.AdvertiseKafka, g.Kafka), advertised(cfg.AdvertiseIngest, g.Ingest))
+	if err != nil {
+		for _, l := range []net.Listener{kl, il} {
+			if l != nil {
+				err = errors.Join(err, l.Close())
+			}
+		}
+		return nil, err
+	}
+	self, _ := g.listed.list()
+	g.Number = self.Number
 	g.ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
+	g.wg.Go(func() { g.listed.run(g.ctx) })
+	if cfg.Creds != nil && !cfg.Creds.IsInsecure() {
+		g.wg.Go(func() { keepRenewed(g.ctx, cfg.Meta, cfg.Creds, cfg.Logger) })
+	}
 	g.wg.Go(g.disconnectIdle)
 	g.wg.Go(g.retainIdle)
 	if kl != nil {
-		g.Kafka, g.kafka = kl.Addr().String(), kafka.New(kafka.Config{Host: g.connect, Node: cfg.Node, Cluster: cfg.Cluster, Users: users, TLS: kafkaTLS, Logger: cfg.Logger})
+		g.kafka = kafka.New(kafka.Config{Host: g.connect, Node: g.Number, Cluster: cfg.Cluster, Users: users, TLS: kafkaTLS, Logger: cfg.Logger})
 		g.serve("kafka", g.kafka.Serve, kl)
 	}
 	if il != nil {
-		g.Ingest, g.ingest = il.Addr().String(), ingest.New(ingest.Config{Host: g.connect, Users: users, TLS: ingestTLS, Logger: cfg.Logger})
+		g.ingest = ingest.New(ingest.Config{Host: g.connect, Users: users, TLS: ingestTLS, Logger: cfg.Logger})
 		g.serve("ingest", g.ingest.Serve, il)
 	}
 	return g, nil
@@ -181,7 +211,7 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 		return nil, errors.Join(err, c.Close(dial))
 	}
 	host := stream.NewHost(c, root, g.cfg.Logger)
-	host.Address, host.Idle = kafka.Address(cmp.Or(g.cfg.Node, 1), g.Kafka), cmp.Or(g.cfg.Idle, host.Idle)
+	host.Address, host.Idle = kafka.Address(g.Number, advertised(g.cfg.AdvertiseKafka, g.Kafka)), cmp.Or(g.cfg.Idle, host.Idle)
 	host.Unsafe = g.cfg.Unsafe
 	host.Counters = &g.counters
 	g.client, g.host, g.ran = c, host, make(chan struct{})
@@ -277,10 +307,15 @@ func (g *Gateway) Close(ctx context.Context) error {
 	}
 	g.stop()
 	g.wg.Wait()
+	_, err := g.listed.leave(ctx)
+	if err != nil {
+		g.cfg.Logger.Warn("the gateway could not be taken from the list of gateways; others take over after its term", "error", err)
+	}
+	err = g.listed.close()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.client == nil {
-		return nil
+		return err
 	}
-	return g.disconnect(ctx)
+	return errors.Join(err, g.disconnect(ctx))
 }

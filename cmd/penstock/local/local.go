@@ -236,7 +236,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		return m, err
 	}
 	m.Server, err = server.New(ctx, server.Config{
-		Trust: trust, Identity: boundTo(cfg.Creds),
+		Trust: trust, Gateways: cluster.GatewaysOf(m.cluster), Identity: boundTo(cfg.Creds),
 		Name: cfg.Name, Addr: addr, Creds: cfg.Creds, Cluster: backend, Blob: m.blob, Logger: cfg.Logger, ScratchDir: scratch,
 		ChunkWriter: m.blob, Chunks: m.blob, DigestDir: filepath.Join(dir, "digests"), DigestRate: cfg.DigestRate, AwaitedDigestRate: cfg.AwaitedDigestRate,
 		CommitDelay: cfg.CommitDelay, SessionTTL: cfg.SessionTTL, CheckpointBytes: cfg.CheckpointBytes, Unsafe: cfg.Unsafe,

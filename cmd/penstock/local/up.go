@@ -198,7 +198,8 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	}
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	s.Gateway, err = StartGateway(ctx, GatewayConfig{
-		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Logger: cfg.Logger,
+		// The data directory is locked: no other process has the name, and a restart is the same one.
+		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Name: "up", Instance: "up", Logger: cfg.Logger,
 		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Doors: cfg.Doors, Idle: cfg.StreamIdle, Unsafe: cfg.Unsafe.Streams,
 	})
 	if err != nil {
