@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// cutOff lets every chunk server be out of reach, in one of the ways that there are,
-// until back is called.
+// cutOff makes every chunk server unreachable, in one of several ways, until back is
+// called.
 func cutOff(w *world, way string) (back func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -23,14 +23,14 @@ func cutOff(w *world, way string) (back func()) {
 			}
 			return nil
 		}
-	case "appends end": // as those of a server whose disk takes ten seconds for each
+	case "appends end": // as on a server whose disk takes ten seconds for each append
 		w.failChunk = func(what string, id meta.ChunkID) error {
 			w.mu.Unlock()
 			time.Sleep(10 * time.Second)
 			w.mu.Lock()
 			return meta.E(what, meta.Unavailable, id.String(), errors.New("it does not answer"))
 		}
-	case "chunks end": // their owner ends each
+	case "chunks end": // the owner ends each chunk
 		w.failChunk = func(what string, id meta.ChunkID) error {
 			return meta.E(what, meta.Fenced, id.String(), nil)
 		}
@@ -42,8 +42,9 @@ func cutOff(w *world, way string) (back func()) {
 	}
 }
 
-// Chunk servers are away for longer than any limit. Whoever waits for bytes to be
-// durable waits on, and nobody is told of a failure: nothing is lost.
+// TestServersAwayAreAPause: chunk servers are away for longer than any limit. A caller
+// that waits for durable bytes goes on waiting, and no caller gets an error: no byte is
+// lost.
 func TestServersAwayAreAPause(t *testing.T) {
 	const away = 10 * time.Minute
 	for _, way := range []string{"no chunk is handed out", "appends end", "chunks end"} {
@@ -114,8 +115,8 @@ func TestServersAwayAreAPause(t *testing.T) {
 	}
 }
 
-// A chunk server's disk fails each append: no pause brings the bytes there, and the
-// writer is told.
+// TestBadDisksAreTold: a chunk server's disk fails each append: no pause would save the
+// bytes, and the writer gets an error.
 func TestBadDisksAreTold(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		bad := meta.E("append", meta.IO, "every disk", nil)
@@ -132,8 +133,9 @@ func TestBadDisksAreTold(t *testing.T) {
 	})
 }
 
-// While chunk servers are away another client wants a file that was written and closed. It
-// waits until they are back: nothing is given up, and the next one to ask is told all.
+// TestRecallWaitsForServers: while chunk servers are away, another client asks for a file
+// that was written and closed. The request waits until the servers are back: no byte is
+// given up, and the next reader gets all.
 func TestRecallWaitsForServers(t *testing.T) {
 	for _, way := range []string{"no chunk is handed out", "chunks end"} {
 		t.Run(way, func(t *testing.T) {
@@ -166,8 +168,8 @@ func TestRecallWaitsForServers(t *testing.T) {
 	}
 }
 
-// What an operator gives up is lost, told to whoever has the file open, and counted; who
-// waits for it waits no more.
+// TestAbandon: bytes that an operator gives up are lost and counted, each open handle
+// gets an error, and waiting callers stop waiting.
 func TestAbandon(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		ino := create(t, v, "f")

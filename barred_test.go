@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// barrier takes exclusive leases back as an owner does that takes a snapshot.
+// barrier takes exclusive leases back, as an owner does for a snapshot.
 func (w *world) barrier(t *testing.T, v *Volume, inos []meta.Ino) {
 	t.Helper()
 	s := v.c.sess.(*fakeSession)
@@ -25,12 +25,12 @@ func (w *world) barrier(t *testing.T, v *Volume, inos []meta.Ino) {
 		w.leases[ino][s] = min(w.leases[ino][s], meta.LeaseShared)
 		w.mu.Unlock()
 	}
-	synctest.Wait() // who answered has also noted it
+	synctest.Wait() // clients that have answered have also noted the answer
 }
 
-// Writers of many files go on after a barrier with one request for their leases. Who
-// reads one of the files meanwhile is not asked to stop before somebody writes to it;
-// and what nobody wrote since is not asked for again.
+// TestWritersGoOnTogether: after a barrier, writers of many files get their leases back
+// with one request. A reader of one of the files is not disturbed before somebody writes
+// to the file, and files without a write since are not requested again.
 func TestWritersGoOnTogether(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		var asked []*meta.Open // for exclusive leases or none
@@ -63,12 +63,13 @@ func TestWritersGoOnTogether(t *testing.T) {
 			t.Fatalf("%d requests for the leases of %d files: %+v", len(asked), written, asked)
 		}
 
-		// Only some are written before the next barrier, and of those somebody reads one.
+		// Only some files are written before the next barrier, and another client reads
+		// one of them.
 		asked = nil
 		w.barrier(t, v, inos)
-		round(inos[:1], 'c') // brings all of them
+		round(inos[:1], 'c') // gets the leases of all files
 		w.barrier(t, v, inos)
-		round(inos[:5], 'd') // the first has nobody with it, the others ask for themselves
+		round(inos[:5], 'd') // the first file's lease comes alone, the others are requested singly
 		if len(asked) != 6 || len(asked[1].Also) != 0 {
 			t.Fatalf("%d requests: %+v", len(asked), asked)
 		}

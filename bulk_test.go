@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// bulkCopy is a mirror's copier within one volume, from one file to another.
+// bulkCopy returns a mirror's copier between two files of one volume.
 func bulkCopy(v *Volume) *mirrorCopy {
 	return &mirrorCopy{to: v, dst: v, room: semaphore.NewWeighted(bulkUnready)}
 }
@@ -35,7 +35,7 @@ func filled(t *testing.T, v *Volume, name string, size int, seed uint64) (meta.I
 	return ino, p
 }
 
-// noneOpen waits until every chunk that has bytes is sealed.
+// noneOpen waits until every chunk with bytes is sealed.
 func noneOpen(t *testing.T, w *world) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -56,8 +56,8 @@ func noneOpen(t *testing.T, w *world) {
 	}
 }
 
-// What is written in bulk needs no room in the write buffer, whatever a sync takes,
-// is synced once a chunk, and is seen when it is committed.
+// TestBulkWaitsForOneSync: bulk writes take no room in the write buffer, however long a
+// sync takes, are synced once a chunk, and are visible after the commit.
 func TestBulkWaitsForOneSync(t *testing.T) {
 	const size, takes = 24<<20 + 777, time.Minute
 	inFakeTime(t, Config{WriteBuffer: 8 << 20, FlushEvery: time.Hour}, func(t *testing.T, w *world, v *Volume) {
@@ -98,8 +98,8 @@ func TestBulkWaitsForOneSync(t *testing.T) {
 	})
 }
 
-// Chunks that fail while a file is written in bulk cost time and no bytes, and none
-// stays open.
+// TestBulkSurvivesChunks: chunks that fail during a bulk write cost time and no bytes,
+// and no chunk stays open.
 func TestBulkSurvivesChunks(t *testing.T) {
 	for seed := range uint64(8) {
 		w := newWorld(t, meta.Policy{Replicas: 1, MaxChunk: 5 << 20})
@@ -143,8 +143,8 @@ func TestBulkSurvivesChunks(t *testing.T) {
 	}
 }
 
-// Of a file whose chunk fails only what was not committed is copied again, and the
-// source's own error is told at once.
+// TestBulkGoesOnWhereItWas: after the failure of a chunk, only the uncommitted part of
+// the file is copied again. An error of the source is returned at once.
 func TestBulkGoesOnWhereItWas(t *testing.T) {
 	const size, most = 24 << 20, 4 << 20
 	for _, failing := range []string{"append", "sync", "read"} {
@@ -204,8 +204,8 @@ func TestBulkGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
-// Of a large file that is written in bulk what was committed on the way stays, in one
-// extent a chunk, and bytes between pieces stay as they are.
+// TestBulkCommitsOnTheWay: the parts of a large bulk write that were committed on the way
+// stay, in one extent a chunk, and bytes between pieces stay as they are.
 func TestBulkCommitsOnTheWay(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, MaxChunk: 6 << 20})
 	_, v := open(t, w, Config{})
@@ -243,7 +243,7 @@ func TestBulkCommitsOnTheWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A piece of 3 MiB lies in one chunk or, where one is full, in two.
+	// A piece of 3 MiB lies in one chunk, or in two if the first is full.
 	if len(l) > 4*len(pieces)+2 {
 		t.Errorf("%d extents of %d pieces: %v", len(l), len(pieces), l)
 	}
@@ -252,8 +252,8 @@ func TestBulkCommitsOnTheWay(t *testing.T) {
 	w.check()
 }
 
-// What was written in bulk before the session expired is never committed after it:
-// somebody else may have the file by then.
+// TestBulkOfAnEpochBefore: bytes of a bulk write from before the session's end are never
+// committed afterwards: another client may have the file by then.
 func TestBulkOfAnEpochBefore(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})
@@ -273,7 +273,7 @@ func TestBulkOfAnEpochBefore(t *testing.T) {
 	}
 }
 
-// What a bulk is not good for goes the ordinary way.
+// TestBulkFits: writes that do not suit a bulk write take the ordinary way.
 func TestBulkFits(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, v := open(t, w, Config{})

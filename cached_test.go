@@ -9,7 +9,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// silent runs fn while nobody answers: who asks a question waits for ever.
+// silent runs fn while the owner and the servers answer no request.
 func (w *world) silent(fn func()) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -26,7 +26,7 @@ func (w *world) silent(fn func()) {
 	}
 }
 
-// TestCached: what is cached is told without a question, and nothing else is.
+// TestCached: cached state is returned without a request, and no other state is.
 func TestCached(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, a := open(t, w, Config{})
@@ -42,7 +42,7 @@ func TestCached(t *testing.T) {
 		a.Release(t.Context(), inos[name], rdwr)
 	}
 	b, vb := open(t, w, Config{})
-	// known tells what is answered of a file from memory, as a letter each.
+	// known returns a letter for each kind of answer about a file that comes from memory.
 	known := func(name string) (l string) {
 		t.Helper()
 		w.silent(func() {
@@ -113,7 +113,7 @@ func TestCached(t *testing.T) {
 	if e, ok := vb.LookupCached(meta.RootIno, "none"); !ok || !e.Negative || e.Valid <= 0 {
 		t.Errorf("an absent name: %+v %v", e, ok)
 	}
-	// A directory that was made here is known whole, and some names are in none.
+	// A directory made by this client is known completely; absent names are known, too.
 	made, err := vb.Create(t.Context(), &Call{}, meta.Create{Parent: meta.RootIno, Name: "dir", Mode: meta.TypeDir | 0o755})
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestCached(t *testing.T) {
 		t.Error("a directory was opened")
 	}
 
-	// Another client changes it.
+	// Another client changes the file.
 	files["small"] = append([]byte("other"), small[5:]...)
 	write(t, a, inos["small"], []byte("other"), 0)
 	expect("after it was changed elsewhere", map[string]string{"small": "", "large": "LAO"})
@@ -193,7 +193,8 @@ func TestCached(t *testing.T) {
 	w.check()
 }
 
-// despiteRecall lists what is answered though a recall is under way.
+// despiteRecall lists the answers that still come from memory while a recall is under
+// way.
 func despiteRecall(v *Volume, ino meta.Ino) (l []string) {
 	if _, ok := v.OpenCached(ino, 0); ok {
 		l = append(l, "opened")

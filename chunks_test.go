@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestSealIsTriedAgain: the servers of a chunk that failed can't be reached
-// when it is to be sealed; once they can, it is sealed, though nothing else asks.
+// TestSealIsTriedAgain: the servers of a failed chunk are unreachable when the chunk is
+// to be sealed. Once they are reachable, the chunk is sealed without any further request.
 func TestSealIsTriedAgain(t *testing.T) {
 	w := newWorld(t, meta.Policy{})
 	_, v := open(t, w, Config{FlushEvery: time.Hour})

@@ -9,8 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A drop that is sent late must not take a lease that was granted meanwhile:
-// nobody would recall that one, and who writes under it overwrites newer bytes.
+// TestLateDropTakesNoLease: a late drop must not take a lease that was granted meanwhile:
+// the owner would not recall that lease any more, and a writer under it would overwrite
+// newer bytes.
 func TestLateDropTakesNoLease(t *testing.T) {
 	for name, begin := range map[string]func(c *Client, v *Volume, ino meta.Ino) (drops int){
 		"recall of what is not here": func(c *Client, v *Volume, ino meta.Ino) int {
@@ -18,7 +19,7 @@ func TestLateDropTakesNoLease(t *testing.T) {
 			return 1
 		},
 		"eviction, and a grant that it voids": func(c *Client, v *Volume, ino meta.Ino) int {
-			// As if an operation were in flight that was sent before the drop.
+			// Simulates an operation in flight that was sent before the drop.
 			g := c.table.begin()
 			c.table.mu.Lock()
 			send := c.table.giveUpLocked(inodeKey{v.id, ino})
@@ -56,7 +57,7 @@ func TestLateDropTakesNoLease(t *testing.T) {
 			}()
 			var err error
 			select {
-			case err = <-done: // before the drop: it must not matter
+			case err = <-done: // before the drop: the order must not matter
 				close(free)
 			case <-time.After(100 * time.Millisecond):
 				close(free)
@@ -87,8 +88,8 @@ func TestLateDropTakesNoLease(t *testing.T) {
 	}
 }
 
-// opener is a kernel above a client that calls f once when it is told to forget
-// a file's pages.
+// opener is a kernel above a client: it calls f once when it is told to forget a file's
+// pages.
 type opener struct {
 	kernel
 	armed atomic.Bool
@@ -101,9 +102,10 @@ func (o *opener) InvalData(_ meta.VolumeID, ino meta.Ino, _, _ int64) {
 	}
 }
 
-// A file that is opened while it is being evicted stays, and the owner is not
-// told to forget who has it open, also if the lease that came with the open is
-// recalled again: it would take the file's bytes with the last name.
+// TestOpenedWhileEvicted: a file that is opened during its eviction stays in the table,
+// and the owner still knows that this client has the file open, even if the lease of the
+// open is recalled again: otherwise the owner would delete the file's bytes with the last
+// name.
 func TestOpenedWhileEvicted(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, a := open(t, w, Config{})
@@ -127,7 +129,7 @@ func TestOpenedWhileEvicted(t *testing.T) {
 		flushAll(t, a)
 	}
 	n.armed.Store(true)
-	// All is evicted that can be; what was used just now is spared once.
+	// All evictable inodes are evicted; an inode used just now is spared once.
 	c.table.mu.Lock()
 	was := c.table.max
 	c.table.max = 0

@@ -12,8 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// gate lets the first step of a kind that comes after arm wait until open is
-// closed.
+// gate makes the first step of a kind after arm wait until open is closed.
 type gate struct {
 	mu      sync.Mutex
 	armed   string
@@ -40,7 +39,7 @@ func (g *gate) pass(step string) {
 	<-open
 }
 
-// release lets what waits go on.
+// release lets the waiting step continue.
 func (g *gate) release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -77,10 +76,9 @@ func (w gatedWriter) Sync(ctx context.Context) error {
 	return err
 }
 
-// TestLostStaysLost: the session expires while a flush is under way, at each of
-// its steps. What the flush holds is told to be lost; then it must not come back,
-// neither below what this client writes in its new session nor above what
-// another wrote meanwhile.
+// TestLostStaysLost: the session ends while a flush is under way, at each step of the
+// flush. The flush's bytes are reported as lost; then they must not come back, neither
+// below this client's writes in the new session nor above another client's writes.
 func TestLostStaysLost(t *testing.T) {
 	fill := func(c byte, n int) []byte { return bytes.Repeat([]byte{c}, n) }
 	const small, tail, large = 3 * meta.InlineMax, 5000, 3 << 20
@@ -90,7 +88,7 @@ func TestLostStaysLost(t *testing.T) {
 				continue // goes to no chunk
 			}
 			if step == "chunk" && kind != "large" && kind != "gap" {
-				continue // goes to one that is there
+				continue // appends to an existing chunk
 			}
 			for _, elsewhere := range []bool{false, true} {
 				t.Run(fmt.Sprint(kind, " ", step, " ", elsewhere), func(t *testing.T) {
@@ -123,7 +121,7 @@ func TestLostStaysLost(t *testing.T) {
 					switch kind {
 					case "blocks":
 						n = small - 100
-					case "tail": // the journal has an open end, but for the commit, which makes it
+					case "tail": // the journal has an open end, except at the commit, which makes it
 						for i := 0; i < 2 || i < 6 && step != "commit"; i++ {
 							write(t, v, ino, fill('t', tail), int64(len(want)))
 							want = append(want, fill('t', tail)...)
@@ -147,7 +145,8 @@ func TestLostStaysLost(t *testing.T) {
 					}
 					c.sess.(*fakeSession).expire()
 					if kind == "tail" && step == "sync" {
-						// The owner, who seals the chunk, finds them: they are there from now on.
+						// The owner finds these bytes when it seals the chunk: they exist
+						// from then on.
 						want = append(want, fill(lost, n)...)
 					}
 					writer := v
@@ -159,9 +158,9 @@ func TestLostStaysLost(t *testing.T) {
 					if got := contents(t, writer, ino); !bytes.Equal(got, want) {
 						t.Fatalf("DATA: %d bytes after the session expired, want %d: %q", len(got), len(want), brief(got))
 					}
-					// Beside what was lost, after it and over a part of it.
+					// Beside the lost bytes, after them, and over a part of them.
 					offs := []int64{0, at + int64(n), at + int64(n)/2}
-					if kind == "gap" { // only after it, in appends that get a chunk of their own
+					if kind == "gap" { // only behind the lost bytes, in appends to a separate chunk
 						offs = []int64{at + int64(n), at + int64(n) + tail, at + int64(n) + 2*tail, at + int64(n) + 3*tail}
 						g.release()
 						<-flushed
@@ -209,9 +208,8 @@ func TestLostStaysLost(t *testing.T) {
 	}
 }
 
-// TestLostNewVersion: a file is written and closed, the session expires, and then
-// the file is renamed over one that is safe: that fails, once, and the old
-// version stays.
+// TestLostNewVersion: a file is written and closed, the session ends, and then the file
+// is renamed over a durable file: the rename fails, once, and the old version stays.
 func TestLostNewVersion(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -256,7 +254,7 @@ func brief(p []byte) string {
 	return string(s)
 }
 
-// slowKernel takes its time to forget a file.
+// slowKernel needs time to forget a file.
 type slowKernel struct {
 	*kernel
 	asked, done chan struct{}
@@ -268,9 +266,9 @@ func (k slowKernel) InvalData(v meta.VolumeID, ino meta.Ino, off, n int64) {
 	k.kernel.InvalData(v, ino, off, n)
 }
 
-// TestExpiryForgetsPages: from the end of a session until the kernel has
-// forgotten what it caches of a file, whoever opens it makes it forget, and
-// nothing more may be cached.
+// TestExpiryForgetsPages: between the end of a session and the moment when the kernel has
+// forgotten a file's pages, an open makes the kernel forget the pages, and nothing more
+// may be cached.
 func TestExpiryForgetsPages(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	k := slowKernel{newKernel(), make(chan struct{}), make(chan struct{})}

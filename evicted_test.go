@@ -9,8 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A client that is refused for who it is does not look for better chunks: fsync
-// tells it, and the end tells how much is lost.
+// TestEvictedTellsWhatIsLost: a client with a refused identity does not look for other
+// chunks: fsync returns the error, and the end of the client reports the number of lost
+// bytes.
 func TestEvictedTellsWhatIsLost(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})

@@ -26,9 +26,9 @@ func opens(t *testing.T, v *Volume, ino meta.Ino, id uint64) Handle {
 	return Handle{ID: id, Failures: info.Failures}
 }
 
-// Bytes are lost that were written through one handle. Each handle that is open hears of
-// it by fsync, once, and by each close until then, and one that is opened later if
-// nobody heard.
+// TestEachHandleHears: bytes written through one handle are lost. Each open handle gets
+// the error from fsync, once, and from each close until then; a later handle gets it if
+// no other handle did.
 func TestEachHandleHears(t *testing.T) {
 	inFakeTime(t, Config{UnsafeTellOne: os.Getenv("PENSTOCK_CONTROL") == "client-tellone"}, func(t *testing.T, w *world, v *Volume) {
 		ino := create(t, v, "f")
@@ -83,7 +83,7 @@ func TestEachHandleHears(t *testing.T) {
 		for _, h := range []Handle{a, b, unheard, late} {
 			hears("fsync after the next loss", sync(h))
 		}
-		for _, h := range []Handle{{}, a, b, unheard, late} { // the first one made it
+		for _, h := range []Handle{{}, a, b, unheard, late} { // Handle{} made the file
 			v.Release(by(t.Context(), h), ino, rdwr)
 		}
 		in := v.node(ino)
@@ -96,10 +96,10 @@ func TestEachHandleHears(t *testing.T) {
 	})
 }
 
-// An fsync that waits for servers is told that an operator gives the bytes up, or that the
-// session has ended, or that there is no space, which the flush in the background found,
-// too. That handle is told, and nobody else hears of it: its own next fsync and close do
-// not, nor a handle that is opened later, nor a write.
+// TestToldByTheFsyncThatFailed: an fsync that waits for servers fails because an operator
+// gives the bytes up, the session has ended, or there is no space (which the flush in the
+// background found, too). Only this handle gets the error: its next fsync and close
+// succeed, and so do later handles and writes.
 func TestToldByTheFsyncThatFailed(t *testing.T) {
 	for _, way := range []string{"given up", "session ended", "no space"} {
 		t.Run(way, func(t *testing.T) {
@@ -145,7 +145,8 @@ func TestToldByTheFsyncThatFailed(t *testing.T) {
 	}
 }
 
-// A page of a mapping that can't be put in is told to whoever has the file open.
+// TestLostPagesAreTold: if a page of a mapping can't be written, each open handle of the
+// file gets the error.
 func TestLostPagesAreTold(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		ino := create(t, v, "f")
@@ -171,7 +172,8 @@ func TestLostPagesAreTold(t *testing.T) {
 	})
 }
 
-// full lets nothing be written for want of space, of a quota, or of a disk that works.
+// full makes all writes fail for want of space: of a quota, of a disk, or because a disk
+// is broken.
 func full(w *world, way meta.Kind) (back func()) {
 	err := meta.E("append", way, "every chunk server", nil)
 	w.mu.Lock()
@@ -193,8 +195,8 @@ func full(w *world, way meta.Kind) (back func()) {
 	}
 }
 
-// What an fsync through one handle was told, the close of another tells, which does not
-// try by itself.
+// TestCloseTellsWhatIsKnown: an error of an fsync through one handle is also returned by
+// the close of another handle, which does not try to sync again.
 func TestCloseTellsWhatIsKnown(t *testing.T) {
 	for _, way := range []meta.Kind{meta.NoSpace, meta.QuotaExceeded, meta.IO} {
 		t.Run(way.String(), func(t *testing.T) {
@@ -224,9 +226,9 @@ func TestCloseTellsWhatIsKnown(t *testing.T) {
 	}
 }
 
-// Disks are full, a quota is used up or a disk is broken while another client wants a file
-// that was written and closed. It waits, handles that are open hear of it, and nothing is
-// given up: once there is space, all of it is there.
+// TestRecallWaitsForSpace: disks are full, a quota is used up or a disk is broken while
+// another client asks for a file that was written and closed. The request waits, open
+// handles get errors, and no byte is given up: once there is space, all bytes are there.
 func TestRecallWaitsForSpace(t *testing.T) {
 	off := os.Getenv("PENSTOCK_CONTROL") == "client-nospacewait"
 	for _, way := range []meta.Kind{meta.NoSpace, meta.QuotaExceeded, meta.IO} {

@@ -22,8 +22,8 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// world is one volume's owner and a chunk server in memory: the real machine
-// of meta/namespace behind leases, recalls and replies in decision order.
+// world is the owner of one volume and a chunk server, in memory: the real machine of
+// meta/namespace behind leases, recalls and replies in the order of decisions.
 type world struct {
 	t     testing.TB
 	mu    sync.Mutex
@@ -42,7 +42,7 @@ type world struct {
 
 	chunks map[meta.ChunkID]*fakeChunk
 	calls  map[meta.OpCode]int
-	// callsAt counts reads at snapshots, lists the lists of them.
+	// callsAt counts reads at snapshots; lists counts lists of snapshots.
 	callsAt, lists int
 	syncs          int
 	// fail is asked before an operation runs.
@@ -59,32 +59,32 @@ type world struct {
 	failEnd func(id meta.ChunkID) error
 	// failRead is asked before a read of a chunk.
 	failRead func() error
-	// awaited is what chunk servers that can't be reached are.
+	// awaited: unreachable chunk servers count as starting anew.
 	awaited bool
-	// promised is what a predecessor was promised; asked and given count bytes of
-	// Reserve.
+	// promised is the promise of a predecessor; asked and given count bytes of Reserve.
 	promised, asked, given uint64
-	// room says what is granted of what is asked for; nil: all of it.
+	// room returns the bytes granted of a request; nil: all.
 	room func(want uint64) uint64
-	// reserving and reserved run, once, before a request for a promise is heard, and
+	// reserving and reserved run once: before a request for a promise is handled, and
 	// before its answer is.
 	reserving, reserved func()
 	// away: nobody answers about promises.
 	away bool
-	// inherited runs when the owner has said what a predecessor was promised, and the
-	// successor has not heard it yet.
+	// inherited runs after the owner's answer about a predecessor's promise, before the
+	// successor handles the answer.
 	inherited func(s *fakeSession)
-	// succeeding runs before a successor takes in what was left; killedResuming: it is
-	// killed before it leaves anything itself.
+	// succeeding runs before a successor takes the predecessor's state in.
+	// killedResuming: the successor is killed before it leaves any state itself.
 	succeeding     func(s *fakeSession)
 	killedResuming bool
-	// before runs when an operation is sent, before it is decided; it may block.
+	// before runs when an operation is sent, before its decision; it may block.
 	before func(op meta.Op)
-	// delay makes waiters look at replies late, to reorder them with recalls.
+	// delay makes waiters look at replies late, so that replies and recalls change their
+	// order.
 	delay  time.Duration
 	policy meta.Policy
 	bad    []string
-	// overtake, unless nil, is called between a question about the policy and its answer.
+	// overtake, unless nil, is called between a request for the policy and its answer.
 	overtake func()
 }
 
@@ -165,8 +165,8 @@ func (w *world) check() {
 	}
 }
 
-// fakeSession is a metaSession whose events come in the owner's order from one
-// goroutine.
+// fakeSession is a metaSession whose events come from one goroutine, in the owner's
+// order.
 type fakeSession struct {
 	w       *world
 	id      meta.SessionID
@@ -175,13 +175,13 @@ type fakeSession struct {
 	done    chan struct{}
 	left    time.Duration
 	expired uint64 // how often
-	// dropping is told before a drop arrives; drops counts those that did.
+	// dropping is called before a drop arrives; drops counts the drops that arrived.
 	dropping func()
 	drops    int
 	dropped  int // DropLocks
-	// gone: its process was killed, nothing that it asks for is heard any more.
+	// gone: the session's process was killed, and its requests are ignored.
 	gone atomic.Bool
-	heir bool // it went on with another's, and does not know all its leases
+	heir bool // continues another process's session, and does not know all its leases
 }
 
 func (s *fakeSession) heard(op string) error {
@@ -214,7 +214,7 @@ func (s fakeKept) Inherit(ctx context.Context, _ meta.VolumeID) (metaclient.Prom
 	return p, nil
 }
 
-// SealChunk seals what a predecessor left at what is synced.
+// SealChunk seals a predecessor's chunk at its synced length.
 func (s fakeKept) SealChunk(_ context.Context, _ meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error) {
 	w := s.w
 	w.mu.Lock()
@@ -238,7 +238,8 @@ func (s fakeKept) SealChunk(_ context.Context, _ meta.VolumeID, id meta.ChunkID)
 	return res.Chunks[0], nil
 }
 
-// succeed kills a client and gives its successor, which has taken in what was left.
+// succeed kills a client and returns its successor, which has taken the client's state
+// in.
 func (w *world) succeed(old *Client, cfg Config) *Client {
 	w.t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
@@ -327,7 +328,8 @@ func (w *world) context(s meta.SessionID, id meta.OpID) namespace.Context {
 	return namespace.Context{Now: max(w.now, meta.Time(time.Now().UnixNano())), Session: s, Term: 1, Volume: 1, Op: id, Seq: w.seq}
 }
 
-// conflictLocked recalls what others hold beyond keep and waits for it.
+// conflictLocked recalls the other sessions' leases beyond keep and waits for the
+// answers.
 func (w *world) conflictLocked(s *fakeSession, ino meta.Ino, keep meta.LeaseMode) (waited bool) {
 	for {
 		busy := false
@@ -350,7 +352,7 @@ func (w *world) conflictLocked(s *fakeSession, ino meta.Ino, keep meta.LeaseMode
 					w.mu.Lock()
 					defer w.mu.Unlock()
 					if w.recalls[ino][o] != round {
-						return // it dropped the inode meanwhile, and may have a lease anew
+						return // the session dropped the inode meanwhile, and may have a new lease
 					}
 					delete(w.recalls[ino], o)
 					if m, ok := w.leases[ino]; ok && m[o] > keep {
@@ -394,7 +396,7 @@ func (w *world) giveLocked(s *fakeSession, ino meta.Ino, mode meta.LeaseMode, gr
 	}
 }
 
-// runLocked executes one operation as the owner does.
+// runLocked executes an operation as the owner does.
 func (w *world) runLocked(s *fakeSession, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, []meta.Grant, error) {
 	w.calls[op.Code()]++
 	if w.fail != nil {
@@ -525,7 +527,7 @@ func (w *world) runLocked(s *fakeSession, id meta.OpID, op meta.Op, want meta.Le
 	return res, grants, nil
 }
 
-// checkWrite holds a client to its word: what it commits as synced is.
+// checkWrite fails unless all bytes that a client commits as synced are synced.
 func (w *world) checkWrite(op *meta.Write) {
 	for _, e := range op.Extents {
 		c := w.chunks[e.Chunk]

@@ -23,7 +23,8 @@ func open(t testing.TB, w *world, cfg Config) (*Client, *Volume) {
 	}
 	t.Cleanup(func() {
 		if err := c.Close(t.Context()); err != nil {
-			// Contexts of tests are over in a cleanup; tests that care close themselves.
+			// In a cleanup the test's context has ended; tests that care about the error
+			// close the client themselves.
 			_ = err
 		}
 	})
@@ -106,8 +107,8 @@ func (m *model) truncate(n int) {
 	m.b = append(m.b, make([]byte, n-len(m.b))...)
 }
 
-// TestRandomAgainstModel runs random operations on one file from two clients in
-// turn, with flushes, syncs and failing chunks at random points.
+// TestRandomAgainstModel runs random operations on one file from two clients in turn,
+// with flushes, syncs and failing chunks at random points.
 func TestRandomAgainstModel(t *testing.T) {
 	for seed := range int64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -235,8 +236,8 @@ func diff(a, b []byte) int {
 	return min(len(a), len(b))
 }
 
-// TestErrorStays: a failed write back is told to the next write, fsync and
-// close, once each; the bytes stay and are written when it can be done.
+// TestErrorStays: a failed write-back is returned by the next write, fsync and close,
+// once each; the bytes stay, and are written when that is possible.
 func TestErrorStays(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: 5 * time.Millisecond})
@@ -289,7 +290,7 @@ func TestErrorStays(t *testing.T) {
 	w.check()
 }
 
-// TestExpiry: what was not synced is lost and told; then all works again.
+// TestExpiry: unsynced bytes are lost, with an error; then everything works again.
 func TestExpiry(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -320,8 +321,8 @@ func TestExpiry(t *testing.T) {
 	w.check()
 }
 
-// TestAppendSyncNeedsNoMeta: after a few appends with fsync, one costs no
-// request to the owner.
+// TestAppendSyncNeedsNoMeta: after a few appends with fsync, a further append with fsync
+// sends no request to the owner.
 func TestAppendSyncNeedsNoMeta(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -356,8 +357,8 @@ func TestAppendSyncNeedsNoMeta(t *testing.T) {
 	w.check()
 }
 
-// TestManyWriters: several clients append to one file at the same time; every
-// append is there, once.
+// TestManyWriters: several clients append to one file at the same time; every append is
+// there, once.
 func TestManyWriters(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	w.delay = time.Millisecond

@@ -11,9 +11,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestKilledSyncUndoesNothing: a process is killed while its fsync waits for
-// the owner, which does the commit late. The file is written and synced again
-// meanwhile: what came later stays.
+// TestKilledSyncUndoesNothing: a process is killed while its fsync waits for the owner,
+// which does the commit late. Meanwhile the file is written and synced again: these later
+// bytes stay.
 func TestKilledSyncUndoesNothing(t *testing.T) {
 	for _, way := range []string{"fsync", "syncfs"} {
 		w := newWorld(t, meta.Policy{})
@@ -54,7 +54,7 @@ func TestKilledSyncUndoesNothing(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- sync(t.Context()) }()
 		select {
-		case err := <-done: // it did not wait for the first
+		case err := <-done: // the second sync did not wait for the first
 			done <- err
 		case <-time.After(100 * time.Millisecond):
 		}

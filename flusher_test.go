@@ -15,8 +15,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// inFakeTime runs a test with a client of a world whose clock stands still while
-// anything runs.
+// inFakeTime runs a test with a client of a world whose clock stands still while any
+// goroutine runs.
 func inFakeTime(t *testing.T, cfg Config, test func(t *testing.T, w *world, v *Volume)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, meta.Policy{Replicas: 1})
@@ -37,9 +37,9 @@ func inFakeTime(t *testing.T, cfg Config, test func(t *testing.T, w *world, v *V
 	})
 }
 
-// Writers of many files fill the write buffer faster than one group of files after
-// the other becomes durable: several are synced side by side, and a file that has
-// few bytes waits until it has more.
+// TestManyWritersSyncSideBySide: writers of many files fill the write buffer faster than
+// the groups of files become durable one after the other. Several groups are synced side
+// by side, and a file with few bytes waits until it has more.
 func TestManyWritersSyncSideBySide(t *testing.T) {
 	const files, size, takes = 12, 16 << 20, 100 * time.Millisecond
 	inFakeTime(t, Config{WriteBuffer: 64 << 20}, func(t *testing.T, w *world, v *Volume) {
@@ -60,15 +60,15 @@ func TestManyWritersSyncSideBySide(t *testing.T) {
 		w.mu.Lock()
 		t.Logf("%d MiB through a buffer of 64 MiB in the time of %.1f syncs, of which there were %d", files*size>>20, float64(took)/float64(takes), w.chunkSyncs)
 		w.mu.Unlock()
-		// 128 MiB have to leave the buffer before the last is in it.
+		// 128 MiB must leave the buffer before the last bytes fit.
 		if took > 5*takes {
 			t.Errorf("it took the time of %.1f syncs", float64(took)/float64(takes))
 		}
 	})
 }
 
-// A disk that takes a minute for a sync holds up the files of one group, and nobody
-// who writes others.
+// TestSlowSyncHoldsUpItsGroupOnly: a disk that needs a minute for a sync delays the files
+// of one group, and no writer of other files.
 func TestSlowSyncHoldsUpItsGroupOnly(t *testing.T) {
 	inFakeTime(t, Config{WriteBuffer: 64 << 20}, func(t *testing.T, w *world, v *Volume) {
 		slow := create(t, v, "slow")
@@ -86,7 +86,7 @@ func TestSlowSyncHoldsUpItsGroupOnly(t *testing.T) {
 		for off := range int64(4) {
 			write(t, v, slow, p, off<<20)
 		}
-		time.Sleep(2 * time.Second) // until the clock had it flushed
+		time.Sleep(2 * time.Second) // until the periodic flush has begun
 		began := time.Now()
 		for i := range 16 {
 			ino := create(t, v, fmt.Sprint(i))
@@ -103,11 +103,11 @@ func TestSlowSyncHoldsUpItsGroupOnly(t *testing.T) {
 	})
 }
 
-// Bytes of many files are written, again and again, through a buffer that is too
-// small for them, while chunks fail at random, and commits and syncs take their time
-// at random: each file's commits come in the order of its writes, each is of bytes
-// that are synced (world.checkWrite), the buffer never holds more than it may, and in
-// the end everything is there.
+// TestFlushesSideBySideKeepOrder: many files are written again and again through a buffer
+// that is too small for them, while chunks fail at random, and commits and syncs take
+// random times. Each file's commits come in the order of its writes, each commit is of
+// synced bytes (world.checkWrite), the buffer never exceeds its bound, and in the end all
+// bytes are there.
 func TestFlushesSideBySideKeepOrder(t *testing.T) {
 	const files, size, writers, buffer = 10, 3 << 20, 5, 8 << 20
 	for seed := range uint64(4) {
@@ -140,11 +140,11 @@ func TestFlushesSideBySideKeepOrder(t *testing.T) {
 			w.mu.Unlock()
 			want := make([][]byte, files)
 			inos := make([]meta.Ino, files)
-			turns := make([]chan struct{}, files) // who waits for a mutex keeps the clock from going on
+			turns := make([]chan struct{}, files) // a goroutine that waits for a mutex would stop the fake clock
 			for i := range files {
 				turns[i] = make(chan struct{}, 1)
 				inos[i], want[i] = create(t, v, fmt.Sprint(i)), make([]byte, size)
-				write(t, v, inos[i], want[i][:1], size-1) // as long as it will be
+				write(t, v, inos[i], want[i][:1], size-1) // gives the file its final length
 			}
 			var wg sync.WaitGroup
 			var most atomic.Int64
@@ -200,10 +200,11 @@ func TestFlushesSideBySideKeepOrder(t *testing.T) {
 	}
 }
 
-// A flush that fails at once, for want of space say, is tried again when the clock
-// says, however much waits; once there is room, everything gets there.
+// TestFailedFlushWaitsForTheClock: a flush that fails at once, for want of space for
+// example, is tried again by the clock, however many bytes wait; once there is room, all
+// bytes are written.
 func TestFailedFlushWaitsForTheClock(t *testing.T) {
-	// More files than all groups take that are on their way side by side.
+	// More files than all groups under way together take.
 	const files, size, every, rounds = 7 * groupFiles, 8 << 10, time.Second, 10
 	const appends = files * size / gatherSize
 	inFakeTime(t, Config{WriteBuffer: 64 << 20, FlushEvery: every}, func(t *testing.T, w *world, v *Volume) {
@@ -213,7 +214,7 @@ func TestFailedFlushWaitsForTheClock(t *testing.T) {
 			if _, ok := op.(*meta.AllocChunks); !ok || !full {
 				return nil
 			}
-			if asked++; asked > 50*appends { // it would go on for ever
+			if asked++; asked > 50*appends { // the client asks again without a pause
 				full = false
 			}
 			return meta.E("allocate chunk", meta.NoSpace, "", nil)
@@ -234,7 +235,8 @@ func TestFailedFlushWaitsForTheClock(t *testing.T) {
 		w.mu.Unlock()
 		time.Sleep(rounds * every)
 		w.mu.Lock()
-		// About once a round: those whose flush has failed may come again in the same.
+		// About once a round: files whose flush has failed may be tried again in the same
+		// round.
 		t.Logf("in %d rounds of %d appends a chunk was asked for %d times", rounds, appends, asked)
 		if asked < rounds || asked > 3*(rounds+1)*appends || !full {
 			t.Error("that is not about once a round")

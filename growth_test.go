@@ -17,7 +17,8 @@ func askGrowth(v *Volume, ino meta.Ino) meta.Growth {
 	return <-told
 }
 
-// openEnd appends and syncs until the journal has an open end. It returns the file's length.
+// openEnd appends and syncs until the journal has an open end. It returns the file's
+// length.
 func openEnd(t *testing.T, v *Volume, ino meta.Ino) int64 {
 	t.Helper()
 	size := int64(0)
@@ -31,8 +32,9 @@ func openEnd(t *testing.T, v *Volume, ino meta.Ino) int64 {
 	return size
 }
 
-// What a client tells of a file to which it appends covers every write that returned, and is
-// synced: a reader that was told of bytes must find them after the writer's death.
+// TestToldGrowthIsSynced: the length that a client reports of a file to which it appends
+// covers every write that returned, and is synced: a reader that was told of bytes must
+// find them after the writer's death.
 func TestToldGrowthIsSynced(t *testing.T) {
 	unsafe := os.Getenv("PENSTOCK_CONTROL") == "client-nogrowthsync"
 	inFakeTime(t, Config{FlushEvery: time.Hour, UnsafeNoGrowthSync: unsafe}, func(t *testing.T, w *world, v *Volume) {

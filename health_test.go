@@ -34,11 +34,11 @@ func goodFacts() *healthFacts {
 			{Target: 5, State: meta.MirrorRunning, Every: time.Hour, Last: &meta.MirrorRound{Taken: healthNow.Add(-2 * time.Hour)}},
 			{Target: 6, State: meta.MirrorRunning, Every: time.Hour}, // the first copy
 			{Target: 7, State: meta.MirrorPaused, Every: time.Hour, Error: "x", Last: &meta.MirrorRound{}},
-			{Target: 8, State: meta.MirrorRunning, Last: &meta.MirrorRound{}}, // when it is asked for
+			{Target: 8, State: meta.MirrorRunning, Last: &meta.MirrorRound{}}, // a round only on request
 		}}
 }
 
-// Each thing that is wrong is told once, as urgent as it is, and with what to do.
+// TestHealthIsJudged: each problem is reported once, with its severity and the next step.
 func TestHealthIsJudged(t *testing.T) {
 	if h := goodFacts().judge(); h.Status != "ok" || len(h.Problems) != 0 || h.MetaServers != 2 || h.Nodes != 3 || h.Chunks != 200 || h.Free != 100<<30 {
 		t.Fatalf("of a good cluster: %+v", h)
@@ -52,7 +52,7 @@ func TestHealthIsJudged(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		hurt func(f *healthFacts)
-		want []string // "severity part object: text", each a part of one problem's
+		want []string // "severity part object: text", each a part of a problem's text
 	}{
 		{"a metadata server is silent", func(f *healthFacts) {
 			f.servers[1] = serverFacts{MetaServer: f.servers[1].MetaServer, err: errors.New("it is silent\nvery")}
@@ -145,7 +145,7 @@ func TestHealthIsJudged(t *testing.T) {
 			f.own.Ends = healthNow.Add(23 * time.Hour)
 			first(f).Certificate.Ends = healthNow
 			first(f).Certificates = []meta.CertHealth{{Identity: "client/c", Begins: healthNow.Add(-6 * 24 * time.Hour), Ends: healthNow.Add(time.Hour)}, {Identity: "chunkserver/n", Begins: healthNow.Add(-6 * 24 * time.Hour), Ends: healthNow.Add(time.Hour)}}
-			// The other server was shown the next one.
+			// The peer showed the other server its newer certificate.
 			f.servers[1].health.Certificates = []meta.CertHealth{{Identity: "chunkserver/n", Begins: healthNow.Add(-time.Hour), Ends: healthNow.Add(6 * 24 * time.Hour)}}
 		}, []string{"warning certificate admin/a: ends in 23h0m0s", "warning certificate client/c: ends in 1h0m0s", "critical certificate meta/m1: ended at 2026-11-22T12:00:00Z"}},
 		{"clients", func(f *healthFacts) {
@@ -179,11 +179,11 @@ func TestHealthIsJudged(t *testing.T) {
 	}
 }
 
-// healthAsked are metadata servers that answer as a test says.
+// healthAsked are metadata servers whose answers the test determines.
 type healthAsked struct {
 	*fakeSession
 	servers []wire.MetaServer
-	// answer is for who asks for all, or for certificates.
+	// answer answers requests for the whole health, or for certificates alone.
 	answer func(addr string, certificates bool) (meta.ServerHealth, error)
 }
 
@@ -200,8 +200,9 @@ func (h *healthAsked) Certificates(_ context.Context, addr string, _ []string) (
 	return x.Certificates, err
 }
 
-// Who answered is believed, also if it says nothing when it is asked for certificates
-// that others know, or names no more those that it told of itself.
+// TestHealthAsksForCertificates: a server that has answered counts as healthy even if it
+// has no answer to a request about certificates known to other servers, or does not name
+// its own certificates any more.
 func TestHealthAsksForCertificates(t *testing.T) {
 	ends := time.Now().Add(time.Hour)
 	old := meta.CertHealth{Identity: "client/c", Begins: ends.Add(-7 * 24 * time.Hour), Ends: ends}
@@ -266,7 +267,7 @@ func TestHealthAsksForCertificates(t *testing.T) {
 	}
 }
 
-// What servers answer is judged, whatever it says.
+// FuzzHealth judges arbitrary answers of servers.
 func FuzzHealth(f *testing.F) {
 	seed, err := json.Marshal(goodFacts().servers[0].health)
 	if err != nil {

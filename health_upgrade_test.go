@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestForUpgrade: an upgrade waits for what one server less would make worse, and goes
-// on beside what is no server's matter, which may stay for days.
+// TestForUpgrade: an upgrade waits for problems that a missing server would make worse,
+// and does not wait for problems that do not concern servers and may last for days.
 func TestForUpgrade(t *testing.T) {
 	first := func(f *healthFacts) *meta.ServerHealth { return &f.servers[0].health }
 	both := func(f *healthFacts, do func(*meta.ServerHealth)) {

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// keeping is a configuration whose buffers outlive the process. Nothing is
-// committed unless somebody asks for it.
+// keeping is a configuration whose buffers outlive the process. Bytes are committed only
+// on request.
 func keeping(t testing.TB) Config {
 	t.Helper()
 	m, err := keep.New(32 << 20)
@@ -25,7 +25,7 @@ func keeping(t testing.TB) Config {
 	return Config{Keep: m, FlushEvery: time.Hour}
 }
 
-// heir kills a client and gives what its successor has of the volume.
+// heir kills a client and returns its successor's view of the volume.
 func heir(t testing.TB, w *world, old *Client) (*Client, *Volume) {
 	t.Helper()
 	c := w.succeed(old, keeping(t))
@@ -37,8 +37,8 @@ func heir(t testing.TB, w *world, old *Client) (*Client, *Volume) {
 	return c, v
 }
 
-// A truncation that fails leaves what was written in the order in which it was
-// written, not in that of the file.
+// TestKilledAfterAFailedTruncate: after a failed truncation, the written bytes are kept
+// in the order of the writes, not of the file.
 func TestKilledAfterAFailedTruncate(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, keeping(t))
@@ -59,8 +59,9 @@ func TestKilledAfterAFailedTruncate(t *testing.T) {
 	}
 }
 
-// Bytes that continue an old buffer and replace those of a newer one, which is
-// still needed for others, are the newest all the same.
+// TestKilledAfterABufferGrewOverANewerOne: bytes that continue an old buffer, and replace
+// bytes of a newer buffer that is still needed for its other bytes, are the newest
+// nevertheless.
 func TestKilledAfterABufferGrewOverANewerOne(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, keeping(t))
@@ -90,8 +91,8 @@ func (w *world) failSetAttr(kind meta.Kind) {
 	}
 }
 
-// Whatever is written, truncated, committed or fails to be: who goes on after a kill
-// has what a flat file has.
+// TestKilledModel: after any writes, truncations, commits and failed commits, the
+// successor of a killed process has the same bytes as a plain file.
 func TestKilledModel(t *testing.T) {
 	for seed := range uint64(60) {
 		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { killedModel(t, seed) }) {
@@ -201,8 +202,8 @@ func killedModel(t *testing.T, seed uint64) {
 	check("killed at last")
 }
 
-// A volume whose owner is away, and in which nothing is to be put back, keeps no
-// mount waiting.
+// TestSuccessorWaitsForNoOwner: a volume whose owner is away, and which has no bytes to
+// be put back, delays no mount.
 func TestSuccessorWaitsForNoOwner(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
 	c, _ := open(t, w, keeping(t))
@@ -219,9 +220,9 @@ func TestSuccessorWaitsForNoOwner(t *testing.T) {
 	}
 }
 
-// A successor asks for nothing for what it puts back, and gives back what its
-// predecessor was promised beyond that, but not before the ends of its files are
-// sealed: they count only then.
+// TestSuccessorOfAPromise: a successor needs no promise for the bytes that it puts back,
+// and gives the rest of its predecessor's promise back, but only after the ends of its
+// files are sealed: they count only then.
 func TestSuccessorOfAPromise(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
 	c, v := open(t, w, keeping(t))
@@ -264,8 +265,9 @@ func TestSuccessorOfAPromise(t *testing.T) {
 	}
 }
 
-// What a predecessor was promised is void if the session ends before the successor has
-// heard of it: the next one has to ask for what it writes.
+// TestPromiseOfAnEndedSessionIsNotInherited: a predecessor's promise is void if the
+// session ends before the successor knows of the promise: the successor must ask for the
+// bytes that it writes.
 func TestPromiseOfAnEndedSessionIsNotInherited(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
 	c, v := open(t, w, keeping(t))
@@ -292,12 +294,12 @@ func TestPromiseOfAnEndedSessionIsNotInherited(t *testing.T) {
 	}
 }
 
-// A successor whose session ended, before or while it took in what was left, has no
-// lease of what its predecessor wrote: another client writes it, and what was given up
-// comes back neither with this successor nor with the next, who finds a session that
-// the owner knows.
+// TestSuccessorsOfAnEndedSession: a successor whose session ended, before or while it
+// took the state in, has no lease on its predecessor's files: another client writes them,
+// and the lost bytes come back neither with this successor nor with the next successor,
+// which finds a session that the owner knows.
 func TestSuccessorsOfAnEndedSession(t *testing.T) {
-	for _, killed := range []bool{false, true} { // the first one, before it left anything
+	for _, killed := range []bool{false, true} { // the first successor is killed before it leaves any state
 		w := newWorld(t, meta.Policy{Replicas: 1})
 		c, v := open(t, w, keeping(t))
 		_, other := open(t, w, Config{FlushEvery: time.Hour})
@@ -312,7 +314,7 @@ func TestSuccessorsOfAnEndedSession(t *testing.T) {
 		w.killedResuming = killed
 		c = w.succeed(first, keeping(t))
 		w.killedResuming = false
-		w.check() // nobody believes in leases that he has not
+		w.check() // no client believes that it has leases which it lacks
 		write(t, other, ino, []byte("newer"), 0)
 		if err := other.Fsync(t.Context(), ino, false); err != nil {
 			t.Fatal(err)
@@ -321,13 +323,13 @@ func TestSuccessorsOfAnEndedSession(t *testing.T) {
 			s := first.sess.(fakeKept).fakeSession
 			s.id = c.sess.(fakeKept).id
 			w.mu.Lock()
-			for _, m := range w.leases { // those of who was killed are the next one's
+			for _, m := range w.leases { // the killed process's leases pass to the next process
 				if mode, ok := m[c.sess.(fakeKept).fakeSession]; ok {
 					m[s] = mode
 				}
 			}
 			w.mu.Unlock()
-			c = first // what it left is what the next one finds
+			c = first // the next process finds this process's state
 		}
 		_, v = heir(t, w, c)
 		v.Reopen(ino, rdwr)
@@ -344,8 +346,9 @@ func TestSuccessorsOfAnEndedSession(t *testing.T) {
 	}
 }
 
-// Of what was written before the session ended and after, only the latter is put back,
-// though the process was killed before it had forgotten the former.
+// TestKilledWhileItsSessionEnded: of bytes written before and after the session's end,
+// only the later bytes are put back, even if the process was killed before it had
+// forgotten the earlier bytes.
 func TestKilledWhileItsSessionEnded(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, keeping(t))

@@ -28,8 +28,9 @@ func appendTo(ctx context.Context, v *Volume, ino meta.Ino, p []byte, off int64)
 	return v.Fsync(ctx, ino, true)
 }
 
-// A leader that was cut off appends nothing to the file after another client leads the file, be it
-// in its old session, or when the leader knows that the session ended (rule 25).
+// TestLeaderThatWasCutOff: a leader that was cut off appends nothing to the file after
+// another client leads the file, neither in its old session nor when it knows that the
+// session ended (rule 25).
 func TestLeaderThatWasCutOff(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	a, va := open(t, w, Config{FlushEvery: time.Hour})
@@ -107,7 +108,7 @@ func TestLeaderThatWasCutOff(t *testing.T) {
 	if err := second.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// Nobody leads the file, so that a plain write would be taken.
+	// No session leads the file now, so a plain write would be taken.
 	if _, err := first.Write(t.Context(), []byte("latest"), size); !errors.Is(err, meta.SessionExpired) {
 		t.Errorf("DATA: the first leader writes in a session that does not lead: %v", err)
 	}
@@ -136,8 +137,9 @@ func TestLeaderThatWasCutOff(t *testing.T) {
 	w.check()
 }
 
-// A leadership that the owner keeps for a client after a failed request keeps the file from nobody
-// for ever: the client's next Lead begins another in its place, and the end of the session ends it.
+// TestStrayLeadership: a leadership that the owner keeps for a client after a failed
+// request does not block the file for ever: the client's next Lead replaces it, and the
+// end of the session ends it.
 func TestStrayLeadership(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	a, va := open(t, w, Config{FlushEvery: time.Hour})

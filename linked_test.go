@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// holdingKernel is a kernel that refers to every inode, or to none.
+// holdingKernel is a kernel that refers to all inodes, or to none.
 type holdingKernel struct {
 	*kernel
 	held atomic.Bool
@@ -20,7 +20,7 @@ func newHoldingKernel() *holdingKernel { return &holdingKernel{kernel: newKernel
 
 func (h *holdingKernel) Holds(meta.VolumeID, meta.Ino) bool { return h.held.Load() }
 
-// eventually waits for what must come.
+// eventually waits for a condition that must come true.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for began := time.Now(); !is(); time.Sleep(time.Millisecond) {
@@ -39,9 +39,9 @@ func tmpfile(t testing.TB, v *Volume) meta.Ino {
 	return info.Entry.Attr.Ino
 }
 
-// A file made without a name, closed while an O_PATH descriptor leads to it, and
-// linked through that, is a file like any other when the kernel lets go of it: it has
-// its bytes, and where a volume seals on close it is sealed.
+// TestLinkedWhileHeld: a file made without a name is closed while an O_PATH descriptor
+// leads to it, and linked through this descriptor. When the kernel drops the file, it is
+// an ordinary file with its bytes, and is sealed if its volume seals on close.
 func TestLinkedWhileHeld(t *testing.T) {
 	for _, seals := range []bool{false, true} {
 		w := newWorld(t, meta.Policy{Replicas: 1, SealOnClose: seals})
@@ -67,8 +67,9 @@ func TestLinkedWhileHeld(t *testing.T) {
 	}
 }
 
-// Who links a file without a name is killed while the owner is silent. If the name is
-// there in the end, so are the bytes; if not, the file goes.
+// TestKilledWhileLinking: a process that links a file without a name is killed while the
+// owner is silent. If the name exists in the end, so do the bytes; otherwise the file
+// goes.
 func TestKilledWhileLinking(t *testing.T) {
 	for _, done := range []bool{true, false} {
 		w := newWorld(t, meta.Policy{Replicas: 1})
@@ -108,7 +109,7 @@ func TestKilledWhileLinking(t *testing.T) {
 			if !errors.Is(err, meta.Interrupted) {
 				t.Fatalf("who was killed was told %v", err)
 			}
-			v.Release(t.Context(), ino, rdwr) // as the kernel does for it
+			v.Release(t.Context(), ino, rdwr) // as the kernel does for a killed process
 			close(silent)
 		case <-time.After(30 * time.Second):
 			t.Error("who was killed waits for the owner")
@@ -134,8 +135,8 @@ func TestKilledWhileLinking(t *testing.T) {
 	}
 }
 
-// A reply to a change of this client's own which can't be cached makes what is cached
-// worth nothing: nobody recalls a lease for it.
+// TestOwnChangeIsNotOlder: if a reply to this client's own change can't be cached, the
+// cached state is void: no recall announces the change.
 func TestOwnChangeIsNotOlder(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -171,7 +172,7 @@ func TestOwnChangeIsNotOlder(t *testing.T) {
 	w.check()
 }
 
-// pruningKernel lets go of what it only remembers, when it is asked to.
+// pruningKernel is a kernel that drops merely remembered inodes on request.
 type pruningKernel struct {
 	*holdingKernel
 	v      *Volume
@@ -190,8 +191,8 @@ func (k *pruningKernel) Prune(_ meta.VolumeID, inos []meta.Ino) {
 	}
 }
 
-// What was removed elsewhere goes, though the kernel remembers a name of it: as soon as
-// nobody uses it.
+// TestRemovedElsewhereIsPruned: a file removed by another client goes as soon as no
+// process uses it, though the kernel remembers a name of it.
 func TestRemovedElsewhereIsPruned(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	k := &pruningKernel{holdingKernel: newHoldingKernel()}
@@ -227,8 +228,9 @@ func TestRemovedElsewhereIsPruned(t *testing.T) {
 	w.check()
 }
 
-// Who closes last a file that this client removed has it forgotten, though the lease
-// under which that was known is gone.
+// TestRemovedAndClosedWithoutALease: the last close of a file that this client removed
+// makes the kernel forget the file, even if the lease is gone under which the removal was
+// known.
 func TestRemovedAndClosedWithoutALease(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: time.Hour})

@@ -9,16 +9,16 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// listing is one that is under way, beside what it must tell.
+// listing is a listing under way, with the names that it must have.
 type listing struct {
 	v     *Volume
 	at    DirCursor
 	told  []DirEntry
-	since map[string]bool              // names that were there from its beginning on, all the time
-	meant map[string]map[meta.Ino]bool // what a name led to at some time since
+	since map[string]bool              // names that existed from the listing's beginning on, all the time
+	meant map[string]map[meta.Ino]bool // inodes of a name at some time since the beginning
 }
 
-// listings follow a directory: the test tells them what happens.
+// listings are the listings under way in a directory; the test reports changes to them.
 type listings map[*listing]bool
 
 func (ls listings) set(name string, ino meta.Ino) {
@@ -41,9 +41,9 @@ func (l *listing) begin(names map[string]meta.Ino) {
 	}
 }
 
-// TestListingsAndChanges: while three clients make, remove, rename and replace names of
-// one directory, listings with pages of any size, that go back or begin anew, tell each
-// name once that is there all the time, none twice, and end.
+// TestListingsAndChanges: three clients make, remove, rename and replace names of one
+// directory. Meanwhile listings with pages of any size, some of which go back or begin
+// anew, return each name that exists all the time exactly once, no name twice, and end.
 func TestListingsAndChanges(t *testing.T) {
 	seed := time.Now().UnixNano()
 	t.Logf("seed %d", seed)
@@ -103,7 +103,7 @@ func TestListingsAndChanges(t *testing.T) {
 					fail(v.Unlink(ctx, &Call{}, dir, name, false))
 					set(name, 0)
 				}
-			case 2, 3: // a new name, or one that is replaced and is there all the time
+			case 2, 3: // a new name, or the replacement of a name that exists all the time
 				if ino := names[name]; ino != 0 && name != to {
 					fail(v.Rename(ctx, &Call{}, dir, name, dir, to, 0))
 					set(name, 0)
@@ -124,7 +124,7 @@ func TestListingsAndChanges(t *testing.T) {
 					set(name, b)
 					set(to, a)
 				}
-			case 6: // from elsewhere, over what is there
+			case 6: // from another directory, over an existing name
 				ino := must(v.Create(ctx, &Call{}, meta.Create{Parent: other, Name: "x", Mode: meta.TypeRegular | 0o644, Excl: true})).Attr.Ino
 				fail(v.Rename(ctx, &Call{}, other, "x", dir, name, 0))
 				set(name, ino)
@@ -180,8 +180,9 @@ func (l *listing) check(t *testing.T) {
 	}
 }
 
-// TestListingEnds: a program that makes a name for each one that it reads comes to the
-// end, in a directory of several pages, by this client's changes and by another's.
+// TestListingEnds: a program that makes a new name for each name that it reads comes to
+// the end of the listing, in a directory of several pages, with changes by this client
+// and by another.
 func TestListingEnds(t *testing.T) {
 	const files = 5000
 	w := newWorld(t, meta.Policy{Replicas: 1})

@@ -6,10 +6,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// close(2) gives up what its process may have, and asks nobody where it can't have
-// anything: what is booked; what a predecessor was asked for, which it may not have
-// booked before it was killed; and again what a predecessor's close may not have got to
-// the owner.
+// TestCloseGivesUpLocks: close(2) gives up the locks that its process may have, and sends
+// no request if there can be none. Locks may exist if this client booked them, if a
+// predecessor had a request that it may not have booked before its death, or if a
+// predecessor's close may not have reached the owner.
 func TestCloseGivesUpLocks(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})

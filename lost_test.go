@@ -7,8 +7,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What was answered and is lost with the session is told once to whoever syncs
-// it: a directory and the volume by fsync and syncfs, an open file by its own.
+// TestLostChangesAreTold: answered changes that are lost with the session are reported
+// once to the callers that sync: for a directory and the volume by fsync and syncfs, for
+// an open file by its own fsync.
 func TestLostChangesAreTold(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})

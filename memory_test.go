@@ -11,10 +11,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestInodeMemory: what a cached inode with its name costs stays under 500
-// bytes.
+// TestInodeMemory: a cached inode with its name takes less than 500 bytes.
 func TestInodeMemory(t *testing.T) {
-	// In a process of its own: what other tests leave behind is freed while we count.
+	// In a separate process: garbage of other tests would be freed during the count.
 	if os.Getenv("PENSTOCK_TEST_ALONE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestInodeMemory$", "-test.v")
 		cmd.Env = append(os.Environ(), "PENSTOCK_TEST_ALONE=1")
@@ -30,7 +29,7 @@ func TestInodeMemory(t *testing.T) {
 	heap := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
-		runtime.GC() // what pools held is free only now
+		runtime.GC() // frees the contents of pools
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}

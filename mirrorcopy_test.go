@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestMirrorRanges compares what is to be copied and punched with an image of
-// each byte's place.
+// TestMirrorRanges compares the ranges to be copied and punched with an image of each
+// byte's place.
 func TestMirrorRanges(t *testing.T) {
 	const size = 60
 	r := rand.New(rand.NewPCG(1, 1))
@@ -74,8 +74,8 @@ func TestMirrorRanges(t *testing.T) {
 	}
 }
 
-// TestPace: no more goes through in a time than the rate allows, nothing is held up
-// without one, and a new rate holds for those that wait, too.
+// TestPace: no more bytes pass in a time than the rate allows, nothing is delayed without
+// a rate, and a new rate also holds for waiting callers.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		took := func(p *pace, bytes ...uint64) time.Duration {
@@ -102,7 +102,8 @@ func TestPace(t *testing.T) {
 				t.Errorf("without a rate it took %v", d)
 			}
 		}
-		// A quarter passes at the first rate, the next at twice that, the rest at once.
+		// A quarter passes at the first rate, the next at twice the rate, the rest at
+		// once.
 		time.Sleep(time.Minute)
 		began, ended := time.Now(), make(chan time.Duration)
 		p.turn(4_000_000)

@@ -19,7 +19,7 @@ type farSession struct {
 	far *far
 }
 
-// far is what is under way to owners.
+// far counts the requests under way to owners.
 type far struct {
 	mu     sync.Mutex
 	takes  time.Duration
@@ -51,7 +51,7 @@ func (s *farSession) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generati
 	return s.fakeSession.DoAt(ctx, v, at, op)
 }
 
-// paths lists what a volume holds, with modes and numbers of names.
+// paths lists the paths of a volume, with modes and link counts.
 func paths(t *testing.T, v *Volume, dir meta.Ino, at string, all map[string]string) map[string]string {
 	t.Helper()
 	for from, eof := (DirCursor{}), false; !eof; {
@@ -71,8 +71,8 @@ func paths(t *testing.T, v *Volume, dir meta.Ino, at string, all map[string]stri
 	return all
 }
 
-// TestMirrorNamesSideBySide: the names of a round don't wait for one another's round
-// trips, whatever is done with them; and a round goes on after whoever did it was
+// TestMirrorNamesSideBySide: the changes of names in a round do not wait for each other's
+// round trips, whatever the changes are; and a round continues after its process was
 // killed.
 func TestMirrorNamesSideBySide(t *testing.T) {
 	const n = 60 // of each kind
@@ -157,14 +157,14 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 		try(second(src.SetAttr(ctx, &Call{}, meta.SetAttr{Ino: files[i], Mask: meta.SetMode, Mode: 0o600})))
 		made(up, fmt.Sprint("made", i), meta.TypeRegular)
 		made(made(up, fmt.Sprint("made-dir", i), meta.TypeDir), "in it", meta.TypeRegular)
-		if i%10 == 0 { // of one inode: one after the other
+		if i%10 == 0 { // changes of one inode: one after the other
 			try(second(src.Link(ctx, &Call{}, linked, up, fmt.Sprint("linked", i))))
 		}
 	}
 	try(src.Unlink(ctx, &Call{}, meta.RootIno, "linked", false))
 	flushAll(t, src)
 	next := worlds[0].take("next")
-	worlds[0].mu.Lock() // what was unlinked is let go beside this
+	worlds[0].mu.Lock() // unlinked inodes are released in parallel
 	changes, err := namespace.DiffExact(worlds[0].store, base, next)
 	worlds[0].mu.Unlock()
 	if err != nil {
@@ -184,8 +184,8 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 	if atOnce < mirrorFiles/3 {
 		t.Errorf("only %.1f calls were under way at a time", atOnce)
 	}
-	// Once more, by another process: all is there, and the directories that were
-	// removed are gone for good.
+	// Once more, by another process: everything is there, and the removed directories are
+	// gone for good.
 	end(1)
 	dial(1)
 	dst = vols[1]

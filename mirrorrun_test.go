@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// fakeMirrors is a session of a cluster with one mirror, whose target is the
-// world's volume.
+// fakeMirrors is a session of a cluster with one mirror, whose target is the world's
+// volume.
 type fakeMirrors struct {
 	*fakeSession
 	snapshotSession
@@ -63,9 +63,9 @@ func (s *fakeMirrors) fills() bool {
 	return s.filled
 }
 
-// Who copies tries a source that can't be reached ever more seldom, and holds nobody
-// up meanwhile: who pauses or promotes the mirror gets the right to fill it at once, and
-// a round that is asked for is tried at once.
+// TestMirrorWaitsForNoDeadSource: the copier tries an unreachable source ever more
+// seldom, and meanwhile delays no caller: a caller that pauses or promotes the mirror
+// gets the right to fill it at once, and a requested round is tried at once.
 func TestMirrorWaitsForNoDeadSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, meta.Policy{Replicas: 1})
@@ -141,11 +141,11 @@ func TestMirrorWaitsForNoDeadSource(t *testing.T) {
 	})
 }
 
-// digestSession is a session of two volumes' owners that compute digests.
+// digestSession is a session of two volumes' owners, which compute digests.
 type digestSession struct {
 	*fakeSession
 	snapshotSession
-	// answers, for each volume, one after the other; the last again and again.
+	// answers has the answers for each volume, in order; the last answer repeats.
 	answers map[meta.VolumeID][]meta.SnapshotInfo
 	asked   map[meta.VolumeID]int
 	unpaced int // how often
@@ -163,8 +163,9 @@ func (s *digestSession) AwaitDigest(_ context.Context, v meta.VolumeID, name str
 	return i, nil
 }
 
-// A round fails while a digest can't be computed, but not for a failure of before while
-// that is being tried again; and both owners hear that somebody waits.
+// TestMirrorAwaitsDigests: a round fails while a digest can't be computed, but not for an
+// earlier failure while the digest is being computed again; and both owners learn that a
+// caller waits.
 func TestMirrorAwaitsDigests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		done := meta.SnapshotInfo{Digest: &meta.DigestInfo{Digest: "d"}}
@@ -195,8 +196,8 @@ func TestMirrorAwaitsDigests(t *testing.T) {
 	})
 }
 
-// The source's owner is asked for its digest as long as a round copies at no rate, and
-// not once it is there; at a rate it is not asked.
+// TestMirrorDigestsSource: the source's owner is asked for the digest while a round
+// copies without a rate, until the digest exists; with a rate it is not asked.
 func TestMirrorDigestsSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, x := range []struct {
@@ -221,8 +222,8 @@ func TestMirrorDigestsSource(t *testing.T) {
 	})
 }
 
-// Who waits for a round hears once why rounds fail, goes on waiting, and learns that
-// the mirror was paused.
+// TestMirrorAwaited: a caller that waits for a round is told once why rounds fail, goes
+// on waiting, and learns that the mirror was paused.
 func TestMirrorAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeMirrors{r: meta.Mirror{Name: "m", Version: meta.MirrorVersion, Target: 1, State: meta.MirrorRunning, Keep: 1, Error: "the disk is full"}}

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// kernel stands for what caches above a client: it believes what it was told
-// for as long as it was told to, until it is invalidated.
+// kernel is a kernel's cache above a client: it uses names and attributes for the time
+// that it was given, unless they are invalidated.
 type kernel struct {
 	mu    sync.Mutex
 	names map[nameKey]meta.Ino // zero: absent
@@ -45,7 +45,7 @@ func (k *kernel) InvalEntries(_ meta.VolumeID, dir meta.Ino) {
 	}
 }
 
-// lookup asks like the kernel: its own cache first.
+// lookup asks the kernel's own cache first.
 func (k *kernel) lookup(t testing.TB, v *Volume, dir meta.Ino, name string) meta.Ino {
 	t.Helper()
 	k.mu.Lock()
@@ -69,16 +69,16 @@ func (k *kernel) lookup(t testing.TB, v *Volume, dir meta.Ino, name string) meta
 	return ino
 }
 
-// forget is what the kernel itself does to a name that it changes.
+// forget drops a name that the kernel itself changes.
 func (k *kernel) forget(dir meta.Ino, name string) {
 	k.mu.Lock()
 	delete(k.names, nameKey{dir, name})
 	k.mu.Unlock()
 }
 
-// TestNamesAgainstModel runs random namespace operations from three clients in
-// turn, each with a kernel above that caches as long as it may; every answer
-// must be what a plain model says.
+// TestNamesAgainstModel runs random namespace operations from three clients in turn, each
+// below a kernel that caches as long as it may; every answer must be that of a plain
+// model.
 func TestNamesAgainstModel(t *testing.T) {
 	for seed := range int64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -269,8 +269,8 @@ func TestCrossing(t *testing.T) {
 	w.check()
 }
 
-// TestCacheSavesRequests: creating in a directory that one made, looking up
-// what is absent there, and looking up what was prefetched asks nobody.
+// TestCacheSavesRequests: a create in a directory of this client, a lookup of an absent
+// name there, and a lookup of a prefetched name send no request.
 func TestCacheSavesRequests(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -321,7 +321,7 @@ func TestCacheSavesRequests(t *testing.T) {
 	}
 }
 
-// TestOrphans: an unlinked file lives while it is open and goes after.
+// TestOrphans: an unlinked file exists while it is open and goes afterwards.
 func TestOrphans(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -352,7 +352,7 @@ func TestOrphans(t *testing.T) {
 	t.Fatal("the file never went away")
 }
 
-// TestRenameSyncsFirst: bytes that replace a file are durable before the name.
+// TestRenameSyncsFirst: bytes that replace a file are durable before the rename.
 func TestRenameSyncsFirst(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -377,8 +377,8 @@ func TestRenameSyncsFirst(t *testing.T) {
 	w.check()
 }
 
-// TestSealOnClose: a file of a seal-on-close volume can't be written after its
-// writer closed it, and a large one can be handed to the kernel.
+// TestSealOnClose: a file of a seal-on-close volume can't be written after its writer
+// closed it, and the kernel may read a large file itself.
 func TestSealOnClose(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, SealOnClose: true})
 	_, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -454,8 +454,8 @@ func TestTree(t *testing.T) {
 	w.check()
 }
 
-// ".." of a directory is its parent, also where the whole listing is known, which does
-// not have it.
+// TestDotDotOfListedDirectory: ".." of a directory is its parent, also if the whole
+// listing is cached: listings do not contain "..".
 func TestDotDotOfListedDirectory(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, v := open(t, w, Config{})

@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// listed is a directory of small files, which another client made, as a client has it
-// that has listed it.
+// listed returns a client that has listed a directory of small files made by another
+// client.
 func listed(t *testing.T, files int, cfg Config) (w *world, c *Client, v *Volume, inos []meta.Ino) {
 	t.Helper()
 	w = newWorld(t, meta.Policy{Replicas: 1, NoAtime: true})
@@ -45,9 +45,9 @@ func listed(t *testing.T, files int, cfg Config) (w *world, c *Client, v *Volume
 	}
 }
 
-// Each file of a listed directory is opened and read once, in an order of chance, as an
-// epoch of training does: that costs a request for some dozens of files, and so does the
-// next epoch, in another order.
+// TestOpenAhead: each file of a listed directory is opened and read once, in random
+// order, as in an epoch of training. The epoch costs a request for some dozens of files,
+// and so does the next epoch in another order.
 func TestOpenAhead(t *testing.T) {
 	const files = 4096
 	w, c, v, inos := listed(t, files, Config{})
@@ -72,7 +72,8 @@ func TestOpenAhead(t *testing.T) {
 	w.check()
 }
 
-// What is brought and never used ends it: for a while, and then it is tried again.
+// TestOpenAheadInVain: opening ahead stops while its results are not used, and is tried
+// again after a while.
 func TestOpenAheadInVain(t *testing.T) {
 	o := &openAhead{misses: aheadAfter}
 	may := func() bool { return o.mayAhead(aheadMost) }

@@ -8,7 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A file that is removed while it is being flushed leaves no open chunk of its own.
+// TestRemovedWhileFlushedEndsItsChunk: a file that is removed during its flush leaves no
+// open chunk behind.
 func TestRemovedWhileFlushedEndsItsChunk(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, v := open(t, w, Config{FlushEvery: time.Hour})

@@ -7,7 +7,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What an owner says of the policy stands against an answer that is older.
+// TestPolicySetOvertakesAnAnswer: a policy that the owner announced stays in force
+// against an older answer.
 func TestPolicySetOvertakesAnAnswer(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		w.mu.Lock()

@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// The owner says that what is overwritten takes no room, since it is stored and in no
-// snapshot. Before the write hears that, the file is cut there: then it does take room,
-// and the owner is asked again.
+// TestVoidAnswerAboutRoom: the owner answers that an overwrite takes no room, since the
+// bytes are stored and in no snapshot. Before the write gets the answer, the file is
+// truncated there: then the write takes room, and asks the owner again.
 func TestVoidAnswerAboutRoom(t *testing.T) {
 	const size, at, n = 1 << 20, 512 << 10, 4096
 	for what, meanwhile := range map[string]func(v *Volume, ino meta.Ino) error{
@@ -60,8 +60,8 @@ func TestVoidAnswerAboutRoom(t *testing.T) {
 	}
 }
 
-// stopAfterReserve holds writers of an inode back once the next promise has come, and
-// tells when a writer stands there; on lets him go.
+// stopAfterReserve holds writers of an inode back once the next promise has come. stands
+// reports that a writer waits; on lets the writer continue.
 func stopAfterReserve(w *world, in *inode) (stands func() bool, on func()) {
 	w.mu.Lock()
 	w.reserved = func() {
@@ -83,9 +83,8 @@ func stopAfterReserve(w *world, in *inode) (stands func() bool, on func()) {
 	}
 }
 
-// What a write was promised ends with the session in which it was: in the next one the
-// owner has promised nothing, so a write that waits then asks anew, and one that gives up
-// leaves nothing for others.
+// TestPromiseEndsWithItsSession: a write's promise ends with the session: in the next
+// session a waiting write asks anew, and an abandoned write leaves no promise for others.
 func TestPromiseEndsWithItsSession(t *testing.T) {
 	const n = 1 << 20
 	for _, killed := range []bool{false, true} {
@@ -142,9 +141,9 @@ func TestPromiseEndsWithItsSession(t *testing.T) {
 	}
 }
 
-// A request for a promise that is sent when its session has ended is none of the next
-// one's: its answer would be thrown away, and the room that it takes be lost. It fails no
-// write, also if the end is heard of here later.
+// TestReserveOfAnEndedSession: a request for a promise of an ended session does not count
+// in the next session: its answer would be thrown away, and its room be lost. The request
+// fails no write, even if this client learns of the end later.
 func TestReserveOfAnEndedSession(t *testing.T) {
 	const n = 1 << 20
 	for _, later := range []bool{false, true} {
@@ -159,7 +158,7 @@ func TestReserveOfAnEndedSession(t *testing.T) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				s.expired++
-				w.reserving = func() { // it was refused, and asks again
+				w.reserving = func() { // the request was refused, and is sent again
 					w.mu.Lock()
 					s.expired--
 					w.mu.Unlock()

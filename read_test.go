@@ -12,10 +12,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestReloadKeepsWhatIsWritten: a reader whose chunk fails has the file's map
-// asked for again. While it is asked for, others read what was written last, a
-// writer goes on, and nothing of that is undone when the answer is there; nor
-// if there is none.
+// TestReloadKeepsWhatIsWritten: a reader whose chunk fails requests the file's map again.
+// Meanwhile other readers see the last writes, a writer goes on, and the answer, or its
+// absence, undoes none of these writes.
 func TestReloadKeepsWhatIsWritten(t *testing.T) {
 	for _, answered := range []bool{true, false} {
 		w := newWorld(t, meta.Policy{})
@@ -52,7 +51,7 @@ func TestReloadKeepsWhatIsWritten(t *testing.T) {
 			if failed {
 				return nil
 			}
-			failed = true // the first one alone
+			failed = true // only the first request fails
 			return meta.E("read", meta.Unavailable, "", nil)
 		}
 		w.before = func(op meta.Op) {
@@ -104,12 +103,12 @@ func TestReloadKeepsWhatIsWritten(t *testing.T) {
 	}
 }
 
-// blockOf is the size of the blocks that TestReloadKeepsWhatIsWritten writes:
-// no file of them is stored inline.
+// blockOf is the size of the blocks that TestReloadKeepsWhatIsWritten writes: no file of
+// them is stored inline.
 const blockOf = 4096
 
-// TestReadAwaitsServers: while a chunk's server may be starting anew, a read waits for
-// it, and can be interrupted; of one that is away for long it fails at once.
+// TestReadAwaitsServers: while a chunk's server may be starting anew, a read waits, and
+// can be interrupted; if the server is away for long, the read fails at once.
 func TestReadAwaitsServers(t *testing.T) {
 	w := newWorld(t, meta.Policy{})
 	_, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -146,7 +145,7 @@ func TestReadAwaitsServers(t *testing.T) {
 	if err := read(ctx); meta.KindOf(err) != meta.Interrupted || time.Since(began) > maxAwait {
 		t.Errorf("an interrupted read: %v after %v", err, time.Since(began))
 	}
-	// At whatever moment it is.
+	// The interruption comes at several moments.
 	for n := range 3 {
 		set(1000, true)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -171,9 +170,10 @@ func TestReadAwaitsServers(t *testing.T) {
 	}
 }
 
-// A capability that a server does not accept is no verdict on who reads: it ran out on
-// the way, or the server has just started and knows no keys yet. The read asks again, and
-// can be interrupted; it fails if that goes on.
+// TestReadOutlivesItsCapability: a capability that a server refuses says nothing about
+// the reader's rights: the capability expired on the way, or the server has just started
+// and knows no keys yet. The read tries again, can be interrupted, and fails if the
+// refusals continue.
 func TestReadOutlivesItsCapability(t *testing.T) {
 	for _, refused := range []int{6, 1 << 30} {
 		inFakeTime(t, Config{FlushEvery: time.Hour}, func(t *testing.T, w *world, v *Volume) {

@@ -16,8 +16,8 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// pageCache is a kernel's page cache over one client: a READ holds its page's
-// lock, and so does an invalidation.
+// pageCache is a kernel's page cache above a client: a READ holds its page's lock, and so
+// does an invalidation.
 type pageCache struct {
 	kernel
 	v     *Volume
@@ -53,7 +53,7 @@ func (k *pageCache) read(t *testing.T, i int) []byte {
 	defer p.mu.Unlock()
 	if p.data == nil {
 		b := make([]byte, testPage)
-		if _, ok := k.v.ReadCached(k.ino, b, int64(i)*testPage, true); !ok { // as a mount does it
+		if _, ok := k.v.ReadCached(k.ino, b, int64(i)*testPage, true); !ok { // as a mount does
 			if _, err := k.v.Read(t.Context(), k.ino, b, int64(i)*testPage); err != nil {
 				t.Error(err)
 				return b
@@ -64,9 +64,9 @@ func (k *pageCache) read(t *testing.T, i int) []byte {
 	return p.data
 }
 
-// TestReadersSeeEveryWrite: while one client writes and another reads through
-// a page cache, a read never returns less than what was written before it
-// began, and nobody hangs.
+// TestReadersSeeEveryWrite: while one client writes and another reads through a page
+// cache, a read never returns less than the bytes written before it began, and no call
+// hangs.
 func TestReadersSeeEveryWrite(t *testing.T) {
 	for _, exclusiveReads := range []bool{false, true} {
 		w := newWorld(t, meta.Policy{Replicas: 1})
@@ -78,7 +78,7 @@ func TestReadersSeeEveryWrite(t *testing.T) {
 		k := &pageCache{kernel: *newKernel(), ino: ino, pages: make([]page, pages)}
 		_, b := open(t, w, Config{Notify: k})
 		k.v = b
-		var done [pages]atomic.Uint64 // the newest value whose write returned
+		var done [pages]atomic.Uint64 // the newest value of a returned write
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		var reads atomic.Int64
@@ -112,8 +112,8 @@ func TestReadersSeeEveryWrite(t *testing.T) {
 			binary.BigEndian.PutUint64(p[:], n+1)
 			v := a
 			if exclusiveReads && rng.Intn(4) == 0 {
-				// The reading client writes, too: past its own page cache, so its
-				// kernel drops the page as it does for direct writes.
+				// The reading client writes, too: around its own page cache, so its
+				// kernel drops the page as for direct writes.
 				v = b
 			}
 			write(t, v, ino, p[:], int64(i)*testPage)
@@ -132,8 +132,8 @@ func TestReadersSeeEveryWrite(t *testing.T) {
 	}
 }
 
-// TestRecallWaitsForNobody: a recall of a file ends while reads of it come all
-// the time.
+// TestRecallWaitsForNobody: a recall of a file ends although reads of the file never
+// stop.
 func TestRecallWaitsForNobody(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, a := open(t, w, Config{})
@@ -173,8 +173,8 @@ func TestRecallWaitsForNobody(t *testing.T) {
 	w.check()
 }
 
-// TestStaleReplyIsNotCached: a reply that is handled after a recall of its
-// inode leaves no trace.
+// TestStaleReplyIsNotCached: a reply that is handled after a recall of its inode is not
+// cached.
 func TestStaleReplyIsNotCached(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, a := open(t, w, Config{})
@@ -205,8 +205,8 @@ func TestStaleReplyIsNotCached(t *testing.T) {
 	w.check()
 }
 
-// A file that is open here without a lease is claimed, too: the next owner must
-// know who has it open when its last name goes.
+// TestOpenFilesAreClaimed: a file that is open without a lease is claimed, too: the next
+// owner must know this open file when its last name goes.
 func TestOpenFilesAreClaimed(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, va := open(t, w, Config{})
@@ -234,8 +234,8 @@ func TestOpenFilesAreClaimed(t *testing.T) {
 	}
 }
 
-// TestRefusedForgetsAll: when a grant is revoked the kernel forgets also what it has of
-// files for which no lease is held.
+// TestRefusedForgetsAll: when a grant is revoked, the kernel also forgets files without a
+// lease.
 func TestRefusedForgetsAll(t *testing.T) {
 	w := newWorld(t, meta.Policy{})
 	k := newKernel()
@@ -263,9 +263,9 @@ func TestRefusedForgetsAll(t *testing.T) {
 	}
 }
 
-// A client that reaches no chunk server is asked for a lease for a moment, as for a
-// snapshot: it holds on to the lease and to every byte, its writers go on, and when the
-// servers are back all of it is committed.
+// TestRecallWithinGivesNothingUp: a client that reaches no chunk server is asked for a
+// lease for a moment, as for a snapshot. The client keeps the lease and every byte, its
+// writers go on, and when the servers are back all bytes are committed.
 func TestRecallWithinGivesNothingUp(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		cutOff := meta.E("append", meta.Unavailable, "every chunk server", nil)
@@ -291,7 +291,7 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 				t.Fatalf("held %v after %v", held, took)
 			}
 		}
-		// A mount that is being taken over answers later, but the time it was given is over.
+		// A mount during a take-over answers later, after its time is over.
 		v.c.kept.mu.Lock()
 		v.c.kept.resumed = false
 		v.c.kept.mu.Unlock()
@@ -322,9 +322,10 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 	})
 }
 
-// A file grows by fsyncs that only its chunk knows of, and then nothing can be written,
-// for good: the client may not any more. Another client waits for the file. When the writer gives up
-// what it could not write, what was synced is there for the other at once.
+// TestRecallLosesNothingThatWasSynced: a file grows by fsyncs that only its chunk knows,
+// and then the client loses the right to write. Another client waits for the file. When
+// the writer gives up its unsynced bytes, the other client finds the synced bytes at
+// once.
 func TestRecallLosesNothingThatWasSynced(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		barred := meta.E("append", meta.AccessDenied, "every chunk server", nil)
@@ -394,8 +395,9 @@ func (k *haltedKernel) InvalData(v meta.VolumeID, ino meta.Ino, off, n int64) {
 	k.kernel.InvalData(v, ino, off, n)
 }
 
-// A recall that is being served when its session ends is one of that session: it takes
-// nothing from the lease that the next one got, under which something is written by then.
+// TestRecallEndsWithItsSession: a recall that is being served when its session ends
+// belongs to that session: it takes nothing from the next session's lease, under which
+// bytes may have been written by then.
 func TestRecallEndsWithItsSession(t *testing.T) {
 	for _, had := range []meta.LeaseMode{meta.LeaseShared, meta.LeaseExclusive} {
 		w := newWorld(t, meta.Policy{Replicas: 1})
@@ -459,9 +461,10 @@ func TestRecallEndsWithItsSession(t *testing.T) {
 	}
 }
 
-// A barrier asks for the leases of very many files that their mount made a moment ago:
-// those of files of which everything is committed are given back while it asks, in no
-// goroutine of their own. Whoever has something to commit does that first.
+// TestCleanFilesAreGivenBackAtOnce: a barrier asks for the leases of very many files that
+// their mount has just made. Leases of completely committed files are given back during
+// the request, without a goroutine each. A file with uncommitted bytes commits them
+// first.
 func TestCleanFilesAreGivenBackAtOnce(t *testing.T) {
 	const (
 		closed = iota // and committed
@@ -543,7 +546,7 @@ func TestCleanFilesAreGivenBackAtOnce(t *testing.T) {
 				t.Errorf("DATA: %d bytes elsewhere, not %d", len(got), len(data))
 			}
 			if state != closed {
-				write(t, v, ino, []byte("B"), 0) // it gets its lease again
+				write(t, v, ino, []byte("B"), 0) // gets the lease again
 				data[0] = 'B'
 				if got := contents(t, b, ino); !bytes.Equal(got, data) {
 					t.Errorf("DATA: %d bytes after another write, not %d", len(got), len(data))

@@ -8,9 +8,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A session that ends with nothing unsynced is no reader's error: what was asked and not
-// answered is asked again in the next session. A change is not: nobody knows whether it
-// was done.
+// TestReadsGoOnInTheNextSession: the end of a session without unsynced bytes is no error
+// for readers: unanswered reads are sent again in the next session. A change is not sent
+// again: its outcome is unknown.
 func TestReadsGoOnInTheNextSession(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})
@@ -18,7 +18,7 @@ func TestReadsGoOnInTheNextSession(t *testing.T) {
 	ino := create(t, v, "f")
 	write(t, v, ino, want, 0)
 	flushAll(t, v)
-	// Each operation finds its session ended, the first time that it is asked.
+	// Each operation finds its session ended at its first attempt.
 	var ended atomic.Bool
 	var met atomic.Int64
 	w.mu.Lock()

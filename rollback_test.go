@@ -7,8 +7,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// rollBack makes the volume what a snapshot is, as an owner does that is forced to:
-// all sessions end first.
+// rollBack rolls the volume back to a snapshot, as an owner does by force: all sessions
+// end first.
 func (w *world) rollBack(at meta.Generation) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -41,8 +41,8 @@ func (w *world) rollBack(at meta.Generation) {
 	}
 }
 
-// A file that was removed, and is there again since its volume was rolled back, is a
-// file like any other: what is written to it through a descriptor of before stays.
+// TestRemovedAndRolledBack: a file that was removed, and exists again after a rollback,
+// is an ordinary file: writes through an earlier descriptor stay.
 func TestRemovedAndRolledBack(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		w := newWorld(t, meta.Policy{Replicas: 1})

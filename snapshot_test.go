@@ -121,7 +121,7 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 		if e := must(s.Lookup(ctx, meta.RootIno, "same")); e.Attr.Ino != big.Attr.Ino || e.Attr.Nlink != 2 {
 			t.Fatalf("hard link: %+v", e)
 		}
-		// A junction is an empty directory, the same one each time.
+		// A junction is an empty directory, always with the same inode number.
 		j := must(s.Lookup(ctx, meta.RootIno, "elsewhere"))
 		if j.Volume != s.ID() || !j.Attr.IsDir() || j.Negative || must(s.GetAttr(ctx, j.Attr.Ino)) != j {
 			t.Fatalf("junction: %+v", j)
@@ -162,7 +162,7 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 		t.Errorf("usage: %+v, %v", st, err)
 	}
 
-	// Warm, it asks nobody; the recalls of the live volume don't touch it.
+	// A warm view sends no requests; recalls of the live volume do not touch the view.
 	for try := 0; ; try++ {
 		w.mu.Lock()
 		before := w.callsAt
@@ -174,13 +174,13 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 		if asked == 0 {
 			break
 		}
-		if try == 100 { // a listing ahead may be on its way for a moment
+		if try == 100 { // a prefetched listing may be under way for a moment
 			t.Fatalf("a warm snapshot asks %d times", asked)
 		}
 		time.Sleep(time.Millisecond)
 	}
 
-	// Nothing changes it.
+	// A view refuses all changes.
 	e := must(s.Lookup(ctx, meta.RootIno, "big"))
 	for what, err := range map[string]error{
 		"create": second(s.Create(ctx, &Call{}, meta.Create{Parent: meta.RootIno, Name: "new", Mode: meta.TypeDir})),
@@ -238,14 +238,14 @@ func TestSnapshotDeleted(t *testing.T) {
 	if string(contents(t, s, ino)) != "first" {
 		t.Fatal("DATA: the snapshot has other bytes")
 	}
-	k.attrs[ino] = meta.Attr{} // as if the kernel had it from the view
+	k.attrs[ino] = meta.Attr{} // as if the kernel knew the inode from the view
 	write(t, v, ino, []byte("again"), 0)
 	flushAll(t, v)
 	w.drop(first)
 	if w.take("s") == first {
 		t.Fatal("a generation was used twice")
 	}
-	// What is cached is told until somebody asks something new.
+	// Cached state is returned until a caller needs uncached state.
 	if string(contents(t, s, ino)) != "first" {
 		t.Fatal("DATA: the view was forgotten before anybody knew")
 	}
@@ -278,7 +278,8 @@ func TestSnapshotDeleted(t *testing.T) {
 	if n == s || n.ID() == s.ID() || string(contents(t, n, ino)) != "again" {
 		t.Fatalf("DATA: the name leads to view %d as before", n.ID())
 	}
-	// The list alone ends views, too, but not those that are younger than it.
+	// The list of snapshots alone ends views, too, but not views that are younger than
+	// the list.
 	w.drop(n.view.snap.At)
 	n.view.born = time.Now().Add(time.Hour)
 	v.snapshotsSince(ctx, 0)
@@ -296,8 +297,8 @@ func TestSnapshotDeleted(t *testing.T) {
 	w.check()
 }
 
-// TestSnapshotsAgainstModel changes a tree, takes and deletes snapshots, and
-// looks at names and bytes of any of them, with a small cache, in two clients.
+// TestSnapshotsAgainstModel changes a tree, takes and deletes snapshots, and reads names
+// and bytes of any of them, with a small cache, in two clients.
 func TestSnapshotsAgainstModel(t *testing.T) {
 	for seed := range int64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -356,7 +357,7 @@ func TestSnapshotsAgainstModel(t *testing.T) {
 					s := slices.Sorted(maps.Keys(snaps))[rng.Intn(len(snaps))]
 					w.drop(at[s])
 					delete(snaps, s)
-					for _, v := range vs { // else its name could mean the old one for a second
+					for _, v := range vs { // otherwise the name could mean the old snapshot for a second
 						v.snapshotsSince(ctx, 0)
 					}
 				case len(snaps) > 0:
@@ -386,8 +387,8 @@ func TestSnapshotsAgainstModel(t *testing.T) {
 	}
 }
 
-// evicted waits until the table holds at most so many inodes: eviction runs
-// beside what fills it, and what is open or unsynced stays for a while.
+// evicted waits until the table has at most so many inodes: eviction runs in parallel,
+// and inodes that are open or unsynced stay for a while.
 func evicted(t testing.TB, c *Client, most int) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); c.table.len() > most; time.Sleep(time.Millisecond) {
@@ -427,7 +428,8 @@ func TestViewsAreEvicted(t *testing.T) {
 	}
 }
 
-// Numbers of views: each snapshot its own, none a volume's, the same next time.
+// TestViewNumbers: each snapshot has its own number, which no volume has, and the same
+// number next time.
 func TestViewNumbers(t *testing.T) {
 	var a, b views
 	seen := map[meta.VolumeID]bool{}
@@ -440,7 +442,7 @@ func TestViewNumbers(t *testing.T) {
 		}
 		seen[id] = true
 	}
-	// Inode numbers are made of these: they stay from version to version.
+	// Inode numbers are made of these numbers, which stay the same in all versions.
 	for k, want := range map[viewKey]meta.VolumeID{{1, 1}: 1010017, {2, 1}: 999310, {1, 4095}: 887647} {
 		if id, _, _ := b.numberOf(k); id != want {
 			t.Errorf("volume %d generation %d is view %d, not %d", k.v, k.at, id, want)
@@ -471,24 +473,24 @@ func (h *holder) HoldsView(v meta.VolumeID) bool {
 	return h.views[v]
 }
 
-// holds says whether it knows inodes of a view.
+// holds sets whether the kernel knows inodes of a view.
 func (h *holder) holds(v meta.VolumeID, holds bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.views[v] = holds
 }
 
-// wasAsked is how often it was asked about a view.
+// wasAsked returns how often the kernel was asked about a view.
 func (h *holder) wasAsked(v meta.VolumeID) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.asked[v]
 }
 
-// A client that looks at snapshots for years, each of which is deleted some day, never
-// runs out of numbers, and keeps nothing for those that are gone; but one that the
-// kernel knows keeps its number until it doesn't, and then the next snapshot that has
-// it is told apart.
+// TestViewNumbersComeBack: a client that reads snapshots for years, each of which is
+// deleted later, never runs out of numbers, and keeps no state of deleted snapshots. A
+// view that the kernel knows keeps its number until the kernel forgets it; the next
+// snapshot with that number is then distinguished.
 func TestViewNumbersComeBack(t *testing.T) {
 	h := &holder{newKernel(), map[meta.VolumeID]bool{}, map[meta.VolumeID]int{}}
 	inFakeTime(t, Config{Notify: h}, func(t *testing.T, w *world, v *Volume) {
@@ -541,7 +543,7 @@ func TestViewNumbersComeBack(t *testing.T) {
 		}
 		c.mu.Lock()
 		given, open := len(c.views.number), len(c.volumes)
-		// What would get the held number if it could.
+		// This view would get the held number if it could.
 		next := viewKey{v.id, kept + 1}
 		for mix(uint64(next.v)<<32|uint64(next.at))%meta.Views != uint64(number-meta.MaxVolume-1) {
 			next.at++
@@ -569,8 +571,8 @@ func TestViewNumbersComeBack(t *testing.T) {
 	})
 }
 
-// A successor gives no number that its predecessors gave and that the kernel may know,
-// and tells apart those that they gave before.
+// TestViewNumbersAreInherited: a successor gives out no number that its predecessors gave
+// and that the kernel may know, and distinguishes the earlier numbers.
 func TestViewNumbersAreInherited(t *testing.T) {
 	m, err := keep.New(1 << 20)
 	if err != nil {
@@ -588,7 +590,7 @@ func TestViewNumbersAreInherited(t *testing.T) {
 	}
 	first := viewKey{1, 1}
 	number, _ := numberOf(&a, first)
-	second := viewKey{1, 2} // the next that falls on the same number
+	second := viewKey{1, 2} // the next snapshot with the same number
 	for mix(uint64(second.v)<<32|uint64(second.at))%meta.Views != uint64(number-meta.MaxVolume-1) {
 		second.at++
 	}
@@ -614,7 +616,7 @@ func TestViewNumbersAreInherited(t *testing.T) {
 		defer m.Close()
 		c := newClient(Config{Keep: m, Logger: slog.New(slog.DiscardHandler)})
 		c.attach(noSession{}, nil)
-		c.closed = true // nobody looks after them
+		c.closed = true // no goroutine maintains the views
 		for _, r := range l {
 			c.reopenView(t.Context(), r)
 		}
@@ -640,8 +642,8 @@ func TestViewNumbersAreInherited(t *testing.T) {
 	}
 }
 
-// A file comes back from a snapshot without a byte being moved, over what was made of
-// it and is buffered still; the bytes stay when the snapshot goes.
+// TestCopyFromASnapshot: a file is copied back from a snapshot without moving bytes, over
+// later bytes that are still buffered; the bytes stay when the snapshot is deleted.
 func TestCopyFromASnapshot(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, MaxChunk: 8 << 20})
 	c, v := open(t, w, Config{})
@@ -661,7 +663,7 @@ func TestCopyFromASnapshot(t *testing.T) {
 	sent := c.Stats().AppendedBytes
 	for _, to := range []meta.Ino{ino, copied} {
 		n, err := v.CopyRange(ctx, &Call{}, meta.CopyRange{Src: ino, Dst: to, Len: 1 << 30, At: at})
-		if to == copied && meta.KindOf(err) == meta.NotSupported { // it began inline
+		if to == copied && meta.KindOf(err) == meta.NotSupported { // the file was inline
 			write(t, v, copied, make([]byte, meta.InlineMax+1), 0)
 			flushAll(t, v)
 			sent = c.Stats().AppendedBytes
@@ -671,7 +673,7 @@ func TestCopyFromASnapshot(t *testing.T) {
 			t.Fatalf("copied %d bytes, %v", n, err)
 		}
 	}
-	if n := c.Stats().AppendedBytes - sent; n > 100 { // what was buffered
+	if n := c.Stats().AppendedBytes - sent; n > 100 { // only buffered bytes were sent
 		t.Errorf("%d bytes were sent", n)
 	}
 	if _, err := v.CopyRange(ctx, &Call{}, meta.CopyRange{Src: inline, Dst: copied, Len: 10, At: at}); meta.KindOf(err) != meta.NotSupported {
@@ -696,7 +698,8 @@ func (noSession) Volume(context.Context, meta.VolumeID, string) (volumeInfo, err
 	return volumeInfo{}, meta.E("volume", meta.NoSuchVolume, "", nil)
 }
 
-// Locks on a snapshot hold between the processes of one client, with waiting.
+// TestLocksInASnapshot: locks on a snapshot work between the processes of one client,
+// also with waiting.
 func TestLocksInASnapshot(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, v := open(t, w, Config{})
@@ -725,7 +728,7 @@ func TestLocksInASnapshot(t *testing.T) {
 	got := make(chan error, 1)
 	wg.Go(func() { got <- s.SetLock(ctx, other, true) })
 	time.Sleep(20 * time.Millisecond)
-	if err := s.Flush(ctx, &Call{}, ino, 1); err != nil { // close(2) of who has it
+	if err := s.Flush(ctx, &Call{}, ino, 1); err != nil { // close(2) by the lock's holder
 		t.Fatal(err)
 	}
 	if err := <-got; err != nil {
@@ -737,7 +740,8 @@ func TestLocksInASnapshot(t *testing.T) {
 	}
 }
 
-// Who is refused the volume shows nothing of its snapshots any more.
+// TestViewsEndWithTheGrant: a client without a grant on the volume shows nothing of its
+// snapshots any more.
 func TestViewsEndWithTheGrant(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	k := newKernel()
@@ -779,8 +783,8 @@ func TestViewsEndWithTheGrant(t *testing.T) {
 	}
 }
 
-// TestViewsOfOneNumber: who opens a snapshot anew while files of the view that ended are
-// open, or not yet forgotten, reads it; what was open of the old one stays stale.
+// TestViewsOfOneNumber: a snapshot is opened anew while files of its ended view are open,
+// or not yet forgotten. The new view can be read; open files of the old view stay stale.
 func TestViewsOfOneNumber(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})
@@ -827,12 +831,12 @@ func (b *between) InvalAttr(meta.VolumeID, meta.Ino)               { b.told() }
 func (b *between) InvalData(meta.VolumeID, meta.Ino, int64, int64) { b.told() }
 func (b *between) InvalEntries(meta.VolumeID, meta.Ino)            { b.told() }
 
-// openViews opens and ends the view of a snapshot, again and again, which keeps its
-// number. It stands still while nothing else runs: see inFakeTime.
+// openViews opens and ends the view of a snapshot again and again, always with the same
+// number. openViews pauses while nothing else runs: see inFakeTime.
 type openViews struct {
 	t     *testing.T
 	v     *Volume
-	s     *Volume // the one that has not ended; nil: none
+	s     *Volume // the present view; nil: none
 	ended []*Volume
 }
 
@@ -851,8 +855,8 @@ func (o *openViews) end() {
 	}
 }
 
-// A file of a view that ended is being evicted when another view with its number opens
-// its own: that one stays.
+// TestEvictedWhileItsNumberIsGivenAnew: a file of an ended view is being evicted when a
+// new view with the same number opens its own file: the new file stays.
 func TestEvictedWhileItsNumberIsGivenAnew(t *testing.T) {
 	n := &between{}
 	inFakeTime(t, Config{Notify: n}, func(t *testing.T, w *world, v *Volume) {
@@ -867,7 +871,7 @@ func TestEvictedWhileItsNumberIsGivenAnew(t *testing.T) {
 		if _, err := old.Open(ctx, nil, ino, 0); err != nil {
 			t.Fatal(err)
 		}
-		o.end() // in use, its inode stays
+		o.end() // the inode stays while in use
 		old.Release(ctx, ino, 0)
 		v.c.evicting.Store(true) // nobody else does
 		defer v.c.evicting.Store(false)
@@ -889,7 +893,7 @@ func TestEvictedWhileItsNumberIsGivenAnew(t *testing.T) {
 			opened = tb.m[inodeKey{old.id, ino}]
 			tb.mu.Unlock()
 		}
-		for range 2 { // what was used is spared once
+		for range 2 { // used inodes are spared once
 			tb.evict()
 		}
 		tb.mu.Lock()
@@ -912,9 +916,9 @@ func TestEvictedWhileItsNumberIsGivenAnew(t *testing.T) {
 	})
 }
 
-// Whatever is used, opened, evicted, forgotten or given up, and in whatever order the
-// rest of an eviction comes after its beginning: the table's ring and its map hold the
-// same inodes, and the names that they have are those that are counted.
+// TestTableIsWhole: after inodes are used, opened, evicted, forgotten and given up, with
+// the two halves of evictions in any order, the table's ring and its map have the same
+// inodes, and the counted names are their names.
 func TestTableIsWhole(t *testing.T) {
 	for seed := range int64(20) {
 		n := &between{}
@@ -929,7 +933,7 @@ func TestTableIsWhole(t *testing.T) {
 			}
 			flushAll(t, v)
 			w.take("s")
-			c.evicting.Store(true) // only when it is said here
+			c.evicting.Store(true) // only when the test starts an eviction
 			defer c.evicting.Store(false)
 			tb.max = 6
 			type opening struct {
@@ -979,7 +983,7 @@ func TestTableIsWhole(t *testing.T) {
 					n.f = nil // the view's end tells the kernel beside us
 					o.end()
 					n.f = was
-				case op == 14 && o.s != nil: // half its end: the rest comes later
+				case op == 14 && o.s != nil: // the first half of the view's end; the rest comes later
 					c.mu.Lock()
 					delete(c.volumes, o.s.id)
 					c.mu.Unlock()

@@ -9,15 +9,16 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Once the free space is known, no write waits for the owner to tell it again: one that
-// stands still holds up nobody who has the lease and room in the buffer.
+// TestWriteDoesNotWaitForFreeSpace: once the free space is known, no write waits for the
+// owner's next answer about it: an owner that stands still delays no writer with a lease
+// and room in the buffer.
 func TestWriteDoesNotWaitForFreeSpace(t *testing.T) {
 	inFakeTime(t, Config{WriteBuffer: 64 << 20}, func(t *testing.T, w *world, v *Volume) {
 		ino := create(t, v, "f")
 		write(t, v, ino, []byte("first"), 0)
 		stopped := make(chan struct{})
 		answers := sync.OnceFunc(func() { close(stopped) })
-		time.AfterFunc(time.Minute, answers) // what waits for the owner has then waited
+		time.AfterFunc(time.Minute, answers) // callers that wait for the owner have waited by then
 		w.mu.Lock()
 		asked := w.calls[meta.OpStatFS]
 		w.before = func(meta.Op) { <-stopped }
@@ -35,7 +36,7 @@ func TestWriteDoesNotWaitForFreeSpace(t *testing.T) {
 		w.mu.Unlock()
 		answers()
 		flushAll(t, v)
-		synctest.Wait() // what asks in the background has asked
+		synctest.Wait() // the request in the background was sent
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if n := w.calls[meta.OpStatFS] - asked; n == 0 || n > 2 {
@@ -44,7 +45,8 @@ func TestWriteDoesNotWaitForFreeSpace(t *testing.T) {
 	})
 }
 
-// A write for which there is no room by what is known asks the owner before it is refused.
+// TestWriteAsksBeforeItIsRefused: a write without room by the known figures asks the
+// owner before it is refused.
 func TestWriteAsksBeforeItIsRefused(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
 		ino := create(t, v, "f")

@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// lateAnswer runs an operation whose caller is killed while the owner is silent, has
-// meanwhile done in between, and lets the owner do it after all.
+// lateAnswer runs an operation whose caller is killed while the owner is silent, calls
+// meanwhile, and then lets the owner execute the operation.
 func lateAnswer(t *testing.T, w *world, code meta.OpCode, run func(context.Context) error, meanwhile func()) {
 	t.Helper()
 	asked, silent := make(chan struct{}), make(chan struct{})
@@ -48,8 +48,8 @@ func lateAnswer(t *testing.T, w *world, code meta.OpCode, run func(context.Conte
 	speak()
 }
 
-// What was asked for by a caller that was killed is done, late. What is cached here and
-// in the kernel of what it changed is as it is then.
+// TestLateAnswersAreTaken: the operation of a killed caller is executed late. Afterwards
+// the caches of the client and the kernel agree with its result.
 func TestLateAnswersAreTaken(t *testing.T) {
 	const f = "f"
 	mode := func(v *Volume, ino meta.Ino) uint32 {
@@ -137,7 +137,7 @@ func TestLateAnswersAreTaken(t *testing.T) {
 			case "mkdir":
 				changed = meta.RootIno
 			case "unlink":
-				changed = 0 // nobody asks for it any more
+				changed = 0 // no caller waits for it any more
 			}
 			eventually(t, "the kernel forgets what it has", func() bool {
 				k.mu.Lock()
@@ -150,8 +150,8 @@ func TestLateAnswersAreTaken(t *testing.T) {
 	}
 }
 
-// A file that was made and opened for a caller who was killed meanwhile is open for
-// nobody, and one without a name goes.
+// TestLateOpensAreClosed: a file that was made and opened for a killed caller is closed
+// again, and goes if it has no name.
 func TestLateOpensAreClosed(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{FlushEvery: time.Hour})
@@ -165,7 +165,7 @@ func TestLateOpensAreClosed(t *testing.T) {
 			return err
 		}, func() {})
 	}
-	// Both are made by the time at which what is asked for later is answered.
+	// The owner has made both files before it answers a later request.
 	eventually(t, "both files were made", func() bool {
 		e, err := v.Lookup(t.Context(), meta.RootIno, "f")
 		w.mu.Lock()
@@ -192,8 +192,8 @@ func TestLateOpensAreClosed(t *testing.T) {
 	w.check()
 }
 
-// While a truncation whose caller was killed may be done yet, nobody writes: the write
-// would be laid over bytes that go.
+// TestWriteAfterALateTruncate: while the truncation of a killed caller may still be
+// executed, writes wait: a write's bytes would be truncated.
 func TestWriteAfterALateTruncate(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, v := open(t, w, Config{FlushEvery: time.Hour})

@@ -26,7 +26,7 @@ func (s *bufferSpool) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(s.Bytes()).ReadAt(p, off)
 }
 
-// indexed makes an index that shows a root and the file f in it, in two chunks.
+// indexed makes an index with a root and the file f in it, in two chunks.
 func (w *world) indexed(at meta.Generation, root, f meta.Attr) *admin.SnapshotIndex {
 	w.t.Helper()
 	b, err := index.NewBuilder(index.Head{Volume: 1, At: at, UsedInodes: 2}, func() (index.Spool, error) { return new(bufferSpool), nil })
@@ -58,9 +58,9 @@ func (w *world) indexed(at meta.Generation, root, f meta.Attr) *admin.SnapshotIn
 	return a
 }
 
-// An index comes from its chunks once for all processes of a machine, and from the
-// machine's disk afterwards, whoever is fetching something there. What is damaged,
-// or of something else, is used by nobody.
+// TestTakeIndex: the processes of a machine fetch an index from its chunks once, and read
+// it from the machine's disk afterwards, also while another process fetches another
+// index. A damaged index, or an index of another snapshot, is never used.
 func TestTakeIndex(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	dir := t.TempDir()
@@ -120,7 +120,7 @@ func TestTakeIndex(t *testing.T) {
 		return l
 	}
 
-	// Nothing of what does not fit.
+	// An index that does not fit is not used.
 	newer := proto.CloneOf(a)
 	newer.Version++
 	take(other(0), newer, meta.Version)
@@ -153,7 +153,7 @@ func TestTakeIndex(t *testing.T) {
 	flip()
 	read()
 
-	// Though another process is fetching a long one.
+	// Another process is fetching a long index.
 	begin := func(sum string) *os.File {
 		t.Helper()
 		f, err := beginIndex(t.Context(), filepath.Join(dir, indexTemp+sum))
@@ -169,8 +169,8 @@ func TestTakeIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// While another process fetches this one, nobody else does; when it is killed,
-	// what it left is of no use.
+	// While another process fetches this index, no other process does; if that process is
+	// killed, its unfinished file is not used.
 	part := begin(hex.EncodeToString(a.Digest))
 	if _, err := part.WriteString(strings.Repeat("x", 1<<20)); err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestTakeIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Several at once: one fetches it.
+	// Several callers at once: one fetches the index.
 	var wg sync.WaitGroup
 	for range 4 {
 		v := other(0)
@@ -233,7 +233,7 @@ func TestTakeIndex(t *testing.T) {
 	}
 	w.mu.Unlock()
 
-	// Damaged on the disk: fetched again, in its place.
+	// An index that is damaged on the disk is fetched again, in its place.
 	for _, damage := range []func(b []byte) []byte{
 		func([]byte) []byte { return nil },
 		func(b []byte) []byte { return b[:len(b)-1] },
@@ -241,7 +241,7 @@ func TestTakeIndex(t *testing.T) {
 	} {
 		b, err := os.ReadFile(path)
 		if err == nil {
-			err = os.Remove(path) // others have it in memory
+			err = os.Remove(path) // other views have the file mapped
 		}
 		if err == nil {
 			err = os.WriteFile(path, damage(b), 0o600)
@@ -262,12 +262,13 @@ func TestTakeIndex(t *testing.T) {
 		}
 	}
 
-	// Of another snapshot: whole, and not this one's.
+	// The whole index of another snapshot.
 	foreign := w.indexed(at+1, attr(s, meta.RootIno), attr(s, ino))
 	foreign.Generation = uint64(at)
 	take(other(0), foreign, meta.Corrupt)
 
-	// No more is kept than fits; what a killed process left goes in time.
+	// The folder keeps no more than its bound; unfinished files of killed processes go in
+	// time.
 	old := filepath.Join(dir, indexTemp+"old")
 	ago := time.Now().Add(-2 * indexTempAge)
 	if err := os.WriteFile(old, nil, 0o600); err != nil {
