@@ -17,7 +17,7 @@ import (
 
 var cloneSeeds = flag.Uint64("clones", 8, "how many random families of clones are made")
 
-// copied is the model as it is now, for a clone: what has no name is not in it.
+// copied returns a copy of the model for a clone, without inodes that have no name.
 func (m *model) copied() *model {
 	n := &model{nodes: map[meta.Ino]*mnode{}, now: m.now, session: m.session}
 	for ino, x := range m.nodes {
@@ -58,7 +58,7 @@ func (m *memStore) copied() *memStore {
 	return n
 }
 
-// family is an origin with its clones, and theirs.
+// family is an origin with its clones and their clones.
 type family struct {
 	t    *testing.T
 	rng  *rand.Rand
@@ -71,20 +71,20 @@ type member struct {
 	*sim
 	id     meta.VolumeID
 	origin meta.VolumeID   // 0: none, or none any more
-	at     meta.Generation // in it
-	then   *model          // what it was, once a snapshot is kept to be cloned
-	from   frozen          // that snapshot
+	at     meta.Generation // in the origin
+	then   *model          // the member's state in the snapshot kept for clones
+	from   frozen          // the snapshot kept for clones
 	kept   bool
 	steps  int
 }
 
-// keep takes the snapshot that clones will be made of.
+// keep takes the snapshot from which clones will be made.
 func (f *family) keep(m *member) {
 	m.from = m.freeze(1_000_000 + m.steps)
 	m.then, m.kept = m.m.copied(), true
 }
 
-// clone makes a clone of a member's snapshot out of its state now.
+// clone makes a clone of a member's snapshot from the member's present state.
 func (f *family) clone(o *member) {
 	f.t.Helper()
 	id := f.next
@@ -109,12 +109,12 @@ func (f *family) clone(o *member) {
 	c := &member{sim: &sim{fixture: x, rng: f.rng, m: o.then.copied()}, id: id, origin: o.id, at: o.from.gen}
 	f.all[id] = c
 	x.check()
-	c.reapAll() // what was unlinked and held open, which the model has no more
+	c.reapAll() // reaps inodes that were unlinked and held open, which the model does not have
 	c.sameTree()
 }
 
-// remake makes a clone's state again out of its origin's as that is now, and goes on
-// with that: another server does so, until the clone has a checkpoint of its own.
+// remake makes a clone's state again from its origin's present state, and goes on with
+// it: another server does so until the clone has its own checkpoint.
 func (f *family) remake(m *member) {
 	f.t.Helper()
 	f.log = append(f.log, fmt.Sprintf("volume %d is made again", m.id))
@@ -123,7 +123,7 @@ func (f *family) remake(m *member) {
 	m.check()
 }
 
-// replayed is a clone's state made out of its origin's and the clone's journal.
+// replayed returns a clone's state made from its origin's state and the clone's journal.
 func (f *family) replayed(m *member) *memStore {
 	f.t.Helper()
 	s := f.all[m.origin].s.copied()
@@ -145,7 +145,7 @@ func (f *family) replayed(m *member) *memStore {
 	return s
 }
 
-// live counts the bytes of a chunk that its owner keeps.
+// servable requires that a member's owner keeps the bytes of a chunk up to end.
 func (f *family) servable(id meta.ChunkID, end uint64) error {
 	o := f.all[id.Volume]
 	if o == nil {
@@ -161,8 +161,8 @@ func (f *family) servable(id meta.ChunkID, end uint64) error {
 	return nil
 }
 
-// check requires of every member that it is whole, and that what it refers to
-// of others is kept there.
+// check requires that every member is whole, and that the bytes that it refers to in
+// other members exist.
 func (f *family) check() {
 	f.t.Helper()
 	for _, id := range slices.Sorted(maps.Keys(f.all)) {
@@ -183,8 +183,8 @@ func (f *family) check() {
 	}
 }
 
-// held requires that what a member's snapshots hold is counted to the byte. It draws
-// nothing from the family's chance.
+// held requires that the bytes that only a member's snapshots have are counted exactly.
+// It takes nothing from the family's random source.
 func (m *member) held() {
 	m.t.Helper()
 	sameHeld(m.t, m.s, rand.New(rand.NewPCG(uint64(m.now), 1)))
@@ -203,7 +203,7 @@ func (f *family) childrenOf(id meta.VolumeID) (n int) {
 	return n
 }
 
-// remove deletes a volume that nobody depends on.
+// remove deletes a volume on which no other volume depends.
 func (f *family) remove(m *member) {
 	f.log = append(f.log, fmt.Sprintf("volume %d is deleted", m.id))
 	delete(f.all, m.id)
@@ -217,7 +217,7 @@ func (f *family) release(m *member) {
 	m.origin = 0
 }
 
-// promote makes a clone independent, in small steps, while it is used.
+// promote makes a clone independent, in small steps, while the clone is used.
 func (f *family) promote(m *member) {
 	f.t.Helper()
 	f.log = append(f.log, fmt.Sprintf("volume %d is promoted", m.id))
@@ -226,7 +226,7 @@ func (f *family) promote(m *member) {
 		switch f.rng.IntN(16) {
 		case 0, 1, 2, 3:
 			m.step()
-		case 4, 5: // of what is made again it sees the later changes of its origin
+		case 4, 5: // a state made again is made from a later state of the origin
 			f.all[m.origin].step()
 		case 6:
 			f.remake(m)
@@ -293,7 +293,7 @@ func (f *family) promote(m *member) {
 		f.t.Fatalf("volume %d made again after its promotion differs", m.id)
 	}
 	f.release(m)
-	m.kept = false // its bytes lie elsewhere, so its snapshots can't be compared by place
+	m.kept = false // the bytes have moved, so snapshots can't be compared by place
 	m.frozen = nil
 	m.m = nil
 	m.check()
@@ -302,9 +302,9 @@ func (f *family) promote(m *member) {
 // seals holds a copy's chunk open for as long as the test goes on.
 func (m *member) seals(meta.Adopted, meta.ChunkID) {}
 
-// TestClones makes clones of random states, of clones as well, changes all of
-// them, and deletes and promotes them in any order. After every few steps each
-// has what it should, is exact, and finds all that it refers to.
+// TestClones makes clones of random states and of other clones, changes all of them, and
+// deletes and promotes them in any order. After every few steps each volume has the
+// expected contents and exact counts, and finds all bytes that it refers to.
 func TestClones(t *testing.T) {
 	for seed := range *cloneSeeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { runClones(t, seed, 700) })
@@ -328,7 +328,7 @@ func runClones(t *testing.T, seed uint64, steps int) {
 	for i := range steps {
 		ids := slices.Sorted(maps.Keys(f.all))
 		m := f.all[ids[f.rng.IntN(len(ids))]]
-		if m.m == nil { // promoted: the model knows its places no more
+		if m.m == nil { // promoted: the model does not know the new places
 			continue
 		}
 		m.steps++
@@ -388,7 +388,7 @@ func runClones(t *testing.T, seed uint64, steps int) {
 	root.dropAll()
 }
 
-// TestClonesAreSmall: what makes a clone does not grow with the tree.
+// TestClonesAreSmall: the entry that makes a clone does not grow with the tree.
 func TestClonesAreSmall(t *testing.T) {
 	size := func(files int) int {
 		f := newFixture(t)
@@ -411,8 +411,8 @@ func TestClonesAreSmall(t *testing.T) {
 	}
 }
 
-// TestCloneOfUnlinked: a file that was unlinked and open when the snapshot was
-// taken has no name in the clone, and goes there.
+// TestCloneOfUnlinked: a file that was unlinked and open at the snapshot has no name in
+// the clone, and is removed there.
 func TestCloneOfUnlinked(t *testing.T) {
 	for _, later := range []bool{false, true} {
 		f := newFixture(t)
@@ -421,7 +421,7 @@ func TestCloneOfUnlinked(t *testing.T) {
 		f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 4096, Chunk: c}}, Size: 4096, Synced: true})
 		f.do(&meta.Unlink{Parent: meta.RootIno, Name: "a", Holders: []meta.SessionID{testSession}})
 		at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
-		if later { // and is gone from the origin by the time that the clone is made
+		if later { // and removed in the origin before the clone is made
 			f.do(&meta.ReleaseOrphans{Inos: []meta.Ino{ino}})
 		}
 		x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
@@ -444,7 +444,7 @@ func TestCloneOfUnlinked(t *testing.T) {
 	}
 }
 
-// TestCloneDamage: Check sees what is wrong with a clone.
+// TestCloneDamage: Check sees every damage of a clone's record.
 func TestCloneDamage(t *testing.T) {
 	f := newFixture(t)
 	c := f.chunks(1, false)[0]
@@ -487,7 +487,7 @@ func TestCloneDamage(t *testing.T) {
 			t.Errorf("%s: not seen (%v)", name, err)
 		}
 	}
-	// What lies in the gap is not there at all.
+	// Versions in the gap of generations are not part of the clone.
 	s := x.s.copied()
 	s.apply([]Effect{{Put, append(appendInodeBase(nil, 77), gap...), []byte("rubbish")}})
 	if rep, err := Check(s); err != nil || !rep.OK() {
@@ -495,9 +495,10 @@ func TestCloneDamage(t *testing.T) {
 	}
 }
 
-// A clone is swept at every point of the deletion of one of its snapshots, which
-// holds tombstones that cover nothing then: they go, wherever they are buried by then.
-// Servers of before buried those that a clone began with.
+// TestSweepWhileASnapshotGoes: a clone is swept at every point of the deletion of one of
+// its snapshots. The snapshot has tombstones that then cover nothing: they are removed,
+// wherever they are buried by then. Earlier servers also buried tombstones with which a
+// clone began.
 func TestSweepWhileASnapshotGoes(t *testing.T) {
 	f := newFixture(t)
 	names := []string{"a", "b", "c", "d", "e", "f"}
@@ -557,8 +558,9 @@ func TestSweepWhileASnapshotGoes(t *testing.T) {
 	}
 }
 
-// A name that comes again after a snapshot and goes again leaves the tombstone under
-// it as it was, at every point of the deletion of that snapshot.
+// TestNameGoesAgainWhileASnapshotGoes: a name that is made again and removed again after
+// a snapshot leaves the tombstone below unchanged, at every point of the snapshot's
+// deletion.
 func TestNameGoesAgainWhileASnapshotGoes(t *testing.T) {
 	f := newFixture(t)
 	names := []string{"a", "b", "c", "d", "e", "f"}
@@ -593,7 +595,8 @@ func TestNameGoesAgainWhileASnapshotGoes(t *testing.T) {
 	}
 }
 
-// What a clone lies upon stays, and only what can be read is cloned.
+// TestCloneKeepsItsBase: the snapshot below a clone can't be deleted, and only readable
+// snapshots can be cloned.
 func TestCloneKeepsItsBase(t *testing.T) {
 	f := newFixture(t)
 	f.fails(meta.NoSuchSnapshot, &meta.PinClone{At: 1, Clone: 9})
@@ -605,7 +608,7 @@ func TestCloneKeepsItsBase(t *testing.T) {
 	if f.do(&meta.DropSnapshot{At: old, Max: 1}).EOF {
 		t.Fatal("it is gone")
 	}
-	f.fails(meta.NoSuchSnapshot, &meta.PinClone{At: old, Clone: 9}) // it is being deleted
+	f.fails(meta.NoSuchSnapshot, &meta.PinClone{At: old, Clone: 9}) // the snapshot is being deleted
 	f.do(&meta.PinClone{At: at, Clone: 9})
 	f.fails(meta.Busy, &meta.DropSnapshot{At: at})
 	x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
@@ -628,8 +631,9 @@ func TestCloneKeepsItsBase(t *testing.T) {
 	f.do(&meta.DropSnapshot{At: at})
 }
 
-// A file that was truncated when the snapshot was taken, and had more than an operation
-// lets go, has the rest to let go in a clone, too, though the origin has done that.
+// TestCloneOfATruncatedFile: at the snapshot, a file was truncated and had more extents
+// to remove than one operation removes. The clone has the rest to remove, too, even if
+// the origin has already done so.
 func TestCloneOfATruncatedFile(t *testing.T) {
 	const pieces = reapBatch + 10
 	f := newFixture(t)

@@ -69,7 +69,7 @@ func TestWriteExtents(t *testing.T) {
 	if f.live(c[0]) != 200 || f.live(c[1]) != 100 {
 		t.Errorf("live %d %d", f.live(c[0]), f.live(c[1]))
 	}
-	// Of two that overlap in one commit the later counts.
+	// Of two overlapping extents in one commit, the later counts.
 	f.do(&meta.Write{Ino: ino, Synced: true, Extents: []meta.Extent{{Off: 0, Len: 300, Chunk: c[1], ChunkOff: 1000}, {Off: 10, Len: 5, Chunk: c[0], ChunkOff: 2000}}})
 	f.wantExtents(ino, meta.Extent{Off: 0, Len: 10, Chunk: c[1], ChunkOff: 1000}, meta.Extent{Off: 10, Len: 5, Chunk: c[0], ChunkOff: 2000},
 		meta.Extent{Off: 15, Len: 285, Chunk: c[1], ChunkOff: 1015})
@@ -163,7 +163,8 @@ func TestInline(t *testing.T) {
 	if string(res.Data) != "hel" || res.Attr.Size != 9000 || res.Attr.Blocks != 3 {
 		t.Errorf("%+v", res)
 	}
-	// Extents behind the inline bytes leave them; over a part of them they can't lie.
+	// Extents behind the inline bytes leave the inline bytes alone; extents can't replace
+	// a part of them.
 	f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Off: 4096, Len: 10, Chunk: c}}})
 	f.fails(meta.Invalid, &meta.Write{Ino: ino, Extents: []meta.Extent{{Off: 1, Len: 10, Chunk: c}}})
 	f.fails(meta.Invalid, &meta.Write{Ino: ino, Extents: []meta.Extent{{Off: 0, Len: 2, Chunk: c}}})
@@ -200,7 +201,7 @@ func TestOpenEnded(t *testing.T) {
 	if err := OpenEnded(f.s, func(i meta.Ino, r meta.ChunkRecord) bool { n++; return i == ino && r.ID == c[0] }); err != nil || n != 1 {
 		t.Errorf("%d open-ended, %v", n, err)
 	}
-	// It may grow, not shrink, and nothing else may meet it.
+	// The open-ended extent may grow, not shrink, and no other extent may overlap it.
 	oe.Len = 5000
 	f.do(&meta.Write{Ino: ino, Synced: true, Extents: []meta.Extent{oe}})
 	other := f.file("g")
@@ -331,7 +332,7 @@ func TestTruncate(t *testing.T) {
 	f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 1<<63 - 1})
 	f.fails(meta.IsDir, &meta.SetAttr{Ino: 1, Mask: meta.SetSize})
 	f.fails(meta.Invalid, &meta.SetAttr{Ino: f.create(1, "l", meta.TypeFIFO).Ino, Mask: meta.SetSize})
-	// The same size drops what is preallocated behind it.
+	// Setting the same size drops preallocated space behind the size.
 	f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 10})
 	f.do(&meta.Fallocate{Ino: ino, Mode: 1, Off: 0, Len: 8192})
 	if a := f.attr(ino); a.Blocks != 8192 || a.Size != 10 {
@@ -404,7 +405,7 @@ func TestCollapseAndInsert(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	f.fails(meta.Invalid, &meta.Fallocate{Ino: ino, Mode: 0x8, Off: b, Len: b})
-	// Keys of moved extents meet those of others.
+	// Keys of moved extents collide with keys of other extents.
 	f.do(&meta.Write{Ino: ino, Synced: true, Extents: []meta.Extent{{Off: 0, Len: b, Chunk: c, ChunkOff: 100 * b}, {Off: b, Len: b, Chunk: c, ChunkOff: 200 * b}, {Off: 2 * b, Len: b, Chunk: c, ChunkOff: 300 * b}}})
 	f.do(&meta.Fallocate{Ino: ino, Mode: 0x8, Off: 0, Len: b})
 	f.wantExtents(ino, meta.Extent{Len: b, Chunk: c, ChunkOff: 200 * b}, meta.Extent{Off: b, Len: b, Chunk: c, ChunkOff: 300 * b})
@@ -436,9 +437,9 @@ func TestCopyRange(t *testing.T) {
 	f.fails(meta.IsDir, &meta.CopyRange{Src: 1, Dst: dst, Len: 2})
 }
 
-// TestCopyFromSnapshot: a file that was changed, or removed, is brought back from a
-// snapshot by sharing what the snapshot sees; that stays when the snapshot goes, and
-// each count is exact (the fixture checks them in the end).
+// TestCopyFromSnapshot: a changed or removed file is brought back from a snapshot by
+// sharing the snapshot's bytes. The bytes stay when the snapshot goes, and each count is
+// exact (the fixture checks the counts at the end).
 func TestCopyFromSnapshot(t *testing.T) {
 	f := newFixture(t)
 	src, other := f.file("s"), f.file("o")
@@ -455,10 +456,10 @@ func TestCopyFromSnapshot(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	f.wantExtents(other, meta.Extent{Len: 1000, Chunk: c[0]})
-	if n := f.live(c[0]); n != 1000+700+1000 { // the snapshot's, what is left of the file, the copy
+	if n := f.live(c[0]); n != 1000+700+1000 { // the snapshot's bytes, the rest of the file, the copy
 		t.Errorf("live %d", n)
 	}
-	// The file itself, over what it is now.
+	// The file itself, copied over its present contents.
 	if res := f.do(&meta.CopyRange{Src: src, SrcOff: 100, Dst: src, DstOff: 100, Len: 1 << 20, At: at}); res.Off != 900 {
 		t.Errorf("%+v", res)
 	}
@@ -473,7 +474,7 @@ func TestCopyFromSnapshot(t *testing.T) {
 	f.wantExtents(other, meta.Extent{Len: 1000, Chunk: c[0]}, meta.Extent{Off: 1000, Len: 500, Chunk: c[0], ChunkOff: 500})
 }
 
-// TestReap: what a file with many extents leaves behind goes in steps.
+// TestReap: the extents of a large removed file are removed in steps.
 func TestReap(t *testing.T) {
 	const n = 2500
 	setup := func(t *testing.T) (*fixture, meta.Ino, meta.ChunkID) {
@@ -580,8 +581,8 @@ func TestReap(t *testing.T) {
 	})
 }
 
-// TestReleaseIsBounded: thousands of orphans with attributes and extents go in
-// steps that a journal entry holds.
+// TestReleaseIsBounded: thousands of orphans with attributes and extents are removed in
+// steps that fit into a journal entry.
 func TestReleaseIsBounded(t *testing.T) {
 	f := newFixture(t)
 	c := f.chunks(1, false)[0]
@@ -670,7 +671,8 @@ func TestEditAgainstBytes(t *testing.T) {
 	}
 }
 
-// TestManySmallWrites: a commit with extents far apart costs what it touches.
+// TestManySmallWrites: the cost of a commit with extents far apart grows with the touched
+// extents.
 func TestManySmallWrites(t *testing.T) {
 	f := newFixture(t)
 	ino := f.file("f")
@@ -711,11 +713,11 @@ func TestQuota(t *testing.T) {
 	f.do(&meta.Write{Ino: ino, Synced: true, Extents: []meta.Extent{{Off: 500, Len: 500, Chunk: c, ChunkOff: 1000}}})
 	f.fails(meta.QuotaExceeded, &meta.Fallocate{Ino: ino, Off: 5000, Len: 1})
 	f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 1 << 40}) // a hole costs nothing
-	// What was admitted before is admitted again in a replay.
+	// An operation that was admitted before is admitted again as a replay.
 	f.replay = true
 	f.do(&meta.Create{Parent: 1, Name: "c", Mode: reg})
 	f.replay = false
-	// Over quota, what shrinks passes.
+	// Over quota, operations that free bytes pass.
 	f.do(&meta.SetPolicy{Policy: meta.Policy{Replicas: 1, QuotaBytes: 10, QuotaInodes: 1}})
 	f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 500})
 	f.do(&meta.Unlink{Parent: 1, Name: "c"})
@@ -741,7 +743,7 @@ func TestImmutable(t *testing.T) {
 	} {
 		f.fails(meta.ReadOnly, op)
 	}
-	f.do(&meta.Create{Parent: 1, Name: "a", Mode: reg}) // opens what is there
+	f.do(&meta.Create{Parent: 1, Name: "a", Mode: reg}) // opens the existing file
 	f.fails(meta.Exists, &meta.Create{Parent: 1, Name: "a", Mode: reg, Excl: true})
 	f.do(&meta.ReleaseOrphans{Inos: []meta.Ino{held}})
 	f.do(&meta.ReplaceExtents{Ino: ino, Old: []meta.Extent{{Len: 10, Chunk: c[0]}}, New: []meta.Extent{{Len: 10, Chunk: c[1]}}})

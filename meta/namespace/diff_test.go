@@ -9,11 +9,11 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// walked is a volume as a walk of its directories finds it.
+// walked is a volume as a walk over its directories finds it.
 type walked struct {
 	entries map[place]whom
 	paths   map[place]string
-	inodes  map[meta.Ino]string // what a change is told of, as text
+	inodes  map[meta.Ino]string // the compared properties, as text
 	content map[meta.Ino]string
 	extents map[meta.Ino]string // may change by compaction alone: told or not
 }
@@ -155,7 +155,8 @@ func (s *sim) diffs() {
 	}
 }
 
-// What a comparison costs depends on what changed, not on what is there.
+// TestDiffReadsWhatChanged: the cost of a comparison depends on the number of changes,
+// not on the size of the tree.
 func TestDiffReadsWhatChanged(t *testing.T) {
 	reads := func(files int) int {
 		f := newFixture(t)
@@ -217,8 +218,8 @@ func TestDiffReadsInProportion(t *testing.T) {
 	}
 }
 
-// TestDiffFindsNamesAtOnce: files with several names, of which that went which their
-// record tells of, have others looked for in one walk, however many they are.
+// TestDiffFindsNamesAtOnce: for files with several names whose recorded name was removed,
+// one walk finds the other names, however many files there are.
 func TestDiffFindsNamesAtOnce(t *testing.T) {
 	const files, others = 200, 1000
 	f := newFixture(t)
@@ -273,7 +274,7 @@ func TestDiffFindsNamesAtOnce(t *testing.T) {
 	})
 }
 
-// counting counts the records that are read.
+// counting counts the records read.
 type counting struct {
 	*memStore
 	records int

@@ -7,8 +7,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestDigestRecords: one a snapshot, the first that is recorded; it goes with the
-// snapshot, a clone has none, and damage is seen.
+// TestDigestRecords: a snapshot has one digest, the first recorded one; the digest goes
+// with the snapshot, a clone has none, and damage is seen.
 func TestDigestRecords(t *testing.T) {
 	f := newFixture(t)
 	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "one"}).Off)

@@ -79,7 +79,8 @@ func TestCreateSets(t *testing.T) {
 	}
 	f.fails(meta.Invalid, &meta.ReadLink{Ino: a.Ino})
 
-	// Set-group-id directories give their group, and directories the bit.
+	// New objects get the group of a set-group-id directory, and new directories also the
+	// bit.
 	f.do(&meta.SetAttr{Ino: d.Attr.Ino, Mask: meta.SetMode | meta.SetGID, Mode: 0o2755, GID: 77})
 	if a := f.do(&meta.Create{Parent: d.Attr.Ino, Name: "f", Mode: reg | 0o644, GID: 6}).Attr; a.GID != 77 || a.Mode != reg|0o644 {
 		t.Errorf("file in a setgid directory %+v", a)
@@ -90,7 +91,7 @@ func TestCreateSets(t *testing.T) {
 	if a := f.do(&meta.Tmpfile{Parent: d.Attr.Ino, Mode: 0o666, Umask: 0o022, GID: 6}).Attr; a.GID != 77 || a.Mode != reg|0o644 || a.Nlink != 0 {
 		t.Errorf("temporary file in a setgid directory %+v", a)
 	}
-	// What an early reply gave out, a replay gets again.
+	// A replay gets the number that an early reply assigned.
 	a = f.do(&meta.Create{Parent: 1, Name: "again", Mode: reg, Ino: 500, Time: 12345}).Attr
 	if a.Ino != 500 || a.Btime != 12345 || a.Mtime != 12345 {
 		t.Errorf("replayed %+v", a)
@@ -150,7 +151,7 @@ func TestLink(t *testing.T) {
 	f.fails(meta.NotFound, &meta.Link{Ino: ino, Parent: 1, Name: "back"})
 
 	tmp := f.do(&meta.Tmpfile{Parent: 1, Mode: 0o600}).Attr.Ino
-	f.session = otherSess // whoever links it, it is held no more
+	f.session = otherSess // a link by any session ends the hold
 	if a := f.do(&meta.Link{Ino: tmp, Parent: 1, Name: "tmp"}); a.Attr.Nlink != 1 {
 		t.Errorf("linked temporary file %+v", a.Attr)
 	}
@@ -215,7 +216,7 @@ func TestOrphanStaysUsable(t *testing.T) {
 	f.fails(meta.Stale, &meta.GetAttr{Ino: ino})
 }
 
-// TestRename goes through what may replace what, in every combination.
+// TestRename tries all combinations of source and target types.
 func TestRename(t *testing.T) {
 	setup := func(t *testing.T) (*fixture, map[string]meta.Ino) {
 		f := newFixture(t)
@@ -301,7 +302,7 @@ func TestRenameSets(t *testing.T) {
 	if res.ParentAttr.Nlink != 2 || res.NewParentAttr.Nlink != 3 || res.ParentAttr.Mtime != f.now || res.NewParentAttr.Ctime != f.now {
 		t.Errorf("parents %+v %+v", res.ParentAttr, res.NewParentAttr)
 	}
-	// A replaced directory is an orphan of its holders.
+	// A replaced directory is an orphan of the sessions that hold it.
 	z := f.mkdir(a, "z")
 	res = f.do(&meta.Rename{Parent: b, Name: "y", NewParent: a, NewName: "z", Holders: []meta.SessionID{otherSess}})
 	if res.Attr2.Ino != z || res.Attr2.Nlink != 0 || res.NewParentAttr.Nlink != 3 || res.ParentAttr.Nlink != 2 {
@@ -311,7 +312,7 @@ func TestRenameSets(t *testing.T) {
 	if err := Orphans(f.s, otherSess, func(ino meta.Ino) bool { n++; return ino == z }); err != nil || n != 1 {
 		t.Errorf("%d orphans, %v", n, err)
 	}
-	// Nothing happens when both names are one inode.
+	// A rename between two names of one inode does nothing.
 	i := f.file("i")
 	f.do(&meta.Link{Ino: i, Parent: 1, Name: "j"})
 	before := f.attr(i)
@@ -468,7 +469,7 @@ func TestPathOf(t *testing.T) {
 	}
 }
 
-// deep makes directories inside each other, n of them under dir.
+// deep makes n directories inside each other below dir.
 func (f *fixture) deep(dir meta.Ino, n int, name string) []meta.Ino {
 	var all []meta.Ino
 	for range n {
@@ -478,9 +479,9 @@ func (f *fixture) deep(dir meta.Ino, n int, name string) []meta.Ino {
 	return all
 }
 
-// Paths names what a path can reach, in any order of asking, and tells of the rest
-// that it is too deep; what it remembers of a chain takes about as much memory as
-// the longest path in it.
+// TestPaths: Paths returns the path of each inode that a path can reach, in any order of
+// requests, and reports that the others are too deep. The memory for a chain is about
+// that of its longest path.
 func TestPaths(t *testing.T) {
 	f := newFixture(t)
 	name := strings.Repeat("n", meta.MaxName)
@@ -527,7 +528,7 @@ func TestPaths(t *testing.T) {
 		t.Errorf("the paths of 2,000 directories take %d bytes", n)
 	}
 	runtime.KeepAlive(p)
-	// Names of files below it are left out, others told.
+	// Files below a directory that is too deep are left out, others are named.
 	file, far := f.create(chain[0], "f", reg).Ino, f.create(chain[40], "f", reg).Ino
 	names, err := NamesOf(f.s, map[meta.Ino]bool{file: true, far: true})
 	if err != nil || len(names) != 1 || names[file] != name+"/f" {

@@ -9,13 +9,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// follower keeps a copy of a volume by its events alone: names from what they
-// say, contents and attributes by reading what they are about.
+// follower keeps a copy of a volume by its events alone: names from the events' contents,
+// contents and attributes by reading the events' inodes.
 type follower struct {
 	s     *sim
 	since uint64
 	dirs  map[meta.Ino]map[string]string // name -> inode or volume
-	files map[meta.Ino]string            // what it read when it heard of an inode
+	files map[meta.Ino]string            // contents read at an inode's last event
 }
 
 func newFollower(s *sim) *follower {
@@ -61,7 +61,7 @@ func (f *follower) take(e meta.Event) {
 		}
 		return f.dirs[dir]
 	}
-	// Each event must fit what is there: one too many does not.
+	// Each event must fit the copy: an additional event does not fit.
 	must := func(dir meta.Ino, name, want string) {
 		f.s.t.Helper()
 		if got := names(dir)[name]; got != want {
@@ -108,7 +108,7 @@ func (f *follower) take(e meta.Event) {
 	f.files[e.Ino] = f.s.describe(e.Ino)
 }
 
-// describe reads what events tell of beside names.
+// describe reads the properties that events report beside names.
 func (s *sim) describe(ino meta.Ino) string {
 	n := s.m.nodes[ino]
 	if n == nil || n.nlink == 0 {
@@ -163,9 +163,9 @@ func eventKinds(l []meta.Event) (kinds []string) {
 	return kinds
 }
 
-// TestEventsOfWriting: contents are told once, when the writer closed the file,
-// however often it committed; by whoever closes last, and by the end of a
-// session that never said so.
+// TestEventsOfWriting: contents are reported once, when the writer has closed the file,
+// whatever the number of commits; at the last close of several, and at the end of a
+// session that never reported the close.
 func TestEventsOfWriting(t *testing.T) {
 	f := newFixture(t)
 	f.do(&meta.SetEvents{Keep: meta.MinEvents})
@@ -194,10 +194,10 @@ func TestEventsOfWriting(t *testing.T) {
 	}
 	expect()
 	f.do(&meta.Closed{Inos: []meta.Ino{ino, ino}})
-	f.do(&meta.Closed{Inos: []meta.Ino{ino}}) // a request that came twice
+	f.do(&meta.Closed{Inos: []meta.Ino{ino}}) // a repeated request
 	expect("2 changed 1/a")
 
-	// Two sessions: each tells of its own.
+	// Two sessions: each reports its own writes.
 	write(100)
 	f.session = otherSess
 	write(200)
@@ -220,7 +220,7 @@ func TestEventsOfWriting(t *testing.T) {
 	f.do(&meta.Closed{Inos: []meta.Ino{ino}})
 	expect("8 changed 1/b")
 
-	// Unlinked while it is being written: nothing more is told of it.
+	// Unlinked during the writing: no further event about the file.
 	write(400)
 	f.do(&meta.Unlink{Parent: 1, Name: "b", Holders: []meta.SessionID{testSession}})
 	f.do(&meta.ReleaseOrphans{Inos: []meta.Ino{ino}})
@@ -231,8 +231,8 @@ func TestEventsOfWriting(t *testing.T) {
 	}
 }
 
-// TestEventsAreTrimmed: at least what is wanted is kept, not much more, and who
-// comes too late can tell.
+// TestEventsAreTrimmed: at least the requested number of events is kept, and not many
+// more; a reader that comes too late notices.
 func TestEventsAreTrimmed(t *testing.T) {
 	f := newFixture(t)
 	f.fails(meta.Invalid, &meta.SetEvents{Keep: meta.MinEvents - 1})
@@ -267,7 +267,7 @@ func TestEventsAreTrimmed(t *testing.T) {
 	}
 	f.check()
 
-	// Off, and on again: nobody may think that nothing happened.
+	// Switched off and on again: a reader must notice the gap.
 	f.do(&meta.SetEvents{})
 	f.check()
 	f.file("untold")
@@ -292,9 +292,9 @@ func TestEventsAreTrimmed(t *testing.T) {
 	f.check()
 }
 
-// TestEventsOfSnapshots: what a snapshot shows is what the events before its own
-// lead to; after rolling back, who followed must look at everything again. A
-// clone begins without events.
+// TestEventsOfSnapshots: a snapshot shows exactly the result of the events before its own
+// event. After a rollback a follower must read everything again. A clone begins without
+// events.
 func TestEventsOfSnapshots(t *testing.T) {
 	f := newFixture(t)
 	f.do(&meta.SetEvents{Keep: meta.MinEvents})
@@ -340,10 +340,8 @@ func TestEventsOfSnapshots(t *testing.T) {
 	f.check()
 }
 
-// FuzzEvent: any bytes are an event or an error; what is one is coded the same.
-// TestEventsOfQuota: a crossing is told once, whoever says it how often, and while
-// events are off it is remembered as told. A program that does not know the kind
-// reads the record all the same.
+// TestEventsOfQuota: a crossing is one event, however often it is reported, and a crossing while
+// events are off counts as reported. A program that does not know the kind can still read the record.
 func TestEventsOfQuota(t *testing.T) {
 	f := newFixture(t)
 	told := func(wantBytes, wantInodes bool) {
@@ -391,7 +389,7 @@ func TestEventsOfQuota(t *testing.T) {
 	}
 
 	rec := appendEvent(nil, &meta.Event{Kind: meta.EventQuota, Name: "bytes", Over: true, Used: 12, Limit: 10})
-	rec[1] = 200 // as for a program to which quota is as unknown as this
+	rec[1] = 200 // an unknown kind, as quota is for an older program
 	if e, err := decodeEvent(rec); err != nil || e.Name != "bytes" || e.Parent != 0 || e.FromParent != 0 {
 		t.Errorf("%+v %v", e, err)
 	}
@@ -422,6 +420,7 @@ func FuzzOver(f *testing.F) {
 	})
 }
 
+// FuzzEvent: any bytes are an event or an error, and an event is encoded to the same bytes.
 func FuzzEvent(f *testing.F) {
 	for _, e := range []meta.Event{
 		{Kind: meta.EventCreated, Time: 1, Ino: 2, Type: meta.TypeRegular, Parent: 1, Name: "a"},

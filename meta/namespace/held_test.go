@@ -15,7 +15,7 @@ import (
 
 var heldSeeds = flag.Uint64("held", 4, "how many random volumes TestHeldIsExact counts")
 
-// heldUnit is one unit of a file, stored in one place, or one byte of a record.
+// heldUnit is a unit of a file, stored in one place, or a byte of a record.
 type heldUnit struct {
 	ino   meta.Ino
 	off   uint64
@@ -24,8 +24,8 @@ type heldUnit struct {
 	b     byte
 }
 
-// naiveHeld maps every unit of every snapshot and of the live tree. It knows nothing
-// of what versions there are, only what each generation shows.
+// naiveHeld maps every unit of every snapshot and of the live tree. It knows nothing of
+// versions, only the contents that each generation shows.
 func naiveHeld(t testing.TB, r Reader, drop []meta.Generation) Held {
 	t.Helper()
 	all, err := Snapshots(r)
@@ -97,7 +97,7 @@ func naiveHeld(t testing.TB, r Reader, drop []meta.Generation) Held {
 	if mapped != h.Live {
 		t.Fatalf("the live tree maps %d bytes, its record says %d", mapped, h.Live)
 	}
-	// Of a clone only what it wrote itself is counted: the rest is its origin's.
+	// For a clone only its own writes count: the rest belongs to its origin.
 	if n, err := Buried(r); err != nil || live.vol.base == nil && n < chunks {
 		t.Fatalf("DATA: %d bytes of superseded extents are counted, %v; snapshots alone hold %d in chunks", n, err, chunks)
 	}
@@ -134,9 +134,10 @@ func sameHeld(t testing.TB, r Reader, rng *rand.Rand) Held {
 	return *got
 }
 
-// What snapshots hold is counted to the byte, whatever was written, cut, punched,
-// copied back, moved by compaction, rolled back; whatever is being deleted meanwhile;
-// and what deleting some would free is what it frees, in whatever order they go.
+// TestHeldIsExact: the bytes that only snapshots have are counted exactly, whatever was
+// written, cut, punched, copied back, moved by compaction, rolled back or is being
+// deleted. The forecast of a deletion equals the bytes that the deletion frees, in any
+// order.
 func TestHeldIsExact(t *testing.T) {
 	for seed := range *heldSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -191,11 +192,11 @@ func TestHeldIsExact(t *testing.T) {
 	}
 }
 
-// mayGrow are the operations by which the live tree and the snapshots together may come
-// to hold more: those that store bytes, learn of some, share some, or move some.
+// mayGrow matches the operations after which live tree and snapshots together may have
+// more bytes: operations that store, learn of, share or move bytes.
 var mayGrow = regexp.MustCompile(`\*meta\.(Write|Fallocate|CopyRange|SealChunk|ReplaceExtents) `)
 
-// grows requires of all others that they hold no more after it.
+// grows requires that no other operation increases these bytes.
 func (s *sim) grows(step func()) {
 	s.t.Helper()
 	sum := func() uint64 {

@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestKeptVolumeRecords: the records of volumes below, of version 1, are read as what they
-// were written for, and are written so again.
+// TestKeptVolumeRecords: the volume records below, of version 1, decode to the values
+// with which they were written, and are encoded to the same bytes.
 func TestKeptVolumeRecords(t *testing.T) {
 	plain := volume{id: 7, gen: 1, nextIno: 300, inodes: 12, bytes: 70000, chunks: 5,
 		policy: meta.Policy{QuotaBytes: 1 << 30, QuotaInodes: 1000, Replicas: 2, MaxChunk: 64 << 20, SyncOnClose: true, LocalFirst: true}}
@@ -64,8 +64,8 @@ const (
 	keptLeast      = "01200701ac020cf0a204058080808004e80705808080200403"
 )
 
-// TestRollbackCountsOn: change counters, as inode numbers and cookies, go on, so
-// that nobody takes what is old for what it has seen (rule 17).
+// TestRollbackCountsOn: change counters go on over a rollback, like inode numbers and
+// cookies, so that no client takes an old state for the state that it has seen (rule 17).
 func TestRollbackCountsOn(t *testing.T) {
 	f := newFixture(t)
 	ino := f.file("f")
@@ -85,8 +85,8 @@ func TestRollbackCountsOn(t *testing.T) {
 	}
 }
 
-// TestGaps: a clone leaves out exactly the generations that its origin may come
-// to, and the origin comes to no more.
+// TestGaps: a clone leaves out exactly the generations that its origin may still reach,
+// and the origin reaches no others.
 func TestGaps(t *testing.T) {
 	b := &base{gaps: []gap{{4, 4 + cloneGens}, {4 + cloneGens + 3, 4 + 2*cloneGens + 3}}}
 	for gen, hidden := range map[uint32]bool{
@@ -120,7 +120,7 @@ func TestGaps(t *testing.T) {
 	f.do(&meta.TakeSnapshot{Name: "more"})
 }
 
-// TestMaxClones: so many clones of one snapshot, and none more.
+// TestMaxClones: a snapshot can have the largest number of clones and no more.
 func TestMaxClones(t *testing.T) {
 	f := newFixture(t)
 	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
@@ -128,13 +128,13 @@ func TestMaxClones(t *testing.T) {
 		f.do(&meta.PinClone{At: at, Clone: meta.VolumeID(100 + i)})
 	}
 	f.fails(meta.ResourceExceeded, &meta.PinClone{At: at, Clone: 99})
-	f.do(&meta.PinClone{At: at, Clone: 100}) // it has one
+	f.do(&meta.PinClone{At: at, Clone: 100}) // clone 100 exists
 	f.do(&meta.PinClone{At: at, Clone: 100, Drop: true})
 	f.do(&meta.PinClone{At: at, Clone: 99})
 }
 
-// TestQuotaOfPromises: what others were promised is not taken, to the byte, and
-// what the caller was promised is admitted, to the byte.
+// TestQuotaOfPromises: bytes promised to other sessions are not taken, and bytes promised
+// to the caller are admitted, both exactly.
 func TestQuotaOfPromises(t *testing.T) {
 	f := newFixture(t)
 	ino := f.file("f")
@@ -155,8 +155,8 @@ func TestQuotaOfPromises(t *testing.T) {
 	}
 }
 
-// TestManyEndsAfterSnapshots: more extents are written at once, over tombstones
-// that a snapshot sees, than an operation remembers having met.
+// TestManyEndsAfterSnapshots: one operation writes more extents, over tombstones that a
+// snapshot sees, than an operation remembers.
 func TestManyEndsAfterSnapshots(t *testing.T) {
 	const n = maxEnds + 40
 	f := newFixture(t)

@@ -15,9 +15,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestAgainstKernel does the same random operations on names to the machine
-// and to a folder of the machine that runs the test: same errors, same tree,
-// same link counts. The kernel is the one model that nobody here wrote.
+// TestAgainstKernel does the same random operations on names in the machine and in a
+// directory of the test's file system: the errors, the trees and the link counts must be
+// equal. The kernel is a model that this project did not write.
 func TestAgainstKernel(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

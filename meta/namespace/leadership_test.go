@@ -116,7 +116,7 @@ func TestLeadership(t *testing.T) {
 	}
 }
 
-// TestLeadNeedsAClosedEnd: a leader that follows knows where the file ends.
+// TestLeadNeedsAClosedEnd: a new leader knows the end of the file.
 func TestLeadNeedsAClosedEnd(t *testing.T) {
 	f := newFixture(t)
 	ino := f.file("log")

@@ -13,11 +13,10 @@ var (
 	manySeed      = flag.Uint64("snapshots-seed", 1, "its seed")
 )
 
-// TestManySnapshots takes many snapshots of a volume that changes all the time,
-// and deletes them in any order while it goes on changing, several at once, in
-// steps of any size: each shows what it showed until it is deleted, the check is
-// exact after every deletion, and when all are gone nothing is left of them.
-// `make soak` has 200.
+// TestManySnapshots takes many snapshots of a volume that changes all the time, and
+// deletes them in any order during the changes, several at once, in steps of any size.
+// Each snapshot shows the same state until it is deleted, the check is exact after every
+// deletion, and after the last one no trace of snapshots is left. `make soak` has 200.
 func TestManySnapshots(t *testing.T) {
 	f := newFixture(t)
 	s := &sim{fixture: f, rng: rand.New(rand.NewPCG(*manySeed, 2))}

@@ -7,8 +7,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestMirrorRecord: a target shows a snapshot that is there, which then can't be
-// deleted; a clone of it is no target; fsck sees a record that is spoiled.
+// TestMirrorRecord: a target shows an existing snapshot, which then can't be deleted; a
+// clone of the target is no target; fsck sees a damaged record.
 func TestMirrorRecord(t *testing.T) {
 	f := newFixture(t)
 	shown := func(want meta.Generation) {
@@ -43,7 +43,7 @@ func TestMirrorRecord(t *testing.T) {
 	f.do(&meta.DropSnapshot{At: b})
 }
 
-// TestDiffExact: what a comparison leaves out that a copy needs.
+// TestDiffExact: the changes that a comparison omits and a copy needs.
 func TestDiffExact(t *testing.T) {
 	f := newFixture(t)
 	d := f.mkdir(1, "d")

@@ -7,9 +7,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A second implementation of the tree, as plain as can be: nodes, pointers and
-// arrays. Files are made of units of 512 bytes, each with a number for its
-// contents, so that a file is a small array.
+// A second implementation of the tree, as plain as possible: nodes, pointers and arrays.
+// Files are made of units of 512 bytes, each with a number for its contents, so that a
+// file is a small array.
 const unit = 512
 
 type mnode struct {
@@ -42,7 +42,7 @@ type mchunk struct {
 	own    bool
 	open   bool
 	length int // units appended so far, or sealed
-	// servers are those of a sealed chunk.
+	// servers are the servers of a sealed chunk.
 	servers []meta.ServerID
 }
 
@@ -563,7 +563,7 @@ func (m *model) fallocate(op *meta.Fallocate) meta.Kind {
 	return 0
 }
 
-// copyRange copies from the live volume, or from what a snapshot has of it.
+// copyRange copies from the live volume, or from a snapshot's copy of the volume.
 func (m *model) copyRange(op *meta.CopyRange, from map[meta.Ino]*mnode) (int, meta.Kind) {
 	src, k := (&model{nodes: from}).reg(op.Src)
 	if k != 0 {

@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// pinModel is what pins promise, told without the machine.
+// pinModel is a model of pins without the machine.
 type pinModel map[meta.Generation]map[string]meta.Time // until
 
 func (m pinModel) held(at meta.Generation, now meta.Time) (l []string) {
@@ -26,9 +26,9 @@ func (m pinModel) held(at meta.Generation, now meta.Time) (l []string) {
 	return l
 }
 
-// TestPinsAgainstModel pins, renews and releases at random while snapshots are
-// taken and deleted, the volume is rolled back and time jumps, backwards too:
-// a snapshot goes when nobody holds it, and only then.
+// TestPinsAgainstModel pins, renews and releases at random while snapshots are taken and
+// deleted, the volume is rolled back and the clock jumps, also backwards: a snapshot can
+// be deleted exactly if no pin holds it.
 func TestPinsAgainstModel(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { runPins(t, seed) })
@@ -62,7 +62,7 @@ func runPins(t *testing.T, seed uint64) {
 				break
 			}
 			res := f.do(op)
-			maps.DeleteFunc(m[at], func(h string, _ meta.Time) bool { // what is over goes, and no clock brings it back
+			maps.DeleteFunc(m[at], func(h string, _ meta.Time) bool { // expired pins are removed, and stay removed if the clock goes back
 				return h != holder && !slices.Contains(m.held(at, f.now), h)
 			})
 			m[at][holder] = max(m[at][holder], f.now+meta.Time(op.TTL))
@@ -180,11 +180,11 @@ func TestPinBounds(t *testing.T) {
 	}
 	more := &meta.PinSnapshot{At: at, Holder: "more", TTL: time.Hour}
 	f.fails(meta.ResourceExceeded, more)
-	f.do(&meta.PinSnapshot{At: at, Holder: "run-7", TTL: time.Hour}) // one that there is
+	f.do(&meta.PinSnapshot{At: at, Holder: "run-7", TTL: time.Hour}) // renews an existing pin
 	if _, err := f.try(&meta.DropSnapshot{At: at}); meta.KindOf(err) != meta.Busy || !strings.Contains(err.Error(), "1019 others") {
 		t.Fatal(err)
 	}
-	// Those that ran out make room, and go when somebody pins.
+	// Expired pins make room, and are removed at the next pin.
 	f.now += meta.Time(10 * time.Minute)
 	f.do(more)
 	keys, err := (&tx{view: view{r: f.s}}).snaps().keysFrom([]byte{prefixPin}, 10)
@@ -225,7 +225,7 @@ func TestDamagedPins(t *testing.T) {
 	f.s.t.Delete(stray)
 }
 
-// TestCloneHasNoPins: a pin is of the snapshot, not of what was cloned from it.
+// TestCloneHasNoPins: a pin belongs to the snapshot, not to the snapshot's clones.
 func TestCloneHasNoPins(t *testing.T) {
 	f := newFixture(t)
 	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "one"}).Off)

@@ -43,7 +43,7 @@ func richVolume(t testing.TB) *fixture {
 	return f
 }
 
-// ops are one of each operation, on inodes and names that richVolume has.
+// someOps returns each operation once, on inodes and names of richVolume.
 func someOps() []meta.Op {
 	var l []meta.Op
 	for ino := meta.Ino(1); ino < 14; ino++ {
@@ -64,7 +64,7 @@ func someOps() []meta.Op {
 	return append(l, &meta.SessionEnd{Session: testSession}, &meta.SessionStart{Session: testSession}, &meta.StatFSOp{}, &meta.SetPolicy{})
 }
 
-// walkAll runs everything that reads records; only errors and panics count.
+// walkAll runs all readers of records; only errors and panics count.
 func (f *fixture) walkAll() (kinds map[meta.Kind]int) {
 	kinds = map[meta.Kind]int{}
 	note := func(err error) { kinds[meta.KindOf(err)]++ }
@@ -105,8 +105,8 @@ func (m *memStore) items() (l []memItem) {
 	return l
 }
 
-// TestDamage changes every record in several ways: Check must see each, and
-// whatever reads it must give an error and not fall over.
+// TestDamage damages every record in several ways: Check must see each damage, and each
+// reader must return an error and not panic.
 func TestDamage(t *testing.T) {
 	f := richVolume(t)
 	f.check()
@@ -119,13 +119,13 @@ func TestDamage(t *testing.T) {
 		kind := it.k[0]
 		if kind == prefixExtent {
 			if extents++; extents > 10 {
-				continue // one file has a thousand alike
+				continue // one file has a thousand similar records
 			}
 		}
 		for _, d := range []struct {
 			name string
 			make func(v []byte) []byte
-			want meta.Kind // that some reader must give; 0: Check only
+			want meta.Kind // kind of error that some reader must return; 0: only Check sees the damage
 		}{
 			{"cut", func(v []byte) []byte { return v[:len(v)-1] }, meta.Corrupt},
 			{"emptied", func([]byte) []byte { return nil }, meta.Corrupt},
@@ -157,7 +157,7 @@ func TestDamage(t *testing.T) {
 	f.check()
 }
 
-// TestCheckSees changes numbers that still decode.
+// TestCheckSees changes numbers in records that still decode.
 func TestCheckSees(t *testing.T) {
 	editInode := func(ino meta.Ino, fn func(in *inode)) func(f *fixture) {
 		return func(f *fixture) {
@@ -279,8 +279,8 @@ func appendDentryGen(parent meta.Ino, name string) []byte {
 	return putGen(appendDentryBase(nil, parent, name), firstGen)
 }
 
-// TestGenerations: what was written in generation 1 is still read there when
-// generation 2 has changed it.
+// TestGenerations: values written in generation 1 can still be read there after
+// generation 2 has changed them.
 func TestGenerations(t *testing.T) {
 	f := richVolume(t)
 	f.seal(meta.ChunkID{Volume: testVolume, Term: 3, Counter: 2}, 60) // a snapshot's barrier closes open ends first
@@ -319,7 +319,7 @@ func TestGenerations(t *testing.T) {
 	}
 	before := show(0)
 
-	for range 2 { // a request that comes twice
+	for range 2 { // a repeated request
 		if res := f.do(&meta.TakeSnapshot{Name: "one", Token: 77}); res.Off != 1 {
 			t.Fatal(res.Off)
 		}
@@ -444,8 +444,8 @@ func (b *brokenStore) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	return b.memStore.Scan(lo, hi, fn)
 }
 
-// TestStoreErrors: an error of the store at any read is the operation's error,
-// never an answer made of what could not be read.
+// TestStoreErrors: an error of the store at any read becomes the operation's error; no
+// operation answers from the missing data.
 func TestStoreErrors(t *testing.T) {
 	f := richVolume(t)
 	for _, op := range append(someOps(), &meta.Write{Ino: 4, Extents: []meta.Extent{{Len: 10, Chunk: meta.ChunkID{Volume: testVolume, Term: 3, Counter: 4}}}},

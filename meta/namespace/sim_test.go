@@ -20,7 +20,7 @@ type sim struct {
 	log []string
 
 	frozen []frozen          // snapshots
-	going  []meta.Generation // those that are being deleted
+	going  []meta.Generation // snapshots under deletion
 	copy   *follower         // nil: nobody follows the events
 }
 
@@ -32,7 +32,7 @@ func (s *sim) pick() meta.Ino {
 	return inos[s.rng.IntN(len(inos))]
 }
 
-// dirOrAny mostly picks a directory that is there.
+// dirOrAny mostly picks an existing directory.
 func (s *sim) dirOrAny() meta.Ino {
 	for range 20 {
 		ino := s.pick()
@@ -61,7 +61,7 @@ func (s *sim) holders() []meta.SessionID {
 	return [][]meta.SessionID{nil, {testSession}, {testSession, otherSess}, {otherSess, otherSess}}[s.rng.IntN(4)]
 }
 
-// existing tries to find a name that is there.
+// existing tries to find an existing name.
 func (s *sim) existing() (meta.Ino, string) {
 	d := s.dirOrAny()
 	if n := s.m.nodes[d]; n != nil && len(n.kids) > 0 && s.rng.IntN(8) != 0 {
@@ -294,7 +294,7 @@ func (s *sim) stepWrite(run runner, units func(int) uint64) {
 		op.Seal = false
 	}
 	res := run(op, func() meta.Kind {
-		// A refused operation must leave the model as it was.
+		// A refused operation must leave the model unchanged.
 		if n == nil {
 			return s.m.write(op)
 		}
@@ -361,8 +361,8 @@ func (s *sim) stepXattr(run runner) {
 	})
 }
 
-// stepSeal seals a chunk, perhaps at more than was journaled, and drops what
-// nothing refers to.
+// stepSeal seals a chunk, perhaps at more than the journaled length, and drops chunks
+// without references.
 func (s *sim) stepSeal(run runner) {
 	var l []*mchunk
 	for _, c := range s.m.chunks {
@@ -392,8 +392,8 @@ func (s *sim) stepSeal(run runner) {
 	}
 }
 
-// stepReplicas moves a chunk to other servers, or tries to: from where it is
-// not, to nowhere, while it is open.
+// stepReplicas moves a chunk to other servers, or makes an invalid move: from a wrong
+// server, to no server, of an open chunk.
 func (s *sim) stepReplicas(run runner) {
 	if len(s.m.chunks) == 0 {
 		return
@@ -433,8 +433,8 @@ func (s *sim) stepReplicas(run runner) {
 	}
 }
 
-// stepCompact moves an extent to a new place in an open chunk; contents are
-// named after their place, so the model learns the new names.
+// stepCompact moves an extent to a new place in an open chunk; the model names contents
+// by their place, so it learns the new names.
 func (s *sim) stepCompact(run runner) {
 	ino := s.fileOrAny()
 	n := s.m.nodes[ino]
@@ -477,7 +477,7 @@ func (s *sim) sameAttr(got meta.Attr, n *mnode) {
 	}
 }
 
-// sameTree compares everything that can be read.
+// sameTree compares all readable state.
 func (s *sim) sameTree() {
 	s.t.Helper()
 	s.check()
@@ -540,7 +540,7 @@ func (s *sim) sameDir(n *mnode) {
 	}
 }
 
-// read gives a file's units as a client would see them.
+// read returns a file's units as a client sees them.
 func (s *sim) read(ino meta.Ino) []uint64 {
 	s.t.Helper()
 	res := s.do(&meta.Open{Ino: ino})
@@ -631,7 +631,7 @@ func runModel(t *testing.T, seed uint64, steps int) {
 	for _, sn := range s.frozen {
 		sn.compare(s)
 	}
-	// Everything that is held goes away.
+	// All holds end.
 	for _, id := range []meta.SessionID{testSession, otherSess} {
 		for eof := false; !eof; {
 			eof = s.do(&meta.SessionEnd{Session: id}).EOF
@@ -652,8 +652,8 @@ func runModel(t *testing.T, seed uint64, steps int) {
 	}
 }
 
-// rollBack goes back to a snapshot, in steps of any size: what the snapshot
-// shows and what the volume shows is then the same.
+// rollBack rolls back to a snapshot, in steps of any size: then the volume shows the same
+// as the snapshot.
 func (s *sim) rollBack() {
 	s.t.Helper()
 	if len(s.frozen) == 0 || s.rng.IntN(3) == 0 {
@@ -667,7 +667,7 @@ func (s *sim) rollBack() {
 		}
 	}
 	s.reapAll()
-	for range 2 { // back to any, and from there to any
+	for range 2 { // back to any snapshot, then from there to any snapshot
 		to := s.frozen[s.rng.IntN(len(s.frozen))]
 		s.log = append(s.log, fmt.Sprintf("roll back to %d", to.gen))
 		steps := 0
@@ -696,7 +696,7 @@ func (s *sim) rollBack() {
 			s.t.Fatalf("after %d steps\n%v\n%v\n%v\n%v", steps, a.entries, b.entries, a.inodes, b.inodes)
 		}
 		for ino, e := range a.extents {
-			// What compaction alone moved stays where it is.
+			// Extents that only compaction moved stay in the new place.
 			if e != b.extents[ino] && s.noted(to.gen, ino) {
 				s.t.Fatalf("inode %d after %d steps: %s, was %s", ino, steps, b.extents[ino], e)
 			}
@@ -705,7 +705,7 @@ func (s *sim) rollBack() {
 			s.t.Fatal(l, err)
 		}
 	}
-	s.m = nil // it knows nothing of this
+	s.m = nil // the model does not cover rollbacks
 }
 
 // noted tells whether an inode was changed after a snapshot.
@@ -716,7 +716,7 @@ func (s *sim) noted(since meta.Generation, ino meta.Ino) (yes bool) {
 	return yes
 }
 
-// reapAll removes what unlinks and truncations left.
+// reapAll removes the rest of unlinked and truncated files.
 func (s *sim) reapAll() {
 	s.t.Helper()
 	var inos []meta.Ino
@@ -769,8 +769,7 @@ func (s *sim) dropStep(n int) {
 	}
 }
 
-// dropAll deletes what is left: then nothing may tell that there ever was a
-// snapshot.
+// dropAll deletes the remaining snapshots: then no trace of snapshots may be left.
 func (s *sim) dropAll() {
 	s.t.Helper()
 	for _, sn := range s.frozen {
@@ -812,17 +811,17 @@ func (s *sim) dropAll() {
 	}
 }
 
-// frozen is what a generation looked like when a snapshot ended it.
+// frozen is the state of a generation at the snapshot that ended it.
 type frozen struct {
 	gen   meta.Generation
 	attrs map[meta.Ino]meta.Attr
 	open  map[meta.Ino]string
 	list  map[meta.Ino]string
-	nodes map[meta.Ino]*mnode // of the model, what copying reads of them
+	nodes map[meta.Ino]*mnode // nodes of the model, for copies from the snapshot
 }
 
-// freeze takes a snapshot: open ends are
-// closed first (rule 8), and everything is noted that it must show for ever.
+// freeze takes a snapshot: it closes open ends first (rule 8), and notes everything that
+// the snapshot must show.
 func (s *sim) freeze(i int) frozen {
 	s.t.Helper()
 	for _, c := range s.m.chunks {

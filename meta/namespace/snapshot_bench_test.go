@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// BenchmarkTakeSnapshot and BenchmarkMakeClone: the same whatever the volume's
-// size, in time, in effects and in bytes of the one journal entry that they are.
+// BenchmarkTakeSnapshot and BenchmarkMakeClone: time, effects and bytes of the journal
+// entry are the same for every size of the volume.
 func BenchmarkTakeSnapshot(b *testing.B) {
 	for _, files := range []int{1_000, 100_000, 1_000_000} {
 		b.Run(fmt.Sprint("files=", files), func(b *testing.B) {
@@ -49,8 +49,8 @@ func BenchmarkMakeClone(b *testing.B) {
 	}
 }
 
-// BenchmarkDiff compares a snapshot with the volume after some files changed, of
-// 200,000: it costs what changed.
+// BenchmarkDiff compares a snapshot with the volume after changes of some of 200,000
+// files: the cost is that of the changes.
 func BenchmarkDiff(b *testing.B) {
 	f := benchVolume(b, 200_000)
 	f.exec(b, &meta.TakeSnapshot{Name: "s"})
@@ -69,8 +69,8 @@ func BenchmarkDiff(b *testing.B) {
 	}
 }
 
-// BenchmarkReadHeld counts what a snapshot holds, of 100,000 files, after some of them
-// had half of their 16 extents overwritten: it costs what changed.
+// BenchmarkReadHeld counts the bytes that only a snapshot has, after half of the 16
+// extents of some of 100,000 files were overwritten: the cost is that of the changes.
 func BenchmarkReadHeld(b *testing.B) {
 	f := benchVolume(b, 100_000)
 	f.exec(b, &meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{{1}}})
@@ -103,14 +103,14 @@ func BenchmarkReadHeld(b *testing.B) {
 	}
 }
 
-// BenchmarkWithSnapshots creates files, and commits extents, in a volume with so
-// many snapshots, each of which has changes: steady, where the directory or the
-// file changed since the last snapshot already, and first, where it did not, so
-// that a version is kept for the snapshot and its place noted. The volumes take
-// turns, a hundred operations each, and only the processor time of this thread
-// counts, so that other work on the machine does not decide. It reports that of an
-// operation (cpu-ns), the throughput in parts of that without snapshots (ratio),
-// how often the store was read, and the bytes in the journal.
+// BenchmarkWithSnapshots creates files, and commits extents, in volumes with a number of
+// snapshots, each with changes. In the case "steady" the directory or file has changed
+// since the last snapshot; in the case "first" it has not, so a version is kept for the
+// snapshot and its place noted. The volumes take turns, a hundred operations each, and
+// only the processor time of this thread counts, so that other work on the machine does
+// not matter. The benchmark reports the processor time of an operation (cpu-ns), the
+// throughput as a share of that without snapshots (ratio), the number of reads of the
+// store, and the bytes in the journal.
 func BenchmarkWithSnapshots(b *testing.B) {
 	const touched = 1000
 	snaps := []int{0, 10, 100}
@@ -171,7 +171,7 @@ func BenchmarkWithSnapshots(b *testing.B) {
 	}
 }
 
-// snapBench is one volume of the benchmark, and what it cost.
+// snapBench is a volume of the benchmark, with its costs.
 type snapBench struct {
 	at Context
 	op func(i uint64) meta.Op
@@ -201,7 +201,7 @@ func (s *snapBench) run(b *testing.B, n int) {
 	s.bytes += int64(n * len(AppendEffects(nil, l)))
 }
 
-// threadTime is the processor time that this thread has had, in ns.
+// threadTime returns the processor time of this thread, in ns.
 func threadTime(b *testing.B) int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
@@ -226,8 +226,8 @@ func (c *countingReader) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	return c.r.Scan(lo, hi, fn)
 }
 
-// What is read twice of a store that has snapshots is read by scans: so often at
-// most, whatever the number of snapshots.
+// TestReadsWithSnapshots: in a store with snapshots, records are read by scans. The
+// number of scans is bounded, whatever the number of snapshots.
 func TestReadsWithSnapshots(t *testing.T) {
 	f := newFixture(t)
 	id := f.chunks(1, false)[0]
@@ -252,7 +252,7 @@ func TestReadsWithSnapshots(t *testing.T) {
 		{"the same again", write(), 1},
 		{"unlink of an old name", &meta.Unlink{Parent: meta.RootIno, Name: "old"}, 1},
 		{"unlink of an old name and inode", &meta.Unlink{Parent: meta.RootIno, Name: "small"}, 2},
-		{"its end", &meta.ReleaseOrphans{Inos: []meta.Ino{small}}, 1}, // what lies under the inode
+		{"its end", &meta.ReleaseOrphans{Inos: []meta.Ino{small}}, 1}, // the records below the inode
 	} {
 		r := &countingReader{r: f.s}
 		if _, _, err := Execute(r, f.ctx(), c.op); err != nil {
@@ -265,8 +265,9 @@ func TestReadsWithSnapshots(t *testing.T) {
 	}
 }
 
-// What it costs a commit that snapshots count in the quota: of bytes that a snapshot
-// has, of such that it had, and at the end of a file.
+// BenchmarkCountedSnapshots: the cost of a commit in a volume whose quota counts
+// snapshots: over bytes that a snapshot has, over bytes that a snapshot had, and at the
+// end of a file.
 func BenchmarkCountedSnapshots(b *testing.B) {
 	const file, piece = 4 << 20, 4 << 10
 	for _, c := range []struct {

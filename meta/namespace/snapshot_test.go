@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A snapshot that is deleted tells, step by step, the bytes that it alone saw, and
-// leaves no notes that nobody will look for any more.
+// TestDropSnapshotTellsWhatItFrees: the deletion of a snapshot reports, step by step, the
+// bytes that only this snapshot saw, and leaves no useless notes.
 func TestDropSnapshotTellsWhatItFrees(t *testing.T) {
 	const piece = 4096
 	f := newFixture(t)
@@ -22,7 +22,7 @@ func TestDropSnapshotTellsWhatItFrees(t *testing.T) {
 		op := &meta.Write{Ino: ino, Synced: true}
 		for i := from; i < to; i++ {
 			op.Extents = append(op.Extents, meta.Extent{Off: i * piece, Len: piece, Chunk: id, ChunkOff: placed})
-			placed += 2 * piece // they never lie side by side
+			placed += 2 * piece // pieces never lie side by side
 		}
 		f.do(op)
 	}
@@ -54,7 +54,7 @@ func TestDropSnapshotTellsWhatItFrees(t *testing.T) {
 	for _, d := range []struct {
 		at    meta.Generation
 		frees uint64
-		next  meta.Generation // the oldest that is left; 0: none
+		next  meta.Generation // the oldest remaining snapshot; 0: none
 	}{{a, 4, b}, {b, 4 + 3, c}, {c, 7 + 3, 0}} {
 		if d.next != 0 && notes(d.next) == 0 {
 			t.Errorf("nothing changed between %d and %d", d.at, d.next)
@@ -92,8 +92,9 @@ func TestDropSnapshotTellsWhatItFrees(t *testing.T) {
 	}
 }
 
-// A volume is rolled back when nobody holds anything in it that would not be there
-// any more: a chunk that is being written, an unlinked file, the rest of one.
+// TestRollbackWaitsForWhatIsHeld: a volume can be rolled back only when no session holds
+// state that the rollback would remove: an open chunk, an unlinked file, the rest of a
+// file.
 func TestRollbackWaitsForWhatIsHeld(t *testing.T) {
 	f := newFixture(t)
 	ino, id := f.file("f"), f.chunks(1, false)[0]
@@ -132,7 +133,7 @@ func TestRollbackWaitsForWhatIsHeld(t *testing.T) {
 	f.do(&meta.Unlink{Parent: meta.RootIno, Name: "f", Holders: []meta.SessionID{testSession}})
 	busy()
 	f.do(&meta.ReleaseOrphans{Inos: []meta.Ino{ino}})
-	busy() // its bytes are still to be let go
+	busy() // the file's bytes are not removed yet
 	for !f.do(&meta.Reap{Ino: ino}).EOF {
 	}
 	back()
@@ -141,8 +142,8 @@ func TestRollbackWaitsForWhatIsHeld(t *testing.T) {
 	}
 }
 
-// What changed in several generations is met several times by one step of a rollback,
-// and done once.
+// TestRollbackOverGenerations: a record with changes in several generations is met
+// several times by a rollback step, and is rolled back once.
 func TestRollbackOverGenerations(t *testing.T) {
 	f := newFixture(t)
 	ino, id := f.file("f"), f.chunks(1, false)[0]
@@ -197,15 +198,15 @@ func TestRollbackOverGenerations(t *testing.T) {
 	}
 }
 
-// A snapshot is refused while a file has an end that is not told, and when there are
-// as many as a volume may have.
+// TestTakeSnapshotRefuses: a snapshot is refused while a file has an unknown end, and
+// when the volume has the largest number of snapshots.
 func TestTakeSnapshotRefuses(t *testing.T) {
 	f := newFixture(t)
 	ino, id := f.file("f"), f.chunks(1, true)[0]
 	f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 4096, Chunk: id, OpenEnded: true}}})
 	f.fails(meta.Busy, &meta.TakeSnapshot{Name: "s"})
 	f.seal(id, 4096)
-	// As after so many: each looks at all before it.
+	// As after so many snapshots: each new one looks at all before it.
 	raw, _, err := f.s.Get(volumeKey)
 	var v volume
 	if err == nil {
@@ -228,8 +229,9 @@ func TestTakeSnapshotRefuses(t *testing.T) {
 	f.do(&meta.TakeSnapshot{Name: "more"})
 }
 
-// The part of an extent that is left before what is written over it ends where a
-// shorter one did, whose end a snapshot sees as absent: that is kept for it.
+// TestPartEndsOverATombstone: a write cuts an extent, and the remaining part ends at the
+// same offset as an earlier, shorter extent, whose key a snapshot sees as absent: the
+// tombstone is kept for the snapshot.
 func TestPartEndsOverATombstone(t *testing.T) {
 	f := newFixture(t)
 	ino, id := f.file("f"), f.chunks(1, false)[0]
@@ -248,8 +250,8 @@ func TestPartEndsOverATombstone(t *testing.T) {
 	write(1, 1)
 }
 
-// Names that led to a volume when a snapshot was taken, or do now, are found page by
-// page from the first change after it.
+// TestJunctionsSince: names that led to a volume at a snapshot, or lead to one now, are
+// found page by page from the first later change on.
 func TestJunctionsSince(t *testing.T) {
 	f := newFixture(t)
 	hang := func(name string, v meta.VolumeID, detach bool) {
@@ -298,8 +300,9 @@ func TestJunctionsSince(t *testing.T) {
 	}
 }
 
-// The bytes of a snapshot's index count in its chunks until the index is replaced, given
-// up, or goes with the snapshot; what does not fit is refused.
+// TestIndexRecords: the bytes of a snapshot's index count in their chunks until the index
+// is replaced, given up, or deleted with the snapshot; an index that does not fit is
+// refused.
 func TestIndexRecords(t *testing.T) {
 	f := newFixture(t)
 	f.file("f")
@@ -374,8 +377,8 @@ func TestIndexRecords(t *testing.T) {
 	}
 }
 
-// A number that was an inode's, which a snapshot sees as gone, is another's now: what
-// the snapshot sees stays.
+// TestNumberUsedAgain: an inode number that a snapshot sees as absent is used for another
+// inode: the snapshot's view stays.
 func TestNumberUsedAgain(t *testing.T) {
 	f := newFixture(t)
 	ino := f.file("f")

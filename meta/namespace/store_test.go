@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// memStore is an ordered map as the Reader, with Apply as the journal's
-// followers do it.
+// memStore is an ordered map that implements Reader; Apply works as for the journal's
+// followers.
 type memStore struct{ t *btree.BTreeG[memItem] }
 
 type memItem struct{ k, v []byte }
@@ -64,8 +64,8 @@ const (
 	otherSess   = meta.SessionID(0x2222)
 )
 
-// fixture is a volume under test with a clock that ticks once an operation. It
-// replays all effects, by way of the journal's codec, on a second store.
+// fixture is a volume under test, with a clock that advances with each operation. It
+// replays all effects, coded and decoded as in the journal, on a second store.
 type fixture struct {
 	t       testing.TB
 	s       *memStore
@@ -94,7 +94,7 @@ func newFixture(t testing.TB) *fixture {
 	return f
 }
 
-// check verifies the volume and that the effects alone make the same one.
+// check verifies the volume, and that the effects alone give the same volume.
 func (f *fixture) check() {
 	f.t.Helper()
 	rep, err := Check(f.s)

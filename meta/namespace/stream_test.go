@@ -6,8 +6,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A caller that does not serve streams can't change what a stream's files contain, by any
-// operation, nor add a name to a stream's directory; it can read, rename, remove and chmod.
+// TestStreamsAreKept: a caller that does not serve streams can't change the contents of a
+// stream's files by any operation, nor add a name to a stream's directory; it can read,
+// rename, remove and chmod.
 func TestStreamsAreKept(t *testing.T) {
 	f := newFixture(t)
 	dir := func(parent meta.Ino, name string) meta.Ino {

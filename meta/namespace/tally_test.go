@@ -14,11 +14,11 @@ import (
 
 var tallySeeds = flag.Uint64("tally", 3, "how many random volumes TestTallyIsExact counts")
 
-// tallyPlace is where a byte lies; that of one in a record is its value.
+// tallyPlace is the place of a byte; a byte of a record has its value as place.
 type tallyPlace struct {
 	chunk meta.ChunkID
 	at    uint64
-	n     uint64 // bytes, from there on
+	n     uint64 // bytes from the place on
 }
 
 // naiveTally maps every unit of each snapshot and of the live tree, and compares
@@ -90,7 +90,7 @@ func gensOf(all []snapshot) (l []uint32) {
 	return l
 }
 
-// sameTally requires that the count is what it must be, and Recounted as well.
+// sameTally requires that the count equals the true count, and Recounted as well.
 func sameTally(t testing.TB, r Reader) Tally {
 	t.Helper()
 	got, err := Tallied(r)
@@ -119,7 +119,7 @@ func sameTally(t testing.TB, r Reader) Tally {
 	return got
 }
 
-// recount counts at rest, lets something happen, and says what was counted.
+// recount recounts in steps, calls meanwhile in between, and compares the result.
 func (s *sim) recount(meanwhile func()) {
 	s.t.Helper()
 	op, err := Recounted(s.s)
@@ -149,9 +149,10 @@ func (s *sim) counts(on bool) {
 	s.do(&meta.SetPolicy{Policy: meta.Policy{Replicas: 1, QuotaSnapshots: on}})
 }
 
-// What snapshots alone hold is counted as it changes: whatever is written, cut,
-// punched, copied, moved or rolled back, whichever snapshots are taken and deleted
-// meanwhile, however often it is switched off and on, and counted anew between.
+// TestTallyIsExact: the running count of bytes that only snapshots have is exact,
+// whatever is written, cut, punched, copied, moved or rolled back, whichever snapshots
+// are taken and deleted meanwhile, and however often the count is switched off and on and
+// made anew.
 func TestTallyIsExact(t *testing.T) {
 	for seed := range *tallySeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -251,9 +252,9 @@ func (s *sim) tallyRollback() {
 	}
 }
 
-// While a clone's extents are moved one by one, the count may fall below nothing, and
-// the volume is what it is: a snapshot's version is moved, what the live tree has of
-// the same place later, and what was overwritten between comes back.
+// TestTallyOfMovedExtents: while a clone's extents are moved one by one, the count may be
+// negative for a moment: a snapshot's version is moved first, the live extent in the same
+// place later, and bytes overwritten in between come back.
 func TestTallyOfMovedExtents(t *testing.T) {
 	o := newFixture(t)
 	ino, src := o.file("f"), o.chunks(1, false)[0]
@@ -317,7 +318,7 @@ func TestTallyOfMovedExtents(t *testing.T) {
 	f.check()
 }
 
-// Check counts anew, and sees one byte.
+// TestCheckSeesTally: Check counts anew, and notices a difference of one byte.
 func TestCheckSeesTally(t *testing.T) {
 	f := newFixture(t)
 	f.do(&meta.SetPolicy{Policy: meta.Policy{Replicas: 1, QuotaSnapshots: true}})

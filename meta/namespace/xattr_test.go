@@ -67,7 +67,7 @@ func TestXattrs(t *testing.T) {
 			f.do(op)
 		}
 	}())
-	// They go with their inode.
+	// Attributes go with their inode.
 	f.do(&meta.Unlink{Parent: 1, Name: "f"})
 	f.do(&meta.ReleaseOrphans{Inos: []meta.Ino{ino}})
 }
@@ -203,14 +203,14 @@ func TestChmodKeepsACL(t *testing.T) {
 	}
 }
 
-// TestInheritACL: what a new inode gets from its directory's default ACL and
-// the mode it was created with; the umask counts only where there is none.
+// TestInheritACL: the ACL and mode that a new inode gets from its directory's default ACL
+// and the mode of the create; the umask counts only without a default ACL.
 func TestInheritACL(t *testing.T) {
 	for _, c := range []struct {
 		def  string
 		mode uint32
 		want uint32
-		acl  string // "" if the mode says it all
+		acl  string // "" if the mode is enough
 	}{
 		{"u::rwx,g::rx,o::rx", 0o666, 0o644, ""},
 		{"u::rwx,g::rwx,o::rwx", 0o640, 0o640, ""},
@@ -247,8 +247,8 @@ func TestInheritACL(t *testing.T) {
 	}
 }
 
-// TestReadTime: that a file was read moves no ctime, also if its teller knows an older
-// one; and it is booked as Linux does it, once, not by each of those who read it.
+// TestReadTime: a read changes no ctime, also if the reporting client knows an older
+// ctime. The access time is recorded by Linux's rules, once and not for every reader.
 func TestReadTime(t *testing.T) {
 	f := newFixture(t)
 	ino := f.file("f")
