@@ -21,8 +21,8 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// serving are the commands that serve until they are interrupted, or make what they serve,
-// and wait for servers as long as that takes. Their own tests say what they do.
+// serving are the commands that serve until they are interrupted, or that make a server's
+// state and wait for servers without a bound. Each has the test that covers it.
 var serving = map[string]string{
 	"penstock chunkserver":  "waits for metadata servers",
 	"penstock cluster join": "has no credentials before it ends: join_test.go",
@@ -51,7 +51,7 @@ var noSuch = map[string]string{
 	"VOLUME[@SNAPSHOT]": "no-such@none",
 }
 
-// moreFlags are the flags without which a command is refused before it asks anybody.
+// moreFlags are the flags without which a command is refused before it sends a request.
 var moreFlags = map[string][]string{
 	"penstock cluster join-token": {"--role", "client"},
 	"penstock cluster backup":     {"--dir", "/no-such/dir"},
@@ -62,8 +62,8 @@ var moreFlags = map[string][]string{
 	"penstock unpin":              {"--holder", "run"},
 }
 
-// wrongArguments returns arguments of a command's usage, the optional ones of accept-loss
-// included, that name nothing.
+// wrongArguments returns arguments for a command's usage, also the optional arguments of
+// accept-loss, that name nothing.
 func wrongArguments(cmd *cobra.Command) (words []string) {
 	for _, word := range strings.Fields(cmd.Use)[1:] {
 		if cmd.Name() == "accept-loss" {
@@ -84,7 +84,7 @@ func wrongArguments(cmd *cobra.Command) (words []string) {
 	return words
 }
 
-// leaves visits the commands that do something, in the order of the tree.
+// leaves visits the commands without subcommands, in the order of the tree.
 func leaves(visit func(path string, cmd *cobra.Command)) {
 	every(newRoot(), func(cmd *cobra.Command) {
 		path := cmd.CommandPath()
@@ -94,7 +94,7 @@ func leaves(visit func(path string, cmd *cobra.Command)) {
 	})
 }
 
-// called is what a command printed, and its exit status.
+// called is a command's output and its exit status.
 type called struct {
 	line      []string
 	status    int
@@ -120,8 +120,8 @@ func call(t *testing.T, line ...string) called {
 	return called{line, status, out.String(), said.String()}
 }
 
-// failed demands that a command ended with a status, printed nothing but an error, and named
-// all words in it.
+// failed demands that a command ended with a status, printed nothing but an error, and
+// named all words in the error.
 func (c called) failed(t *testing.T, status int, words ...string) {
 	t.Helper()
 	if c.status != status {
@@ -142,11 +142,11 @@ func (c called) failed(t *testing.T, status int, words ...string) {
 	}
 }
 
-// TestEveryCommandSaysWhatFailed walks the command tree. Each command that asks a cluster is
-// called with no server at the address, with no server named at all, without a certificate,
-// with the certificate of a client that was granted nothing, and with names of nothing: it
-// ends with status 1, or 2 for a wrong call, and names the object, the cause and the way out.
-// Commands for monitors have statuses of their own.
+// TestEveryCommandSaysWhatFailed walks the command tree. Each command that queries a
+// cluster is called with no server at the address, without an address, without a
+// certificate, with the certificate of a client without grants, and with names of missing
+// objects. The command must end with status 1, or 2 for a wrong call, and name the
+// object, the cause and the next step. Commands for monitors have other statuses.
 func TestEveryCommandSaysWhatFailed(t *testing.T) {
 	_, addr, at := ownMeta(t)
 	rootNotes = t.TempDir()
@@ -205,12 +205,12 @@ func TestEveryCommandSaysWhatFailed(t *testing.T) {
 			return
 		}
 		asking++
-		if path != "penstock locate" { // what it asks depends on the file, which comes first
+		if path != "penstock locate" { // the request depends on the file, which is checked first
 			waiting.Go(func() {
 				c := call(t, with("--cluster", closed, "--credentials", at("c/admin"))...)
 				if !forMonitors(cmd) {
 					c.failed(t, failed, closed, "--cluster")
-				} else if c.status != healthCritical || !strings.Contains(c.out, closed) { // what it finds out is its answer
+				} else if c.status != healthCritical || !strings.Contains(c.out, closed) { // the finding is the command's answer
 					t.Errorf("%q ended with status %d and printed %s", c.line, c.status, c.out)
 				}
 			})
@@ -239,8 +239,8 @@ func TestEveryCommandSaysWhatFailed(t *testing.T) {
 	}
 }
 
-// TestEmptyListsAreLists walks the command tree. Each command with --output that changes
-// nothing prints JSON in which nothing is null, for a cluster in which there is nothing.
+// TestEmptyListsAreLists walks the command tree. On an empty cluster, each command with
+// --output that changes nothing prints JSON without null.
 func TestEmptyListsAreLists(t *testing.T) {
 	_, addr, at := ownMeta(t)
 	asked := map[string]bool{}
@@ -252,7 +252,7 @@ func TestEmptyListsAreLists(t *testing.T) {
 		line := append(strings.Fields(path)[1:], "--cluster", addr, "--credentials", at("c/admin"), "--output", "json")
 		switch args := wrongArguments(cmd); {
 		case len(args) > 1, path == "penstock mirror status", path == "penstock stream show":
-			return // what it shows must be there
+			return // the command shows an object, which must exist
 		case len(args) == 1:
 			line = append(line, "root")
 		}
@@ -275,7 +275,7 @@ func TestEmptyListsAreLists(t *testing.T) {
 	}
 }
 
-// nulls returns the place of a null in a decoded JSON value, "" if there is none.
+// nulls returns the place of a null in a decoded JSON value, or "".
 func nulls(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -296,8 +296,8 @@ func nulls(v any) string {
 	return ""
 }
 
-// TestNothingRunsOnDirectory: a data directory that nothing serves is named, with the command
-// that serves it.
+// TestNothingRunsOnDirectory: for a data directory without a running process, the error
+// names the directory and the command that serves it.
 func TestNothingRunsOnDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
 	if err := os.Mkdir(dir, 0o700); err != nil {

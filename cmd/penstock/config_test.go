@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// role is a command with a flag of each kind, that prints what it was told.
+// role is a command with a flag of each kind, which prints the values.
 func role(got *string) *cobra.Command {
 	var dir, level string
 	var list []string
@@ -107,7 +107,7 @@ func TestRunningNotes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A note of a process that is gone is no note.
+	// A dead process's note does not count.
 	dead := filepath.Join(noteDir(), "999999999.json")
 	if err := os.WriteFile(dead, []byte(`{"pid":999999999,"start":5,"dir":"/dead"}`), 0o600); err != nil {
 		t.Fatal(err)

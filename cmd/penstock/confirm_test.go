@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// undoing are names of commands that take something away.
+// undoing are names of commands that remove something.
 var undoing = []string{"abandon", "accept-loss", "break", "delete", "discard", "drop", "evict", "fail", "promote", "purge", "remove", "replace", "resync", "restore", "revoke", "rollback"}
 
-// notDestroying are the commands of such names, or with --yes, that are not marked as
-// destroying, and why.
+// notDestroying are the commands with such a name, or with --yes, that are not marked as
+// destroying, with the reason.
 var notDestroying = map[string]string{
 	"penstock cluster evict":   "what is stored stays; a token lets the identity in again, and an emergency does not wait",
 	"penstock grant revoke":    "what is stored stays; it can be granted again, and an emergency does not wait",
@@ -25,8 +25,9 @@ var notDestroying = map[string]string{
 	"penstock volume promote":  "copies what a clone shares; the origin stays",
 }
 
-// Commands that destroy are marked: they have --yes, and their examples say it. (What they
-// say, and that they do nothing, where nobody can be asked: test/cmd, confirm.txtar.)
+// TestDestroyingCommandsAsk: commands that destroy data are marked: they have --yes, also
+// in their examples. (test/cmd, confirm.txtar, tests their texts, and that they do
+// nothing without a terminal.)
 func TestDestroyingCommandsAsk(t *testing.T) {
 	marked := map[string]bool{}
 	every(newRoot(), func(cmd *cobra.Command) {
@@ -55,7 +56,8 @@ func TestDestroyingCommandsAsk(t *testing.T) {
 	}
 }
 
-// A command that nobody can confirm says all the same what would be lost.
+// TestConfirmNamesWhatWouldBeLost: without a terminal, too, a command names the data that
+// would be lost.
 func TestConfirmNamesWhatWouldBeLost(t *testing.T) {
 	cmd := newRoot()
 	var said bytes.Buffer

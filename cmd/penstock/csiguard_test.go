@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestGuard: the driver may go when no pod on any node has a volume of it, and none is
-// attached; whatever else there is does not count.
+// TestGuard: the driver may be removed when no pod on any node has a volume of the
+// driver, and none is attached; other objects do not count.
 func TestGuard(t *testing.T) {
 	s := kubetest.New(t)
 	volume := func(name, driver, claim string) string {
@@ -83,7 +83,7 @@ func TestGuard(t *testing.T) {
 		t.Errorf("of large pods: %v", err)
 	}
 
-	// Who can't tell lets nobody go.
+	// Without an answer of the API server the guard fails.
 	s.List(kubetest.PodsPath)
 	for _, path := range []string{kubetest.PodsPath, kubetest.VolumesPath, kubetest.AttachmentsPath} {
 		for status, want := range map[int]meta.Kind{http.StatusForbidden: meta.AccessDenied, http.StatusInternalServerError: meta.Unavailable, http.StatusGone: meta.Unavailable} {
@@ -94,7 +94,7 @@ func TestGuard(t *testing.T) {
 		}
 	}
 
-	// It waits for pods that are ending, and for an API server that is away.
+	// The guard waits for pods that are ending, and for an API server that is away.
 	s.Refuse(kubetest.PodsPath, http.StatusServiceUnavailable)
 	s.List(kubetest.PodsPath, pod("p", "n1", "Running", claim("data")))
 	go func() {

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestPlaceByLabels: a node stands where its labels say, as far as it has them, and
-// nowhere rather than at a place that could not be one or is another's.
+// TestPlaceByLabels: a node's place follows its labels, as far as it has them. If the place would
+// be impossible, or another node's, the node gets no place.
 func TestPlaceByLabels(t *testing.T) {
 	zone, rack := "topology.kubernetes.io/zone", "example.com/rack"
 	long := strings.Repeat("x", 63)
@@ -40,8 +40,8 @@ func TestPlaceByLabels(t *testing.T) {
 	}
 }
 
-// TestPlaceIsNoted: what Kubernetes says is written; while it says nothing, what it said
-// before stands, and where it never did, nothing is made up.
+// TestPlaceIsNoted: the place by Kubernetes' answer is written; while Kubernetes does not
+// answer, the last answer stands, and without any answer no place is written.
 func TestPlaceIsNoted(t *testing.T) {
 	s := kubetest.New(t)
 	s.Label("worker-1", map[string]string{"zone": "a", "rack": "r1"})
@@ -93,7 +93,7 @@ func TestPlaceIsNoted(t *testing.T) {
 	if b, err := os.ReadFile(file); err != nil || string(b) != "none\n" {
 		t.Errorf("of a node without a place the file says %q, %v", b, err)
 	}
-	for _, bad := range []string{"dc1/rack1\n", "", "\n"} { // an empty one was cut off
+	for _, bad := range []string{"dc1/rack1\n", "", "\n"} { // an empty file was cut off
 		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -23,12 +23,12 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// ownMeta is a metadata server in this process, of a cluster with certificates: where it
-// listens, and paths next to its credentials, which are in c.
+// ownMeta starts a metadata server in this process, of a cluster with certificates. It
+// returns the address, and a function for paths next to the credentials, which are in c.
 func ownMeta(t *testing.T) (m *local.Meta, addr string, at func(name string) string) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	dir, err := os.MkdirTemp("", "tk") // short: a socket lies in it
+	dir, err := os.MkdirTemp("", "tk") // short: the path of a socket is bounded
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +57,8 @@ func ownMeta(t *testing.T) (m *local.Meta, addr string, at func(name string) str
 	return m, addr, at
 }
 
-// TestMetaTellsHealth: a metadata server tells in metrics of its etcd, chunk servers,
-// chunks and certificate.
+// TestMetaTellsHealth: a metadata server has metrics of its etcd, chunk servers, chunks
+// and certificate.
 func TestMetaTellsHealth(t *testing.T) {
 	m, _, _ := ownMeta(t)
 	families, err := local.Metrics(m, nil, nil).Gather()
@@ -92,9 +92,9 @@ func TestMetaTellsHealth(t *testing.T) {
 	}
 }
 
-// TestTokensAreKept: a token that is half over, gone, revoked or of somebody else is
-// replaced by one by which a pod can join; one that holds for long stays. What somebody
-// else put there first stays, too, and no token is left that nobody has.
+// TestTokensAreKept: a token that is half over, missing, revoked or of another role is
+// replaced by a token by which a pod can join; a token with more time stays. A token that
+// another writer put there first stays, too, and no unused token is left.
 func TestTokensAreKept(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	_, addr, at := ownMeta(t)
@@ -134,7 +134,7 @@ func TestTokensAreKept(t *testing.T) {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(k)
-	// kept demands what metrics tell of each Secret.
+	// kept demands the values of the metrics of each Secret.
 	kept := func(when string, want map[string]float64) {
 		t.Helper()
 		all, err := registry.Gather()
@@ -196,7 +196,7 @@ func TestTokensAreKept(t *testing.T) {
 	}
 	joins("node", "worker-3", peer.Client)
 
-	// Of another role: bearers would not be what they must be.
+	// A token of another role: pods would join with the wrong role.
 	fake.Put("node", map[string]string{"token": token("controller")})
 	look(time.Now())
 	joins("node", "worker-4", peer.Client)
@@ -233,7 +233,7 @@ func TestTokensAreKept(t *testing.T) {
 	}
 }
 
-// TestKeptTokenFlag: what --keep-token takes.
+// TestKeptTokenFlag: the forms of --keep-token.
 func TestKeptTokenFlag(t *testing.T) {
 	for s, want := range map[string]keptToken{
 		"a=client":           {secret: "a", role: peer.Client},

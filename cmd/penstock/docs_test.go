@@ -45,8 +45,8 @@ func documented(t *testing.T, path string) map[string]string {
 	return lines
 }
 
-// TestDocumentedCommands: each command line of penstock in the pages is of a command
-// that there is, with flags that it has.
+// TestDocumentedCommands: each command line of penstock in the pages names an existing
+// command, and flags of this command.
 func TestDocumentedCommands(t *testing.T) {
 	root := newRoot()
 	seen := 0
@@ -75,7 +75,7 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 }
 
-// TestExamplesAreCommands: what help shows is a command, too, with flags that it has.
+// TestExamplesAreCommands: the same for the examples in the help.
 func TestExamplesAreCommands(t *testing.T) {
 	every(newRoot(), func(cmd *cobra.Command) {
 		if strings.Contains(cmd.CommandPath(), " completion") {
@@ -92,7 +92,7 @@ func TestExamplesAreCommands(t *testing.T) {
 	})
 }
 
-// TestNoCommand: the tests above see what is no command.
+// TestNoCommand: the tests above recognise wrong command lines.
 func TestNoCommand(t *testing.T) {
 	root := newRoot()
 	for line, good := range map[string]bool{
@@ -115,9 +115,9 @@ func TestNoCommand(t *testing.T) {
 
 var flagWord = regexp.MustCompile(`^\[?--([a-z][a-z-]*)`)
 
-// isCommand tells what is wrong with the words behind "penstock" in a page. Behind two
-// blanks a description may stand; of a|b both are looked at; what comes after a group's
-// name in words that are no command, such as NAME, is nothing.
+// isCommand returns an error if the words behind "penstock" in a page are no command. A
+// description may follow after two blanks; of a|b both are tried; words behind a group's
+// name that can't be a command, such as NAME, end the check.
 func isCommand(root *cobra.Command, line string) error {
 	line, _, _ = strings.Cut(line, "   ")
 	words := strings.Fields(line)

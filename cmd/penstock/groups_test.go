@@ -17,8 +17,8 @@ func every(cmd *cobra.Command, visit func(*cobra.Command)) {
 	}
 }
 
-// TestMisspeltCommands: a word that is no command ends with status 2 in every group
-// that there is, whatever flags stand behind it, and names the command that was meant.
+// TestMisspeltCommands: in every group, a word that is no command ends with status 2,
+// whatever flags follow, and the error suggests the similar command.
 func TestMisspeltCommands(t *testing.T) {
 	groups := 0
 	every(newRoot(), func(cmd *cobra.Command) {
@@ -42,7 +42,7 @@ func TestMisspeltCommands(t *testing.T) {
 				t.Errorf("%q says nothing of %s: %s", line, meant, said.Bytes())
 			}
 		}
-		// Alone a group prints its help.
+		// A group without a command prints its help.
 		var out, said bytes.Buffer
 		if isGroup(cmd) {
 			if status := run(at, strings.NewReader(""), &out, &said); status != exitOK || !strings.Contains(out.String(), meant) {
@@ -59,8 +59,8 @@ func TestMisspeltCommands(t *testing.T) {
 	}
 }
 
-// TestTooManyArguments: no command takes words without end in silence, and what a
-// command says of wrong arguments is a wrong call.
+// TestTooManyArguments: no command ignores additional words, and an error about arguments
+// is a wrong call (status 2).
 func TestTooManyArguments(t *testing.T) {
 	every(newRoot(), func(cmd *cobra.Command) {
 		if cmd.HasSubCommands() || strings.Contains(cmd.Use, "...") || cmd.Name() == "help" {
@@ -78,8 +78,7 @@ func TestTooManyArguments(t *testing.T) {
 	})
 }
 
-// TestHelp: each command says in a line what it does, shows how it is called, and
-// has a way to be asked for more.
+// TestHelp: each command has a one-line description, an example of its use, and --help.
 func TestHelp(t *testing.T) {
 	every(newRoot(), func(cmd *cobra.Command) {
 		if cmd.Name() == "help" || strings.Contains(cmd.CommandPath(), " completion") {

@@ -10,7 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Under systemd a holder says when it listens: units that follow it start then.
+// TestTellSystemd: under systemd a holder reports that it listens: units after it start
+// then.
 func TestTellSystemd(t *testing.T) {
 	dir, err := os.MkdirTemp("", "ns")
 	if err != nil {
@@ -37,7 +38,7 @@ func TestTellSystemd(t *testing.T) {
 	}
 }
 
-// A holder listens only where no other user can put a socket in place of its own.
+// TestListenHold: a holder listens only where no other user can replace its socket.
 func TestListenHold(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("giving a folder away needs root")

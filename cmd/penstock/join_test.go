@@ -17,9 +17,9 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// deaf is an address at which a server is reached that gets what its client says and
-// whose last answer is lost: after the second thing that the client says, which ends
-// TLS's handshake and asks, nothing comes back.
+// deaf returns an address that leads to a server and loses the server's last answer:
+// after the client's second message, which ends TLS's handshake and has the request,
+// nothing comes back.
 func deaf(t *testing.T, server string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,8 +76,8 @@ func deaf(t *testing.T, server string) string {
 	return l.Addr().String()
 }
 
-// saying is an address of a server of a cluster that tells everybody who joins what
-// went wrong.
+// saying returns the address of a server of a cluster that answers every join with an
+// error.
 func saying(t *testing.T, creds *peer.Credentials, what error) string {
 	t.Helper()
 	l, err := peer.ListenJoiners("127.0.0.1:0", creds)
@@ -117,10 +117,11 @@ func saying(t *testing.T, creds *peer.Credentials, what error) string {
 	return l.Addr().String()
 }
 
-// TestJoinAnswerLost: a name whose bearer did not hear that it has it is not lost: it
-// asks again with the same key, at another server or in another life, whatever it was
-// told in between. Nobody else gets the name, nor does its bearer with that key after it
-// was evicted, nor who has an old copy of it once its certificate was renewed.
+// TestJoinAnswerLost: a name whose bearer did not get the answer is not lost: the bearer
+// asks again with the same key, at another server or in another process, whatever the
+// answers in between were. No other process gets the name. Neither does the bearer with
+// that key after its eviction, nor the owner of an old copy of the key after the first
+// renewal.
 func TestJoinAnswerLost(t *testing.T) {
 	_, addr, at := ownMeta(t)
 	lost := deaf(t, addr)
@@ -174,7 +175,7 @@ func TestJoinAnswerLost(t *testing.T) {
 		return slices.ContainsFunc(all.Members, func(m *admin.Member) bool { return m.Role == admin.Role_ROLE_CLIENT && m.Name == name })
 	}
 
-	// In one call: the next server knows who asks.
+	// In one call: the next server recognises the caller.
 	if err := join("a", "a", lost, addr); err != nil {
 		t.Error(err)
 	}
@@ -203,7 +204,7 @@ func TestJoinAnswerLost(t *testing.T) {
 		t.Errorf("who was evicted joins: %v", err)
 	}
 
-	// Refused between, by a server that knows nothing of the first one's answer.
+	// Refused in between, by a server that does not know the first server's answer.
 	own, err := peer.Load(at("c/meta"), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -220,7 +221,7 @@ func TestJoinAnswerLost(t *testing.T) {
 	if err := join("d", "d", addr); meta.KindOf(err) != meta.AccessDenied || !asks("d") {
 		t.Fatalf("asks: %t, %v", asks("d"), err)
 	}
-	// Who never asked before leaves nothing.
+	// A caller without an earlier request leaves no file.
 	if err := join("e", "e", addr); meta.KindOf(err) != meta.AccessDenied {
 		t.Error(err)
 	}
@@ -231,12 +232,12 @@ func TestJoinAnswerLost(t *testing.T) {
 	if err := join("d", "d", addr); err != nil {
 		t.Error(err)
 	}
-	// A server that ends is not the last one.
+	// After a server that is ending, the client asks another server.
 	if err := join("f", "f", saying(t, own, meta.E("enrol", meta.Canceled, "", nil)), addr); err != nil {
 		t.Error(err)
 	}
 
-	// Renewed, where a killed process left the key that it had joined with.
+	// Renewed where a killed process left the key with which it had joined.
 	old, err := os.ReadFile(at("a/identity.pem"))
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"penstock.io/penstock"
 )
 
-// Who waited in vain for a round is told what keeps it.
+// TestNotComplete: a command that waited in vain for a round prints the obstacle.
 func TestNotComplete(t *testing.T) {
 	for _, x := range []struct {
 		now  penstock.Mirror

@@ -26,8 +26,8 @@ func TestMountOptions(t *testing.T) {
 	}
 }
 
-// TestOptionsOfMount: each option that mount(8) and fstab(5) know for all file systems
-// is honoured, so already, or refused with a reason.
+// TestOptionsOfMount: each option that mount(8) and fstab(5) know for all file systems is
+// honoured, is in force anyway, or is refused with a reason.
 func TestOptionsOfMount(t *testing.T) {
 	none := fuse.Options{}
 	for option, want := range map[string]any{
@@ -39,7 +39,7 @@ func TestOptionsOfMount(t *testing.T) {
 		"sync": "fsync", "user": fuse.Options{NoExec: true}, "user=joe": fuse.Options{NoExec: true}, "nouser": none,
 		"users": fuse.Options{NoExec: true}, "nosymfollow": fuse.Options{NoSymFollow: true}, "symfollow": none, "x-systemd.automount": none, "comment=x": none,
 		"X-mount.mkdir": "unknown", "bind": "--bind", "rbind": "--rbind", "move": "--move", "loop": "unknown", "quota": "unknown",
-		// The last one counts.
+		// The last of several options counts.
 		"user,exec": none, "suid,dev": fuse.Options{SUID: true, Dev: true}, "suid,dev,user": fuse.Options{NoExec: true}, "noatime,relatime": none, "nodiratime,diratime": none, "nosymfollow,symfollow": none, "noatime,atime": none, "owner,suid": fuse.Options{SUID: true},
 	} {
 		m := mountFlags{options: strings.Split(option, ",")}
@@ -62,7 +62,7 @@ func TestOptionsOfMount(t *testing.T) {
 	}
 }
 
-// The process in the background gets the flags that its parent got.
+// TestMountInBackgroundKeepsFlags: the process in the background gets its parent's flags.
 func TestMountInBackgroundKeepsFlags(t *testing.T) {
 	cmd := newMount()
 	if err := cmd.ParseFlags([]string{"--background", "-o", "ro,dir=/d", "--grace", "3s", "--cluster", "a:1,b:2"}); err != nil {
@@ -105,8 +105,8 @@ func TestMountHelperCalls(t *testing.T) {
 	}
 }
 
-// Whose process is a unit's of systemd: the one that systemd started, and not
-// what that starts.
+// TestUnitOf: a process belongs to a unit of systemd if systemd started the process
+// itself, not if a child of the unit did.
 func TestUnitOf(t *testing.T) {
 	for _, c := range []struct {
 		env  string

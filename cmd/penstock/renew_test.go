@@ -17,10 +17,10 @@ import (
 )
 
 // TestAdministratorsAreRenewed: each way in which commands reach a cluster renews the
-// administrator's certificate once half of its life is over, and not before.
+// administrator's certificate after half of its life, and not before.
 func TestAdministratorsAreRenewed(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
-	dir, err := os.MkdirTemp("", "rn") // short: a socket lies in it
+	dir, err := os.MkdirTemp("", "rn") // short: the path of a socket is bounded
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestAdministratorsAreRenewed(t *testing.T) {
 			}
 		}
 	}
-	// One that has ended is told as such.
+	// An expired certificate is reported as such.
 	closed()
 	ahead = 2 * time.Hour
 	if _, err := w.dial(t.Context()); err == nil || !strings.Contains(err.Error(), "ended at") || !strings.Contains(err.Error(), "join-token --role admin") {

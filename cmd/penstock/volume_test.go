@@ -28,7 +28,7 @@ func TestPolicyFlags(t *testing.T) {
 		if err != nil || got != want {
 			t.Errorf("%s: %+v, %v, %v; want %+v", args, got, words, err, want)
 		}
-		// Who names those words alone changes the same.
+		// A request that names only these words changes the same.
 		only := base
 		if err := only.Change(&got, words...); err != nil || only != want || strings.Count(args, "--") != len(words) {
 			t.Errorf("%s: the words %v, %v", args, words, err)

@@ -28,7 +28,7 @@ type memory struct {
 	volumes map[meta.VolumeID]*held
 	last    meta.VolumeID
 	cut     string               // the operation after which the caller is cut off, once
-	refuse  map[string]meta.Kind // operations, and directories, that are refused, and with what
+	refuse  map[string]meta.Kind // kind of refusal by operation or directory
 	dirs    map[string]bool
 	silent  map[string]bool // directories about which nobody says anything
 	// meanwhile is called before a draft is discarded, and before terms are set.
@@ -37,7 +37,7 @@ type memory struct {
 	published map[string]map[meta.VolumeID]bool // by node and handle: true, to write
 
 	mu    sync.Mutex
-	asked map[meta.VolumeID]int // how often for its snapshots
+	asked map[meta.VolumeID]int // requests for the volume's snapshots
 }
 
 type held struct {
@@ -46,7 +46,7 @@ type held struct {
 	gen       meta.Generation
 	of        meta.VolumeID // of a clone
 	from      string
-	silent    bool // it says nothing of its snapshots
+	silent    bool // requests for the volume's snapshots get no answer
 }
 
 func (m *memory) before(op string) error {
@@ -117,7 +117,7 @@ func (m *memory) Set(_ context.Context, id meta.VolumeID, from, to policy.Terms)
 	if err != nil {
 		return cluster.Volume{}, err
 	}
-	// First the one, then the other.
+	// First the policy, then the words.
 	if err := errors.Join(v.Policy.Change(&to.Policy, to.Policy.Differs(&from.Policy)...), m.after("set policy")); err != nil {
 		return cluster.Volume{}, err
 	}
@@ -190,7 +190,7 @@ func (m *memory) Detach(_ context.Context, id meta.VolumeID) error {
 
 // look is asking for a directory.
 func (m *memory) look(ctx context.Context, dir string) error {
-	if m.silent[dir] { // the volume that it lies in has no owner
+	if m.silent[dir] { // the directory's volume has no owner
 		<-ctx.Done()
 		return meta.E("look", meta.Unavailable, dir, context.Cause(ctx))
 	}
@@ -277,7 +277,7 @@ func (m *memory) Snapshots(ctx context.Context, id meta.VolumeID) ([]cluster.Sna
 	if err != nil {
 		return nil, err
 	}
-	if v.silent { // it has no owner: a session looks for one as long as it may
+	if v.silent { // no owner: a session looks for an owner until its context ends
 		<-ctx.Done()
 		return nil, meta.E("list snapshots", meta.Unavailable, v.Name, context.Cause(ctx))
 	}
@@ -394,7 +394,7 @@ func TestSnapshots(t *testing.T) {
 		t.Errorf("of no volume: %v", got)
 	}
 	got := pages(2, "", func(page int) {
-		if page == 0 { // the last one of the page goes
+		if page == 0 { // the last snapshot of the page is deleted
 			ok(t, s.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: made[1]})
 		}
 	})
@@ -410,7 +410,7 @@ func TestSnapshots(t *testing.T) {
 	fails(t, codes.Aborted, s.ListSnapshots, &csi.ListSnapshotsRequest{StartingToken: "nonsense"})
 	fails(t, codes.NotFound, s.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: made[1]})
 	ok(t, s.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: made[0]})
-	// The name of a deleted one is free in any volume.
+	// The name of a deleted snapshot may be used in any volume.
 	made = append(made, ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: b}).GetSnapshot().GetSnapshotId())
 	for _, id := range append(made, "nothing") {
 		ok(t, s.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id})
@@ -422,8 +422,9 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// TestNothingMeetsIt: a class that nothing in the cluster can meet has no capacity, makes no
-// volume, also none of a snapshot, and leaves nothing of it; and no volume is modified to it.
+// TestNothingMeetsIt: a class that nothing in the cluster can meet has no capacity, makes
+// no volume, also none from a snapshot, leaves no remains, and no volume is modified to
+// it.
 func TestNothingMeetsIt(t *testing.T) {
 	s, m := newServer()
 	a := ok(t, s.CreateVolume, request("a", 1<<30)).GetVolume().GetVolumeId()
@@ -447,8 +448,8 @@ func TestNothingMeetsIt(t *testing.T) {
 	}
 }
 
-// TestClones: a volume from a snapshot or a volume has the policy that its class
-// says, also if the call that made it was cut off at any step.
+// TestClones: a volume made from a snapshot or a volume has the policy of its class, also
+// if the call that made it was interrupted at any step.
 func TestClones(t *testing.T) {
 	for _, cut := range []string{"", "clone", "set policy", "set words", "attach", "rename"} {
 		s, m := newServer()
@@ -493,7 +494,7 @@ func TestClones(t *testing.T) {
 				fails(t, codes.AlreadyExists, s.CreateVolume, q)
 			}
 		}
-		// Nobody writes what is made of a snapshot to be read only.
+		// A volume made from a snapshot for readers only is never written.
 		readers := csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 		for i, modes := range [][]csi.VolumeCapability_AccessMode_Mode{{readers}, {readers, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER}} {
 			q := request(fmt.Sprint("r", i), 2<<30)
@@ -541,8 +542,8 @@ func TestNoClones(t *testing.T) {
 	fails(t, codes.InvalidArgument, s.CreateVolume, q)
 }
 
-// TestSilentVolumes: volumes that nobody can open don't keep others from having
-// snapshots; what was learned from the rest is not asked for again.
+// TestSilentVolumes: volumes that can't be opened don't keep other volumes from having
+// snapshots, and the other volumes are not asked again.
 func TestSilentVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, m := newServer()
@@ -554,7 +555,7 @@ func TestSilentVolumes(t *testing.T) {
 		for id := meta.VolumeID(2); id < 42; id += 5 {
 			m.volumes[id].silent = true
 		}
-		// A controller that was started just now.
+		// A controller that has just started.
 		s = New(Config{Cluster: m, Grants: m, Logger: s.Logger})
 		clear(m.asked)
 		began := time.Now()
@@ -567,7 +568,7 @@ func TestSilentVolumes(t *testing.T) {
 		}
 		fails(t, codes.AlreadyExists, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "kept", SourceVolumeId: ids[58]})
 		for id, n := range m.asked {
-			// A silent one is asked again if the look ended before its time.
+			// A silent volume is asked again if the search ended early.
 			if most := map[bool]int{false: 1, true: 2}[m.volumes[id].silent]; n > most && id != 52 && id != 60 && id != 61 {
 				t.Errorf("volume %d was asked %d times within %v", id, n, time.Since(began))
 			}
@@ -575,14 +576,14 @@ func TestSilentVolumes(t *testing.T) {
 		if len(m.asked) != 60 {
 			t.Errorf("%d volumes were asked", len(m.asked))
 		}
-		// One that answers after all is learned from.
+		// A silent volume that answers later is remembered.
 		m.volumes[7].silent = false
 		m.volumes[7].snapshots = []cluster.Snapshot{{Name: "csi-late", At: 1, Ready: true}}
 		time.Sleep(askAgain)
 		ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "another", SourceVolumeId: ids[59]})
 		fails(t, codes.AlreadyExists, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "late", SourceVolumeId: ids[58]})
 
-		// Who asks for one, or for a volume's, asks no other volume.
+		// A request for one snapshot, or for a volume's snapshots, asks no other volume.
 		clear(m.asked)
 		for _, q := range []*csi.ListSnapshotsRequest{{SnapshotId: kept}, {SourceVolumeId: ids[50]}, {SnapshotId: kept, SourceVolumeId: ids[50]}} {
 			if l := ok(t, s.ListSnapshots, q).GetEntries(); len(l) != 1 || l[0].GetSnapshot().GetSnapshotId() != kept {
@@ -592,7 +593,7 @@ func TestSilentVolumes(t *testing.T) {
 		if len(m.asked) != 1 {
 			t.Errorf("volumes that were asked: %v", m.asked)
 		}
-		// A list of all that lacks some would tell that those are gone.
+		// A list of all snapshots without some of them would mean that these are deleted.
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		if _, err := s.ListSnapshots(ctx, &csi.ListSnapshotsRequest{}); status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "csi-v") {
@@ -608,7 +609,7 @@ func TestSilentVolumes(t *testing.T) {
 		if !s.index.full() {
 			t.Error("all volumes were asked, and the index does not know")
 		}
-		// It knows nothing of what is gone.
+		// The list has no deleted snapshots.
 		for _, e := range ok(t, s.ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries() {
 			ok(t, s.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: e.GetSnapshot().GetSnapshotId()})
 		}
@@ -618,7 +619,7 @@ func TestSilentVolumes(t *testing.T) {
 	})
 }
 
-// left is what there is but the root.
+// left returns the remaining volumes and directories except the root.
 func (m *memory) left() (names []string) {
 	for _, v := range m.volumes {
 		if v.ID != 1 {
@@ -630,9 +631,9 @@ func (m *memory) left() (names []string) {
 
 var inTree = map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team"}
 
-// TestNothingIsLeft: after an answer that is final the orchestrator may never call
-// again; nothing is there then. After others the call that is made again finds, or
-// takes away, what there is.
+// TestNothingIsLeft: after a final answer the orchestrator may never call again, so
+// nothing may be left. After other answers, the repeated call finds, or removes, the
+// remains.
 func TestNothingIsLeft(t *testing.T) {
 	content := func(id string) *csi.VolumeContentSource {
 		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
@@ -659,12 +660,12 @@ func TestNothingIsLeft(t *testing.T) {
 						t.Errorf("%s: after an answer that did not come: %v", what, err)
 					}
 					if _, err := m.VolumeByName(t.Context(), "csi-c"); err == nil {
-						continue // it is whole
+						continue // the volume is complete
 					}
 					m.cut = ""
 					m.refuse = map[string]meta.Kind{op: kind}
 					var err error
-					for range 2 { // the second finds what the first left
+					for range 2 { // the second call finds the remains of the first
 						if _, err = s.CreateVolume(t.Context(), q); err == nil {
 							break
 						}
@@ -673,9 +674,10 @@ func TestNothingIsLeft(t *testing.T) {
 						}
 					}
 					if err == nil {
-						continue // that operation was not needed
+						continue // the call did not need this operation
 					}
-					// If the orchestrator goes on, so does the driver once it may.
+					// If the orchestrator calls again, the driver succeeds once the
+					// operation is allowed.
 					m.refuse = nil
 					v := ok(t, s.CreateVolume, q).GetVolume().GetVolumeId()
 					if len(ok(t, s.ListVolumes, &csi.ListVolumesRequest{}).GetEntries()) != had+1 {
@@ -689,7 +691,7 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 		}
 	}
-	// What can't be taken back now is taken back by the next call, which there is.
+	// The next call, which is certain to come, removes remains that can't be removed now.
 	s, m := newServer()
 	q := request("c", 1<<30)
 	q.Parameters = inTree
@@ -714,8 +716,8 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// TestChangesBeside: what an administrator sets while a claim is expanded or modified
-// stays.
+// TestChangesBeside: settings that an administrator changes while a claim is expanded or
+// modified stay.
 func TestChangesBeside(t *testing.T) {
 	s, m := newServer()
 	id := ok(t, s.CreateVolume, request("a", 1<<30)).GetVolume().GetVolumeId()
@@ -732,8 +734,8 @@ func TestChangesBeside(t *testing.T) {
 	}
 }
 
-// TestTwoControllers: one takes a draft back, and another one brings it to its end
-// before it is gone. Then it stays, where it hangs.
+// TestTwoControllers: one controller removes a draft, and another controller completes
+// the draft before it is gone. Then the volume stays, and stays attached.
 func TestTwoControllers(t *testing.T) {
 	s, m := newServer()
 	q := request("c", 1<<30)
@@ -744,7 +746,7 @@ func TestTwoControllers(t *testing.T) {
 	m.meanwhile = func() {
 		m.meanwhile, m.refuse = nil, nil
 		v = ok(t, other.CreateVolume, q).GetVolume().GetVolumeId()
-		// The one that takes it back had looked at it before.
+		// The removing controller had looked at the draft before.
 		m.volumes[m.last].Path = ""
 	}
 	fails(t, codes.Unavailable, s.CreateVolume, q) // which is called again
@@ -759,8 +761,8 @@ func TestTwoControllers(t *testing.T) {
 	}
 }
 
-// TestDetachedMeanwhile: another controller that is to take a draft back detaches it, and
-// dies. The one that brings it to its end hangs it up again.
+// TestDetachedMeanwhile: another controller detaches a draft to remove it, and dies. The
+// controller that completes the draft attaches it again.
 func TestDetachedMeanwhile(t *testing.T) {
 	s, m := newServer()
 	q := request("c", 1<<30)
@@ -776,7 +778,8 @@ func TestDetachedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestLongClaims: a claim with the longest name that there is hangs beside another.
+// TestLongClaims: a claim with the longest possible name is attached beside another
+// claim.
 func TestLongClaims(t *testing.T) {
 	s, m := newServer()
 	long := strings.Repeat("c", 253)
@@ -793,15 +796,15 @@ func TestLongClaims(t *testing.T) {
 	}
 }
 
-// claimAt asks for a claim that hangs at a path.
+// claimAt returns a request for a claim attached at a path.
 func claimAt(name, at string) *csi.CreateVolumeRequest {
 	q := request(name, 1<<30)
 	q.Parameters = map[string]string{"attachPath": at}
 	return q
 }
 
-// TestEmptyDirectories: the directory of a namespace goes with its last volume,
-// also where the call was cut off before, or the directory could not be removed.
+// TestEmptyDirectories: the directory of a namespace is removed with its last volume,
+// also if an earlier call was interrupted, or could not remove the directory.
 func TestEmptyDirectories(t *testing.T) {
 	for _, cut := range []string{"", "detach", "tidy"} {
 		for _, another := range []bool{false, true} { // another process goes on
@@ -818,17 +821,17 @@ func TestEmptyDirectories(t *testing.T) {
 				s = New(Config{Cluster: m, Grants: m, Logger: s.Logger})
 				m.dirs["/kubernetes/left"] = true // by a call before
 			}
-			m.dirs["/home/people"] = true // by people, beside those of claims
+			m.dirs["/home/people"] = true // made by people, beside the directories of claims
 			ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 			if cut == "" {
-				delete(m.dirs, "/kubernetes/left") // nothing says that there could be some
+				delete(m.dirs, "/kubernetes/left") // no record shows that directories could be left
 			}
 			if left := m.left(); !slices.Equal(left, []string{"csi-b", "/home/k8s", "/home/people"}) {
 				t.Errorf("cut off after %q, another process %v: left %v", cut, another, left)
 			}
 		}
 	}
-	// One that may not be removed stays, and the volume goes.
+	// A directory that may not be removed stays, and the volume goes.
 	s, m := newServer()
 	q := request("a", 1<<30)
 	q.Parameters = inTree
@@ -840,8 +843,8 @@ func TestEmptyDirectories(t *testing.T) {
 	}
 }
 
-// TestOthersDirectories: one directory that can't be looked at holds up the deletion
-// of those volumes alone that were the last to hang there.
+// TestOthersDirectories: a directory that can't be read delays only the deletion of the
+// volumes that were attached there last.
 func TestOthersDirectories(t *testing.T) {
 	for _, kind := range []meta.Kind{meta.Unavailable, meta.NoSpace, meta.KindOK} { // KindOK: nothing is said
 		synctest.Test(t, func(t *testing.T) {
@@ -880,8 +883,8 @@ func TestOthersDirectories(t *testing.T) {
 			}
 		})
 	}
-	// Nor does that nobody can look for directories which others left. What may change
-	// is tried by the next call.
+	// A failed search for other calls' directories does not delay deletions either. The
+	// next call tries again after errors that may go away.
 	for _, kind := range []meta.Kind{meta.Unavailable, meta.AccessDenied, meta.NotFound} {
 		s, m := newServer()
 		var ids []string
@@ -962,7 +965,7 @@ func TestHealth(t *testing.T) {
 	fails(t, codes.NotFound, s.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: "nothing"})
 	fails(t, codes.Aborted, s.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{StartingToken: "x"})
 	fails(t, codes.InvalidArgument, s.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{MaxEntries: -1})
-	m.refuse = map[string]meta.Kind{"health": meta.Unavailable} // who does not know does not say that all is well
+	m.refuse = map[string]meta.Kind{"health": meta.Unavailable} // a controller without the answer does not claim health
 	fails(t, codes.Unavailable, s.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: ids[0]})
 	fails(t, codes.Unavailable, s.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{})
 }

@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// grouped has groups in memory. look is called whenever one was read, before its reader
-// goes on.
+// grouped has groups in memory. It calls look after each read of a group, before the
+// reader goes on.
 type grouped struct {
 	*memory
 	groups map[string]meta.Group
@@ -39,8 +39,8 @@ func (c *grouped) DeleteGroup(_ context.Context, name string) error {
 	return nil
 }
 
-// TestGroupOfSameName: a group that gets the name of another one while that is being
-// deleted, by two calls, is not deleted.
+// TestGroupOfSameName: while two calls delete a group, another group gets its name: that
+// group is not deleted.
 func TestGroupOfSameName(t *testing.T) {
 	s, m := newServer()
 	const name = handle.Made + "g"

@@ -15,10 +15,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestWhatIsMissing: each call of the interface that names a volume, a snapshot or a
-// group answers for one that is not there what the specification's tables of errors say:
-// NotFound where it is needed, and OK where it is to go. The calls are the service's
-// own list, so that a new one can't be left out.
+// TestWhatIsMissing: each call that names a missing volume, snapshot or group gives the
+// answer of the specification's tables of errors: NotFound where the object is needed,
+// and OK where it is to be deleted. The calls are the service's own list, so that a new
+// call can't be left out.
 func TestWhatIsMissing(t *testing.T) {
 	const (
 		data = meta.VolumeID(10 + iota)
@@ -40,7 +40,7 @@ func TestWhatIsMissing(t *testing.T) {
 	snapshots := map[string]string{"missing": snapshot(data, 9), "of a missing volume": snapshot(none, 1), "that goes": snapshot(data, 2), "malformed": "nonsense", "a volume's handle": volume(data)}
 	gone := map[string]string{"missing": handle.Group{Cluster: of, ID: 1, Name: "csi-g"}.String(), "malformed": "nonsense", "a volume's handle": volume(data)}
 
-	byHand := []string{"a missing snapshot by name", "a snapshot that goes, by name"} // whose volume is there, and not this service's to change
+	byHand := []string{"a missing snapshot by name", "a snapshot that goes, by name"} // the volume exists, and this service must not change it
 	capability := request("", 1).GetVolumeCapabilities()
 	type asking struct {
 		things  map[string]string
@@ -93,7 +93,7 @@ func TestWhatIsMissing(t *testing.T) {
 		}, codes.NotFound, notMine}},
 		"DeleteVolumeGroupSnapshot": {{gone, func(id string) any { return &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id} }, codes.OK, nil}},
 		"GetVolumeGroupSnapshot":    {{gone, func(id string) any { return &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id} }, codes.NotFound, nil}},
-		// These name nothing.
+		// These calls name no object.
 		"ListVolumes": nil, "ControllerListVolumeHealth": nil, "GetCapacity": nil, "ControllerGetCapabilities": nil, "GroupControllerGetCapabilities": nil,
 	}
 	fresh := func() (*Server, *Groups, *memory) {
@@ -154,8 +154,8 @@ func call(s *Server, g *Groups, method string, q any) error {
 	return err
 }
 
-// TestCopyOfASnapshotByHand: a volume made of a claim that has a snapshot, by hand, is
-// made of the snapshot, and not of what the volume has become since.
+// TestCopyOfASnapshotByHand: a volume made by hand from a snapshot's claim is made from
+// the snapshot, not from the present volume.
 func TestCopyOfASnapshotByHand(t *testing.T) {
 	s, m := newServer()
 	m.volumes[10] = &held{Volume: cluster.Volume{ID: 10, Name: "data"}, snapshots: []cluster.Snapshot{{Name: "v3", At: 1, Bytes: 5 << 20, Ready: true}}}

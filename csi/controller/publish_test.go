@@ -13,8 +13,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestPublish: a node gets what the volume's mount needs and no more, for as long as it
-// is published to it.
+// TestPublish: a node gets exactly the grants that the volume's mount needs, for as long
+// as the volume is published to the node.
 func TestPublish(t *testing.T) {
 	s, m := newServer()
 	const (
@@ -73,13 +73,13 @@ func TestPublish(t *testing.T) {
 	fails(t, codes.NotFound, s.ControllerPublishVolume, ask(of(data), "nobody", writers, false))
 	fails(t, codes.FailedPrecondition, s.ControllerPublishVolume, ask(other, "n", writers, false))
 	fails(t, codes.FailedPrecondition, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: other, NodeId: "n"})
-	ok(t, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: of(98), NodeId: "n"}) // it may be gone
+	ok(t, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: of(98), NodeId: "n"}) // the volume may be gone
 	ok(t, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: "nonsense", NodeId: "n"})
 	if len(m.published) != 0 {
 		t.Errorf("published: %v", m.published)
 	}
 
-	// Who is told of all volumes is told where they are published.
+	// A list of all volumes also has the nodes to which they are published.
 	for _, n := range []string{"n1", "n2"} {
 		ok(t, s.ControllerPublishVolume, ask(of(data), n, writers, false))
 	}
@@ -96,14 +96,14 @@ func TestPublish(t *testing.T) {
 	if got := ok(t, s.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: of(data)}).GetStatus().GetPublishedNodeIds(); len(got) != 2 {
 		t.Errorf("published to %v", got)
 	}
-	// What is published is not deleted.
+	// A published volume is not deleted.
 	fails(t, codes.FailedPrecondition, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: of(data)})
 	ok(t, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: of(data)}) // of no node: of all
 	if len(m.published) != 0 {
 		t.Errorf("published: %v", m.published)
 	}
 
-	// What one node at a time uses is refused to a second one.
+	// A volume for one node at a time is refused to a second node.
 	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,

@@ -17,7 +17,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// oneVolume is a cluster that has a volume with a snapshot, and one that is going.
+// oneVolume is a cluster with a volume that has a snapshot, and a volume under deletion.
 type oneVolume struct{ Cluster }
 
 const oneVolumeID = meta.VolumeID(10)
@@ -45,9 +45,9 @@ func (oneVolume) Snapshots(_ context.Context, v meta.VolumeID) ([]cluster.Snapsh
 	return []cluster.Snapshot{{Name: "s", At: 1, Ready: true}, {Name: "taking", At: 2}}, nil
 }
 
-// TestWhatIsMissing: each call of the service that names a volume answers for one that
-// is not there what the specification's tables of errors say, and starts no process.
-// The calls are the service's own list.
+// TestWhatIsMissing: each call that names a missing volume gives the answer of the
+// specification's tables of errors, and starts no process. The calls are the service's
+// own list.
 func TestWhatIsMissing(t *testing.T) {
 	of := handle.ClusterOf("c1")
 	volume := func(id meta.VolumeID) string { return handle.Volume{Cluster: of, Volume: id}.String() }
@@ -82,7 +82,7 @@ func TestWhatIsMissing(t *testing.T) {
 		"NodeGetVolumeStats":  {func(id string) any { return &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target} }, codes.NotFound},
 		"NodeExpandVolume":    {func(id string) any { return &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target} }, codes.NotFound},
 		"NodeGetVolumeHealth": {func(id string) any { return &csi.NodeGetVolumeHealthRequest{VolumeId: id} }, codes.NotFound},
-		// These name nothing.
+		// These calls name no volume.
 		"NodeGetStorageHealth": nil, "NodeGetCapabilities": nil, "NodeGetInfo": nil,
 	}
 	for _, m := range csi.Node_ServiceDesc.Methods {
@@ -107,7 +107,7 @@ func TestWhatIsMissing(t *testing.T) {
 			}
 		}
 	}
-	// What is there, and was not staged.
+	// Volumes that exist and were not staged.
 	for _, id := range []string{volume(oneVolumeID), "name=data", "name=data@s"} {
 		q := table["NodePublishVolume"].request(id).(*csi.NodePublishVolumeRequest)
 		if _, err := s.NodePublishVolume(t.Context(), q); status.Code(err) != codes.FailedPrecondition {

@@ -26,7 +26,7 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// forgets is a holder that has nothing, and notes what it is to forget.
+// forgets is a holder without mounts, which notes the requests to forget.
 type forgets []string
 
 func (f *forgets) Orphans() ([]string, error)          { return nil, nil }
@@ -35,8 +35,8 @@ func (f *forgets) Forget(path string) error            { *f = append(*f, path); 
 func (f *forgets) forgot(path string) bool             { return slices.Contains(*f, path) }
 func exists(f folder) bool                             { _, err := os.Stat(string(f)); return err == nil }
 
-// TestRecover: what was staged and is mounted no more is forgotten. What can't be
-// told of is left alone: the holder may have what a pod wrote.
+// TestRecover: a volume that was staged and is not mounted any more is forgotten. If its
+// state is unknown, it is left alone: the holder may have bytes of a pod.
 func TestRecover(t *testing.T) {
 	holder := new(forgets)
 	s := New(Config{State: t.TempDir(), Holder: holder, Logger: slog.New(slog.DiscardHandler)})
@@ -75,7 +75,7 @@ func TestRecover(t *testing.T) {
 		}
 		return mountsAt(path)
 	}
-	for range 2 { // it changes nothing by looking
+	for range 2 { // looking changes nothing
 		l, err := s.Recover()
 		slices.Sort(l)
 		if err != nil || !slices.Equal(l, []string{"again", "unknown"}) {
@@ -93,8 +93,8 @@ func TestRecover(t *testing.T) {
 			t.Errorf("the holder forgot %v", *holder)
 		}
 	}
-	// The record that can't be read may be of a volume that a pod brought along: it has
-	// no name of it, and would delete it.
+	// The unreadable record may be of an inline volume: without the volume's name, the
+	// sweep would delete the volume.
 	s.Inline = true
 	if err := s.Sweep(t.Context(), []string{"unknown"}); err == nil {
 		t.Error("all is cleared away that is not known to be staged")
@@ -113,11 +113,11 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// inlineVolumes is a cluster that has volumes, and is asked to delete some.
+// inlineVolumes is a cluster with volumes, which notes the deletions.
 type inlineVolumes struct {
 	Cluster
 	names   []string
-	listing func() // called when they are listed
+	listing func() // called at each listing
 	deleted []string
 }
 
@@ -141,8 +141,8 @@ func (c *inlineVolumes) Delete(_ context.Context, id meta.VolumeID) error {
 	return nil
 }
 
-// TestSweepBesideService: inline volumes are cleared away while pods come: one that a
-// pod is getting stays, and one that a pod has got since the volumes were listed.
+// TestSweepBesideService: inline volumes are swept while pods come: a volume that a pod
+// is getting stays, and so does a volume that a pod has got since the listing.
 func TestSweepBesideService(t *testing.T) {
 	const node = "node1"
 	c := &inlineVolumes{}
@@ -171,9 +171,9 @@ func TestSweepBesideService(t *testing.T) {
 	}
 }
 
-// TestLockOfFolderThatGoes: callers take the lock and remove the folder again and
-// again; never have two of them the lock, though one opens the file that another is
-// about to remove.
+// TestLockOfFolderThatGoes: callers take the lock and remove the folder again and again;
+// never do two of them have the lock, even if one opens the file that another is about to
+// remove.
 func TestLockOfFolderThatGoes(t *testing.T) {
 	f := folder(filepath.Join(t.TempDir(), "volumes", "0123"))
 	var (
@@ -198,7 +198,7 @@ func TestLockOfFolderThatGoes(t *testing.T) {
 				}
 				runtime.Gosched()
 				holders.Add(-1)
-				// Another one may make the folder anew while this one removes it.
+				// Another caller may make the folder anew while this one removes it.
 				if err := f.remove(); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
 					t.Error(err)
 				}
@@ -212,7 +212,7 @@ func TestLockOfFolderThatGoes(t *testing.T) {
 	wg.Wait()
 }
 
-// TestTold: no two metrics of a name have the same labels, whatever mounts say.
+// TestTold: no two metrics of a name have the same labels, whatever the mounts report.
 func TestTold(t *testing.T) {
 	number := func(n float64) *float64 { return &n }
 	count := func(n uint64) *uint64 { return &n }
@@ -283,8 +283,9 @@ func refusing(t *testing.T, staging string) (ended chan struct{}) {
 	return ended
 }
 
-// TestOthersKeepTheirMount: a mount that does not answer and that a process uses is taken from
-// a pod. The connection of the volume's mounts ends only if no other pod of the node has one.
+// TestOthersKeepTheirMount: a mount that does not answer, and that a process uses, is
+// taken from a pod. The connection of the volume's mounts ends only if no other pod of
+// the node has the volume.
 func TestOthersKeepTheirMount(t *testing.T) {
 	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})
 	dir := t.TempDir()
@@ -326,8 +327,9 @@ func TestOthersKeepTheirMount(t *testing.T) {
 	}
 }
 
-// TestUnstageOfWhatMountsLate: the driver died when it had begun a mount, and the next one
-// is told to take it away before it is there. It goes when it comes, and so does its process.
+// TestUnstageOfWhatMountsLate: a driver has begun a mount and dies, and the next driver
+// must remove the mount before it exists. The mount is removed when it comes, and so is
+// its process.
 func TestUnstageOfWhatMountsLate(t *testing.T) {
 	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})
 	const volume = "v"
@@ -345,7 +347,7 @@ func TestUnstageOfWhatMountsLate(t *testing.T) {
 	defer cancel()
 	unstaged := make(chan error, 1)
 	go func() { unstaged <- s.unstage(ctx, volume, staging) }()
-	time.Sleep(20 * endPoll) // it has looked for the mount
+	time.Sleep(20 * endPoll) // by then the driver has looked for the mount
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
