@@ -19,7 +19,8 @@ var sample = &Backup{Cluster: "ABC", At: 1700000000000000000, Revision: 42, Reco
 	{"volumes/00000001/journal/0000000000000001", bytes.Repeat([]byte{7}, 300)},
 }}
 
-// A backup of the first version is read for ever; each byte of it matters.
+// TestBackupFormat: a backup of the first version can be read for ever; each byte
+// matters.
 func TestBackupFormat(t *testing.T) {
 	path := filepath.Join("testdata", "backup-v1")
 	kept, err := os.ReadFile(path)
@@ -57,7 +58,7 @@ func FuzzDecodeBackup(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got, err := DecodeBackup(b)
 		if err == nil && !bytes.Equal(got.Encode(), b) {
-			// Only lengths may be written in more than one way.
+			// Only lengths may have more than one encoding.
 			if again, err := DecodeBackup(got.Encode()); err != nil || !reflect.DeepEqual(again, got) {
 				t.Fatalf("DATA: %+v, %v", again, err)
 			}
@@ -68,8 +69,8 @@ func FuzzDecodeBackup(f *testing.F) {
 	})
 }
 
-// A backup is of one revision, however etcd goes on meanwhile, has secrets and journals,
-// and nothing that hangs on a lease.
+// TestTakeBackup: a backup is of one revision, whatever changes in etcd meanwhile; it has
+// secrets and journals, and no records with a lease.
 func TestTakeBackup(t *testing.T) {
 	t.Parallel()
 	cli := client(t)

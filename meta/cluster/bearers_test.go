@@ -7,7 +7,8 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// A number is whose certificate showed it first, until that one is given up.
+// TestBindServer: a number belongs to the certificate that showed it first, until that
+// identity is evicted or the node removed.
 func TestBindServer(t *testing.T) {
 	c := join(t, client(t))
 	ctx := t.Context()
@@ -31,7 +32,8 @@ func TestBindServer(t *testing.T) {
 	if err := bind(2, "chunkserver/b"); err != nil {
 		t.Fatal(err)
 	}
-	// The node was removed: its number is whose who comes with its disks.
+	// The node was removed: its number goes to the next identity that comes with the
+	// node's disks.
 	if err := c.ObserveNode(ctx, NodeOf("a", meta.ServerInfo{ID: 1}), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +47,7 @@ func TestBindServer(t *testing.T) {
 	if _, err := c.Refresh(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// An identity that was evicted bears nothing.
+	// An evicted identity bears no number.
 	want(t, bind(2, "chunkserver/c"), meta.AccessDenied)
 	if err := c.Evict(ctx, peer.ChunkServer, "b"); err != nil {
 		t.Fatal(err)
@@ -58,7 +60,8 @@ func TestBindServer(t *testing.T) {
 	}
 }
 
-// A deleted volume's record lasts until every server was seen without it.
+// TestDeletedVolumes: a deleted volume's record lasts until every server was seen without
+// the volume's chunks.
 func TestDeletedVolumes(t *testing.T) {
 	c := join(t, client(t))
 	ctx := t.Context()

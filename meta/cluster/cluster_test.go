@@ -62,7 +62,7 @@ func TestVolumes(t *testing.T) {
 		want(t, err, meta.Invalid)
 	}
 	data, err := c.CreateVolume(ctx, "data", meta.Policy{QuotaBytes: 9}, 2)
-	if err != nil || data.ID != 2 { // the refused ones cost no id
+	if err != nil || data.ID != 2 { // refused requests use up no id
 		t.Fatal(data, err)
 	}
 	v, err := c.UpdateVolume(ctx, 2, func(v *Volume) error {
@@ -83,7 +83,7 @@ func TestVolumes(t *testing.T) {
 	want(t, err, meta.VolumeExists)
 	_, err = c.UpdateVolume(ctx, 2, func(v *Volume) error { v.Name = "a@b"; return nil })
 	want(t, err, meta.Invalid)
-	// On its way out it frees its name.
+	// A volume under deletion frees its name.
 	if _, err = c.UpdateVolume(ctx, 2, func(v *Volume) error { v.State = VolumeDeleting; return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -235,8 +235,8 @@ func TestNewerCluster(t *testing.T) {
 	want(t, err, meta.Invalid)
 }
 
-// Whatever changes, a view that grew from the one before is the same as one
-// read from scratch.
+// TestViewGrows: after any changes, a view made from the previous view equals a view read
+// from scratch.
 func TestViewGrows(t *testing.T) {
 	cli := client(t)
 	c := join(t, cli)
@@ -292,8 +292,8 @@ func TestViewGrows(t *testing.T) {
 	}
 }
 
-// Current shows what another process wrote before, however late the watch is;
-// many that ask at once share few readings.
+// TestCurrent: Current shows the writes of other processes, however late the watch is;
+// many concurrent callers share few readings.
 func TestCurrent(t *testing.T) {
 	cli := client(t)
 	a, b, ctx := join(t, cli), join(t, cli), t.Context()
@@ -306,8 +306,8 @@ func TestCurrent(t *testing.T) {
 			t.Fatalf("after %d grants: %+v, %v", i+1, v, err)
 		}
 	}
-	// 4,000 that ask at once, by 8: those that come while one reading waits for
-	// its turn get that one.
+	// 4,000 calls, 8 at a time: calls that come while a reading waits for its turn get
+	// this reading.
 	var mu sync.Mutex
 	views := map[*View]int{}
 	var wg sync.WaitGroup
@@ -339,8 +339,9 @@ func TestCurrent(t *testing.T) {
 	}
 }
 
-// Clusters that share the client of an etcd in this process end, though so many
-// watches ending at once can make the client and the server wait for each other.
+// TestManyCloseAtOnce: clusters that share the client of an embedded etcd can be closed,
+// although many watches ending at once can make the client and the server wait for each
+// other.
 func TestManyCloseAtOnce(t *testing.T) {
 	cli := client(t)
 	var all []*Cluster

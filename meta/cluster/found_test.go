@@ -18,9 +18,10 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// TestFoundWithoutAnswer: etcd's answer to the one write that makes a cluster is lost,
-// whether it was done or not, and the answer to the question about it, too. Who asks
-// again with the same identity gets its cluster, and nobody else does.
+// TestFoundWithoutAnswer: etcd's answer to the write that makes a cluster is lost,
+// whether or not the write was done, and so is the answer to the question about it. A
+// caller that asks again with the same identity gets its cluster, and no other caller
+// does.
 func TestFoundWithoutAnswer(t *testing.T) {
 	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
 	if err != nil {
@@ -29,7 +30,7 @@ func TestFoundWithoutAnswer(t *testing.T) {
 	defer s.Close()
 	good := s.Client()
 	lost := status.Error(codes.Unavailable, "the answer is lost")
-	var done, deaf bool // the write is done; nothing is heard after it
+	var done, deaf bool // the write is done; all later answers are lost
 	wrote := false
 	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(
 		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {

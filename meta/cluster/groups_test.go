@@ -6,7 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A group's record is written by who has read the last one, so it is decided once.
+// TestGroupIsDecidedOnce: only a caller that has read the last version writes a group's
+// record, so a group is decided once.
 func TestGroupIsDecidedOnce(t *testing.T) {
 	c, ctx := join(t, client(t)), t.Context()
 	_, err := c.Group(ctx, "g")

@@ -12,7 +12,7 @@ import (
 	"penstock.io/penstock/meta/cluster/embedded"
 )
 
-// testHold is the shortest lease that etcd gives.
+// testHold is the shortest lease of etcd.
 const testHold = time.Second
 
 // rotateNow rotates the capability keys whatever their age.
@@ -50,7 +50,7 @@ func newest(t *testing.T, c *Cluster) meta.CapKey {
 	return k[len(k)-1]
 }
 
-// fresh asks for fresh keys at a time and tells whether there are.
+// fresh asks for fresh keys at a time and reports whether a new key was made.
 func fresh(t *testing.T, c *Cluster, now time.Time, every time.Duration) bool {
 	t.Helper()
 	return freshHeld(t, c, now, every, testHold)
@@ -69,8 +69,8 @@ func freshHeld(t *testing.T, c *Cluster, now time.Time, every, hold time.Duratio
 	return rotated
 }
 
-// An etcd that is restarted more often than keys are due begins every lease anew, and
-// keys are replaced all the same.
+// TestKeysRotateThoughEtcdRestarts: if etcd is restarted more often than keys are due,
+// every lease begins anew, and keys are replaced all the same.
 func TestKeysRotateThoughEtcdRestarts(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "etcd")
@@ -99,8 +99,9 @@ func TestKeysRotateThoughEtcdRestarts(t *testing.T) {
 	}
 }
 
-// Several servers look whether the capability keys are due: one of them rotates, and
-// none before. Another interval counts from when the newest was made.
+// TestKeysRotateOnSchedule: of several servers that check the age of the capability keys,
+// one rotates, and none before the time. A changed interval counts from the making of the
+// newest key.
 func TestKeysRotateOnSchedule(t *testing.T) {
 	t.Parallel()
 	cli := client(t)
@@ -161,19 +162,19 @@ func TestKeysRotateOnSchedule(t *testing.T) {
 	}
 }
 
-// No server's clock, however wrong, has a key dropped while what it signed holds, or
-// puts the next one off for longer than the interval.
+// TestKeysWithWrongClocks: whatever a server's clock shows, no key is dropped while its
+// capabilities are valid, and no replacement is put off for longer than the interval.
 func TestKeysWithWrongClocks(t *testing.T) {
 	t.Parallel()
 	c := join(t, client(t))
 	const every = 24 * time.Hour
 	newest(t, c)
 	now, ahead := time.Now(), time.Now().AddDate(50, 0, 0)
-	// No standstill of this machine is as long as the hold.
+	// This machine never stands still for as long as the hold.
 	if !freshHeld(t, c, ahead, every, 10*time.Minute) {
 		t.Fatal("50 years were not enough")
 	}
-	// Every server in turn, as often as it likes: the hold is etcd's to count.
+	// Every server in turn, repeatedly: etcd counts the hold.
 	for range 3 {
 		for _, at := range []time.Time{now, ahead, now.AddDate(-50, 0, 0)} {
 			if fresh(t, c, at, every) {
@@ -184,10 +185,10 @@ func TestKeysWithWrongClocks(t *testing.T) {
 	if fresh(t, c, now, every) {
 		t.Fatal("rotated while the newest was held")
 	}
-	if _, err := c.cli.Delete(t.Context(), c.prefix+"/keyhold"); err != nil { // as its lease does when it ends
+	if _, err := c.cli.Delete(t.Context(), c.prefix+"/keyhold"); err != nil { // the end of the lease does the same
 		t.Fatal(err)
 	}
-	// The one whose clock is ahead is gone, the last look was a right clock's.
+	// The server with the fast clock is gone, and the last check was by a right clock.
 	if rotated := fresh(t, c, now.Add(every+time.Second), every); !rotated {
 		t.Error("a clock that was wrong once puts off what is due")
 	}

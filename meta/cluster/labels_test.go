@@ -43,7 +43,7 @@ func TestLabels(t *testing.T) {
 	}
 	want2 := map[string]string{"team": "speech", "run": "1"}
 	check(ids[2], want2)
-	// A change of the row leaves the labels as they are.
+	// A change of the row leaves the labels unchanged.
 	if _, err := c.UpdateVolume(ctx, ids[2], func(v *Volume) error { v.Keep = "1d:daily"; v.Labels = nil; return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestLabels(t *testing.T) {
 		t.Fatal(got, err)
 	}
 
-	// A clone begins with its origin's, and with a volume its labels go.
+	// A clone begins with its origin's labels, and the labels of a deleted volume go.
 	v, err := c.CreateClone(ctx, "clone", meta.Policy{Replicas: 1}, 1, Origin{Volume: ids[2], At: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestLabels(t *testing.T) {
 	if err != nil || len(r.Kvs) != 2 {
 		t.Fatalf("records of volumes without labels: %v, %v", r, err)
 	}
-	// One that a newer program wrote is not guessed at.
+	// A record of a newer version is not guessed at.
 	for record, kind := range map[string]meta.Kind{fmt.Sprintf(`{"v":2,"volume":%d}`, ids[2]): meta.Version, `{"v":1,"volume":99,"labels":{"a":"b"}}`: meta.Corrupt, `{`: meta.Corrupt} {
 		if _, err := cli.Put(ctx, c.labelsKey(ids[2]), record); err != nil {
 			t.Fatal(err)
@@ -104,7 +104,7 @@ func TestLabels(t *testing.T) {
 		_, err = c.CreateClone(ctx, "clone", meta.Policy{Replicas: 1}, 1, Origin{Volume: ids[2], At: 1})
 		want(t, err, kind)
 	}
-	// And one of today reads as it was written.
+	// A record of today's version reads as written.
 	if _, err := cli.Put(ctx, c.labelsKey(ids[2]), fmt.Sprintf(`{"v":1,"volume":%d,"labels":{"team":"speech"}}`, ids[2])); err != nil {
 		t.Fatal(err)
 	}

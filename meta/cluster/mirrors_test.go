@@ -6,7 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A mirror's record goes with its target, and none is made for what is gone.
+// TestMirrorGoesWithItsTarget: a mirror's record goes with its target, and no record is
+// made for a deleted target.
 func TestMirrorGoesWithItsTarget(t *testing.T) {
 	c, ctx := join(t, client(t)), t.Context()
 	if _, err := c.CreateVolume(ctx, "root", meta.Policy{Replicas: 1}, 1); err != nil {
@@ -22,7 +23,7 @@ func TestMirrorGoesWithItsTarget(t *testing.T) {
 	}
 	_, err = c.PutMirror(ctx, meta.Mirror{Version: meta.MirrorVersion, Name: "other", Target: v.ID})
 	want(t, err, meta.Again)
-	// What is sent again after its answer was lost is done once, and the same.
+	// A request that is repeated after a lost answer is done once, with the same answer.
 	once := r
 	once.Asked++
 	first, err := c.PutMirror(ctx, once)

@@ -23,7 +23,7 @@ func TestNodes(t *testing.T) {
 	if got := c.Nodes(); len(got) != 1 || got[0].State != NodeDraining || got[0].Name != "n7" {
 		t.Fatalf("who set it does not see it: %+v", got)
 	}
-	// It comes back elsewhere, with another disk: it is still draining.
+	// The node comes back elsewhere, with another disk, and is still draining.
 	info.Addr, info.Disks = "b:2", info.Disks[:1]
 	seen := NodeOf("n7", info)
 	if n.Tells(&seen) {
@@ -40,7 +40,7 @@ func TestNodes(t *testing.T) {
 	if got.State != NodeDraining || got.FirstSeen != 10 || got.Since != 20 || got.Addr != "b:2" || !slices.Equal(got.Disks, []NodeDisk{{ID: "b", Class: "ssd", Total: 5}}) || !got.Tells(&seen) {
 		t.Fatalf("%+v", got)
 	}
-	// The record outlives everything that hangs on a lease.
+	// The node's record outlives all records with a lease.
 	all, err := c.Records(ctx)
 	if err != nil || !slices.ContainsFunc(all, func(r Record) bool { return r.Key == "nodes/0000000000000007" }) {
 		t.Fatal(all, err)

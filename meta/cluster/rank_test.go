@@ -19,7 +19,7 @@ func TestRank(t *testing.T) {
 			t.Fatal(all)
 		}
 		count[all[0].Name]++
-		// One goes: the order of the others stays.
+		// A server goes: the order of the others stays.
 		gone := all[v%5].Name
 		var left, want []MetaServer
 		for _, s := range servers {

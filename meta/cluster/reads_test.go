@@ -33,7 +33,7 @@ func (k *counted) book(n int, err error) {
 	}
 }
 
-// since gives what was counted since it was called last.
+// since returns the counts since the last call.
 func (k *counted) since() (requests, bytes int64) { return k.requests.Swap(0), k.bytes.Swap(0) }
 
 func (k *counted) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
@@ -71,12 +71,12 @@ func (t *countedTxn) Commit() (*clientv3.TxnResponse, error) {
 	return r, err
 }
 
-// watching gives a cluster that reads views when it is told to, and nothing else.
+// watching returns a cluster that reads views only on request.
 func (c *Cluster) watching(cli *clientv3.Client) *Cluster {
 	return &Cluster{cli: cli, prefix: c.prefix, log: c.log, changed: make(chan struct{})}
 }
 
-// goneNow deletes keys, and gives what a watch says of that.
+// goneNow deletes keys, and returns the watch's events about the deletions.
 func goneNow(t *testing.T, cli *clientv3.Client, keys ...string) (l []*clientv3.Event) {
 	t.Helper()
 	for _, key := range keys {
@@ -89,9 +89,9 @@ func goneNow(t *testing.T, cli *clientv3.Client, keys ...string) (l []*clientv3.
 	return l
 }
 
-// A view after a deletion costs no reading of what is left: the watch tells which keys
-// went. So it is with a record that was left out, and whatever is left out now. If a watch
-// does not tell, one part is read anew.
+// TestViewAfterDeletions: a view after a deletion does not read the other keys again: the
+// watch names the deleted keys. The same holds for records that were, or are now, left
+// out of the view. If a watch misses the deletion, one part is read anew.
 func TestViewAfterDeletions(t *testing.T) {
 	t.Parallel()
 	plain := client(t)
@@ -153,14 +153,15 @@ func TestViewAfterDeletions(t *testing.T) {
 	heard := goneNow(t, plain, row(9), row(10))
 	put(row(9), encode(all.Volumes[9]))
 	read("one that went came again", few, heard)
-	// What went after the view is no part of it, though a watch was faster.
+	// A deletion after the view's revision is no part of the view, even if the watch was
+	// faster.
 	heard = goneNow(t, plain, row(11))
 	heard[0].Kv.ModRevision += 5
 	read("a watch says nothing of this one", 100<<10, heard)
 }
 
-// What a node's pods need of a claim is granted in three requests to etcd, with the one
-// for the revision that the call is as of, and taken back in two.
+// TestGrantsForUsesAreFewRequests: the grant for a node's pods takes three requests to
+// etcd, with the request for the revision of the call, and the revocation takes two.
 func TestGrantsForUsesAreFewRequests(t *testing.T) {
 	t.Parallel()
 	plain := client(t)

@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Checkpoints hold what they are made again from and no secret, and a record
-// that nobody thought about is in none.
+// TestRecordsHoldNoSecrets: checkpoints have the records for a restore and no secret; a
+// record of an unknown kind is in no checkpoint.
 func TestRecordsHoldNoSecrets(t *testing.T) {
 	cli := client(t)
 	c := join(t, cli)
@@ -62,7 +62,7 @@ func TestRecordsHoldNoSecrets(t *testing.T) {
 	if l := leaks(); l != nil {
 		t.Fatalf("secrets would be written into chunks: %v", l)
 	}
-	// The check sees what a wider list would let out.
+	// The check notices a secret that a wider list would let out.
 	was := slices.Clone(recordKinds)
 	t.Cleanup(func() { recordKinds = was })
 	for _, kind := range []string{"capkeys", "authority", "tokens/"} {
@@ -75,8 +75,8 @@ func TestRecordsHoldNoSecrets(t *testing.T) {
 	}
 }
 
-// Every key that this package writes has a row, so that somebody has said
-// whether checkpoints hold it.
+// TestEveryRecordHasAKind: every key that this package writes has a row in recordKinds,
+// which says whether checkpoints have the record.
 func TestEveryRecordHasAKind(t *testing.T) {
 	literal := regexp.MustCompile(`(?:prefix *\+ *"|"%s)/([a-z]+)(/?)`)
 	files, err := filepath.Glob("*.go")

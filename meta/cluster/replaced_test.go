@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A process notices that its etcd was emptied, restored, exchanged or set back, and tells
-// which; a cluster that merely goes on is none of these.
+// TestReplacedIsNoticed: a process notices that its etcd was emptied, restored, exchanged
+// or set back, and reports which; an unchanged cluster is none of these.
 func TestReplacedIsNoticed(t *testing.T) {
 	t.Parallel()
 	cli := client(t)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// fill sets everything in a value to what is not its zero value.
+// fill sets every field of a value to a non-zero value.
 func fill(t *testing.T, v reflect.Value) {
 	t.Helper()
 	switch v.Kind() {
@@ -38,8 +38,8 @@ func fill(t *testing.T, v reflect.Value) {
 	}
 }
 
-// TestCloneTakesEverySetting goes over all fields of a row: of each it is decided whether
-// a clone begins with it, and what is decided happens.
+// TestCloneTakesEverySetting walks over all fields of a row: a table decides for each
+// whether a clone begins with it, and the clone must agree.
 func TestCloneTakesEverySetting(t *testing.T) {
 	var origin Volume
 	row := reflect.ValueOf(&origin).Elem()
@@ -50,7 +50,7 @@ func TestCloneTakesEverySetting(t *testing.T) {
 		name := row.Type().Field(i).Name
 		same := reflect.DeepEqual(row.Field(i).Interface(), got.Field(i).Interface())
 		if name == "Advisory" {
-			// Since when the origin is above its limits is not the clone's business.
+			// A clone does not take the time since when the origin is above its limits.
 			limits := Advisory{Bytes: origin.Advisory.Bytes, Inodes: origin.Advisory.Inodes}
 			same = clone.Advisory != nil && *clone.Advisory == limits
 		}
@@ -72,7 +72,7 @@ func TestCloneTakesEverySetting(t *testing.T) {
 			t.Errorf("fieldsOfRow names %s, which a row has not", name)
 		}
 	}
-	// The copies share nothing that one of them changes in place.
+	// The copies share no memory that a change would touch.
 	if clone.Advisory == origin.Advisory {
 		t.Error("clone and origin share one advisory quota")
 	}

@@ -31,7 +31,7 @@ func uses(t *testing.T) (*Cluster, *clientv3.Client) {
 	return c, cli
 }
 
-// text is what is granted, by number.
+// text returns the grants, by number.
 func text(t *testing.T, c *Cluster) (s string) {
 	t.Helper()
 	all, err := c.Grants(t.Context())
@@ -44,8 +44,8 @@ func text(t *testing.T, c *Cluster) (s string) {
 	return s
 }
 
-// TestUses: what is granted for a use is granted once, however often, and goes with the
-// use, the client or the volume, and nothing else with it.
+// TestUses: a grant for a use is made once, however often it is requested, and goes with
+// the use, the client or the volume, and no other grant goes with it.
 func TestUses(t *testing.T) {
 	c, cli := uses(t)
 	ctx := t.Context()
@@ -111,7 +111,8 @@ func TestUses(t *testing.T) {
 	give("client/boss", "u", 1, ReadRights, meta.KindOK)
 	is(hand + "client/a 2 read u:10\nclient/b 1 write u:1\n")
 
-	// Who is evicted keeps what people granted, and comes back by a token to that alone.
+	// An evicted client keeps the grants made by people, and gets only these when a token
+	// admits it again.
 	want(t, c.Evict(ctx, peer.Client, "b"), meta.KindOK)
 	is(hand + "client/a 2 read u:10\n")
 	give("client/b", "u:1", 1, WriteRights, meta.NotFound)
@@ -120,7 +121,7 @@ func TestUses(t *testing.T) {
 	}
 	give("client/b", "u:1", 1, WriteRights, meta.KindOK)
 
-	// A volume goes with all that was granted on it.
+	// A deleted volume's grants go.
 	if _, err := c.UpdateVolume(ctx, 1, func(v *Volume) error { v.State = VolumeDeleting; return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,7 @@ func TestUses(t *testing.T) {
 	want(t, c.DeleteVolume(ctx, 1), meta.KindOK)
 	is("client/a 2 read u:10\n")
 
-	// By its number one is revoked as others are.
+	// A grant for a use can be revoked by its number, as any grant.
 	all, err := c.Grants(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +138,7 @@ func TestUses(t *testing.T) {
 	want(t, c.RevokeGrant(ctx, all[0].ID), meta.KindOK)
 	is("")
 
-	// Of all nodes at once; a grant that is for no use stays.
+	// The grants of all nodes for a use end at once; a grant without a use stays.
 	give("client/a", "u:1", 2, ReadRights, meta.KindOK)
 	give("client/b", "u:1", 2, ReadRights, meta.KindOK)
 	if _, err := cli.Put(ctx, c.Prefix()+"/grants/00000000000000ff", `{"v":1,"id":255,"who":"client/a","volume":3,"rights":2,"users":"as-is","created":9}`); err != nil {
@@ -147,8 +148,8 @@ func TestUses(t *testing.T) {
 	is("client/a 3 write \n")
 }
 
-// TestUsesMapNobody: what is granted for a use gives rights; how ids map is for people's
-// grants to say, however wide they are, and however little they let.
+// TestUsesMapNobody: a grant for a use gives rights; the grants made by people decide the
+// mapping of ids, however wide they are, and however few rights they give.
 func TestUsesMapNobody(t *testing.T) {
 	use := Grant{ID: 1, Who: "client/worker-7", Volume: 5, Rights: WriteRights, Users: UsersAsIs, For: "u"}
 	for _, hand := range []Grant{
@@ -159,7 +160,7 @@ func TestUsesMapNobody(t *testing.T) {
 	} {
 		want := hand.Users
 		if want == "" {
-			want = UsersAsIs // it is another's
+			want = UsersAsIs // the grant is another client's
 		}
 		for _, all := range [][]Grant{{use, hand}, {hand, use}} {
 			if a := AccessOf(all, "client/worker-7", 5); a.Rights != WriteRights || a.Users != want {
@@ -169,8 +170,8 @@ func TestUsesMapNobody(t *testing.T) {
 	}
 }
 
-// TestUsesGivenUp: calls that their callers gave up, served after a later one: a grant
-// after the end, and an end after a grant, change nothing.
+// TestUsesGivenUp: abandoned calls that are served after a later call change nothing: a
+// grant after the end, and an end after a grant.
 func TestUsesGivenUp(t *testing.T) {
 	c, _ := uses(t)
 	ctx := t.Context()
@@ -199,7 +200,7 @@ func TestUsesGivenUp(t *testing.T) {
 		}
 	}
 	const a, b = "client/a 1 write u\n", "client/b 1 write u\n"
-	for _, ended := range []string{"client/a", ""} { // nothing is there yet, and yet it ended
+	for _, ended := range []string{"client/a", ""} { // an end before any grant
 		late := now()
 		end(ended, now(), meta.KindOK)
 		give("client/a", late, meta.Again)
@@ -210,7 +211,7 @@ func TestUsesGivenUp(t *testing.T) {
 	give("client/b", late, meta.KindOK) // another's
 	give("client/a", now(), meta.KindOK)
 	is(b + a)
-	for range 2 { // the first time it is there from before; sent twice it is one
+	for range 2 { // the grant exists from before, and sent twice it is one
 		late := now()
 		again := now()
 		give("client/a", again, meta.KindOK)
@@ -233,12 +234,12 @@ func TestUsesGivenUp(t *testing.T) {
 	is(a + b)
 }
 
-// TestUsesOutrun: the same with both calls served at once: whichever began later is the
-// one that counts.
+// TestUsesOutrun: the same with both calls served at once: the call that began later
+// counts.
 func TestUsesOutrun(t *testing.T) {
 	c, _ := uses(t)
 	ctx := t.Context()
-	until := func(call func(asOf int64) error) { // as who waits does
+	until := func(call func(asOf int64) error) { // as a waiting caller does
 		for {
 			asOf, err := c.Revision(ctx)
 			if err == nil {
@@ -282,8 +283,8 @@ func TestUsesOutrun(t *testing.T) {
 	}
 }
 
-// TestUsesAlone: a use that is to be alone has one client, whoever asks at once for which
-// client, and is the next client's once it was ended for the first.
+// TestUsesAlone: an exclusive use has one client, whatever the concurrent requests, and
+// can go to another client only after its end for the first.
 func TestUsesAlone(t *testing.T) {
 	c, _ := uses(t)
 	ctx := t.Context()
@@ -327,8 +328,8 @@ func TestUsesAlone(t *testing.T) {
 	want(t, give("client/boss", false), meta.KindOK)
 }
 
-// TestUsesRace: grants that are made while the client is evicted, or the volume
-// deleted, are there before that and go, or are not made.
+// TestUsesRace: a grant that is made while the client is evicted, or the volume deleted,
+// is made before and goes, or is not made.
 func TestUsesRace(t *testing.T) {
 	c, _ := uses(t)
 	ctx := t.Context()
@@ -380,8 +381,8 @@ func TestUsesRace(t *testing.T) {
 	}
 }
 
-// TestGrantRequestAgain: a request to grant that comes again, at once with itself or later,
-// grants once; another request grants again, though it says the same.
+// TestGrantRequestAgain: a repeated request to grant, concurrent or later, grants once;
+// another request with the same contents grants again.
 func TestGrantRequestAgain(t *testing.T) {
 	c, cli := uses(t)
 	ctx := t.Context()

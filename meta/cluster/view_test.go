@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestNewerRecordsAreNoneThatWent: a record that a newer program wrote is left out of a
-// view, and does not stand for one that went at the same time.
+// TestNewerRecordsAreNoneThatWent: a record of a newer version is left out of a view, and
+// does not count as a record deleted at the same time.
 func TestNewerRecordsAreNoneThatWent(t *testing.T) {
 	t.Parallel()
 	cli := client(t)
@@ -43,7 +43,7 @@ func TestNewerRecordsAreNoneThatWent(t *testing.T) {
 		t.Fatal(err)
 	}
 	shows("beside the newer one", "next")
-	// One that was known is written by a newer program, and taken over by this one again.
+	// A known record is written by a newer program, and then by this version again.
 	last, err := c.VolumeByName(ctx, "next")
 	if err != nil {
 		t.Fatal(err)

@@ -11,12 +11,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// compacted is a watcher whose first watches end as etcd ends one that stands at a
-// revision which was compacted away.
+// compacted is a watcher whose first watches end as etcd ends a watch at a compacted
+// revision.
 type compacted struct {
 	clientv3.Watcher
 	first atomic.Int64 // so many
-	later atomic.Int64 // watches that were begun after them
+	later atomic.Int64 // watches begun later
 }
 
 func (w *compacted) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
@@ -30,8 +30,8 @@ func (w *compacted) Watch(ctx context.Context, key string, opts ...clientv3.OpOp
 	return ch
 }
 
-// TestWatchesBeginAnew: a watch that ended with a compaction is followed by another, so
-// that views go on to follow changes at once.
+// TestWatchesBeginAnew: after a compaction ended a watch, another watch begins, so that
+// views follow changes at once.
 func TestWatchesBeginAnew(t *testing.T) {
 	t.Parallel()
 	cli := *client(t)
