@@ -148,6 +148,10 @@ func sxTime(t meta.Time) fuse.SxTime {
 // With FUSE_HANDLE_KILLPRIV_V2 SetAttr must drop set-id bits and capabilities: with every
 // change of owner, and with a truncation if the kernel asks for it.
 func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	const truncates = fuse.FATTR_SIZE | fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID
+	if isInput(in.NodeId) && in.Valid&fuse.FATTR_SIZE != 0 && in.Valid&^truncates == 0 {
+		return f.streams.getAttr(request(cancel), in.NodeId, out) // a stream has no bytes to cut off
+	}
 	if isOwn(in.NodeId) {
 		return fuse.EPERM
 	}

@@ -44,6 +44,7 @@ const (
 	opRead        = 15
 	opWrite       = 16
 	opRelease     = 18
+	opFsync       = 20
 	opGetxattr    = 22
 	opListxattr   = 23
 	opFlush       = 25

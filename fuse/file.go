@@ -201,6 +201,9 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	if f.noOpen {
 		return fuse.ENOSYS
 	}
+	if isInput(in.NodeId) {
+		return f.status("flush", in.NodeId, f.streams.flushInput(in))
+	}
 	if isOwn(in.NodeId) {
 		return fuse.OK
 	}
@@ -221,6 +224,9 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 func (f *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	const dataSync = 1
 	ctx := request(cancel)
+	if isInput(in.NodeId) {
+		return f.status("fsync", in.NodeId, f.streams.fsyncInput(ctx, in.Fh))
+	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return f.status("fsync", in.NodeId, err)
@@ -251,6 +257,9 @@ func (f *fileSystem) read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		return f.readText(in.NodeId, buf, int64(in.Offset)), fuse.OK
 	}
 	ctx := request(cancel)
+	if isInput(in.NodeId) {
+		return 0, fuse.EACCES
+	}
 	if isStream(in.NodeId) {
 		n, err := f.streams.read(ctx, in, buf)
 		return n, f.status("read", in.NodeId, err)
@@ -294,10 +303,14 @@ func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]b
 
 // write answers write(2), and the writing back of shared mappings.
 func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (uint32, fuse.Status) {
+	ctx := request(cancel)
+	if isInput(in.NodeId) {
+		n, err := f.streams.writeInput(ctx, in, p)
+		return n, f.status("write", in.NodeId, err)
+	}
 	if isOwn(in.NodeId) {
 		return 0, fuse.EPERM
 	}
-	ctx := request(cancel)
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return 0, f.status("write", in.NodeId, err)

@@ -177,6 +177,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	cfg.Notifier.add(f)
 	f.restore(left)
 	f.restorePages(left, k.Predecessor.Bytes)
+	f.streams.restoreInputs(left, k.Predecessor.Bytes)
 	if err := m.leave(k, h.Generation+1, h.Connection, h.Block, h.Source); err != nil {
 		cfg.Notifier.remove(f)
 		f.conn.file.Close()
@@ -257,6 +258,7 @@ func (m *Mount) finish(stopWatchdog func()) {
 	<-m.fs.conn.done
 	stopWatchdog()
 	m.notifier.remove(m.fs)
+	m.fs.streams.inputs.settle(inputPatience)
 	if err := m.fs.drain(context.Background()); err != nil {
 		m.log.Error("bytes written to the mount are lost: they could not be made durable", "dir", m.dir, "err", err)
 		return

@@ -6,18 +6,21 @@ import "penstock.io/penstock/meta"
 // that no listing shows, so that programs which walk over a tree come to an end:
 //
 //	tail/N     the records of partition N from now on, as lines of text; a READ waits for records
+//	in.jsonl   takes lines, and appends each line as a record (streaminput.go)
 //
 // A node of such a file is the inode of a directory with a mark in the two highest bits of the
 // inode number, which a volume never gives to an inode (meta.LastIno):
 //
 //	1  tail      the directory of the stream
 //	2  tail/N    the directory of the partition, log/N
+//	3  in.jsonl  the directory of the stream
 //
 // So the nodes, too, have the same meaning in each process that serves the mount.
 
 // Names in the directory of a stream.
 const (
 	tailName   = "tail"
+	inputName  = "in.jsonl"
 	logName    = "log"
 	streamSpec = "stream.json"
 )
@@ -29,6 +32,7 @@ const (
 	noStream    streamKind = iota
 	streamTails            // the directory tail
 	streamTail             // a file of tail
+	streamInput            // in.jsonl
 )
 
 // markShift is the lowest bit of the mark in an inode number.
@@ -53,10 +57,18 @@ func isStream(node uint64) bool {
 func isOwn(node uint64) bool { return isText(node) || isStream(node) }
 
 // isStreamName reports whether a name that a directory does not have may be a file of a stream.
-func isStreamName(name string) bool { return name == tailName }
+func isStreamName(name string) bool { return name == tailName || name == inputName }
 
 // waits reports whether a request may wait for ever, and therefore ends with any signal to its
 // caller.
 func waits(op uint32, node uint64) bool {
-	return op == opSetlkw || op == opRead && isStream(node)
+	switch op {
+	case opSetlkw:
+		return true
+	case opRead:
+		return isStream(node)
+	case opWrite, opFsync, opFlush:
+		return isInput(node)
+	}
+	return false
 }

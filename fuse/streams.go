@@ -22,6 +22,10 @@ type Streams interface {
 	// a place on: bytes of the line of the record with an offset. With offset -1 the text begins
 	// with the next record to be appended.
 	Tail(ctx context.Context, volume meta.VolumeID, partition meta.Ino, offset int64, skip int) (StreamTail, error)
+	// HasInput reports whether Input can connect to a gateway.
+	HasInput() bool
+	// Input makes a StreamInput of the stream with a directory. Errors: Invalid.
+	Input(volume meta.VolumeID, dir meta.Ino, as InputName) (StreamInput, error)
 }
 
 // StreamTail reads the text of a partition. The text behind a place does not change.
@@ -37,6 +41,7 @@ type StreamTail interface {
 type streamFiles struct {
 	f       *fileSystem
 	streams Streams // nil: the mount shows no such files
+	inputs  inputs
 
 	mu    sync.Mutex
 	tails map[uint64]*tailHandle
@@ -67,7 +72,11 @@ func (s *streamFiles) nameIn(ctx request, v Volume, node uint64, name string, ou
 		return 0, false
 	}
 	id, ino := s.f.split(node)
-	return s.entry(ctx, streamTails, id, ino, out), true
+	kind := streamTails
+	if name == inputName {
+		kind = streamInput
+	}
+	return s.entry(ctx, kind, id, ino, out), true
 }
 
 // shows reports whether a name that a directory of a volume does not have is a file of a stream.
@@ -116,6 +125,8 @@ func (s *streamFiles) attr(ctx request, node uint64) (meta.Attr, error) {
 	switch kind {
 	case streamTails:
 		a.Mode, a.Nlink = meta.TypeDir|a.Mode&0o555, 2
+	case streamInput:
+		a.Mode = meta.TypeRegular | a.Mode&0o222
 	default:
 		a.Mode = meta.TypeRegular | a.Mode&0o444
 	}
@@ -124,7 +135,7 @@ func (s *streamFiles) attr(ctx request, node uint64) (meta.Attr, error) {
 
 // streamDir returns the directory of the stream of a node.
 func streamDir(ctx request, v Volume, kind streamKind, ino meta.Ino) (meta.Ino, error) {
-	if kind == streamTails {
+	if kind != streamTail {
 		return ino, nil
 	}
 	for range 2 { // of the partition, then of the log
@@ -240,9 +251,12 @@ func (s *streamFiles) getXattr(ctx request, node uint64, name string) ([]byte, e
 	return v.GetXattr(ctx, ino, name)
 }
 
-// open opens a file of tail.
+// open opens a file of a stream.
 func (s *streamFiles) open(ctx request, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	kind, id, ino := streamOf(in.NodeId)
+	if kind == streamInput {
+		return s.openInput(in, out)
+	}
 	if kind != streamTail {
 		return fuse.Status(syscall.EISDIR)
 	}
@@ -367,8 +381,12 @@ func (s *streamFiles) read(ctx request, in *fuse.ReadIn, p []byte) (int, error) 
 	return n, nil
 }
 
-// release ends an open of a file of tail.
+// release ends an open of a file of a stream.
 func (s *streamFiles) release(fh uint64) {
+	if i, err := s.input(fh); err == nil {
+		i.release()
+		return
+	}
 	s.mu.Lock()
 	h := s.tails[fh]
 	delete(s.tails, fh)

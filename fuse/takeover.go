@@ -333,7 +333,9 @@ func (f *fileSystem) restore(left []keep.Record) {
 			}
 		case keep.Tail:
 			next = max(next, f.streams.restore(&r)>>handleShift)
-		case keep.Page:
+		case keep.Input:
+			next = max(next, r.N[1]>>handleShift) // see restoreInputs
+		case keep.Page, keep.Line:
 		}
 	}
 	// Above every number possibly on its way to the kernel.

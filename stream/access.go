@@ -79,6 +79,35 @@ func (l *Login) stat(ctx context.Context, t *penstock.Tree, p string, want Permi
 	return e, l.check(ctx, &u, v, &e.Attr, p, want)
 }
 
+// reach checks the user's permissions on a directory, and that the user may search the directories
+// above in the volume. Errors: AccessDenied, NotDir, and those of Volume.GetAttr.
+func (l *Login) reach(ctx context.Context, v *penstock.Volume, ino meta.Ino, want Permission) error {
+	e, err := v.GetAttr(ctx, ino)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("inode %d of volume %s", ino, v.Name())
+	switch {
+	case !e.Attr.IsDir():
+		return meta.E("check permissions", meta.NotDir, name, nil)
+	case e.Attr.Nlink == 0:
+		return meta.E("check permissions", meta.NotFound, name, errors.New("the directory was removed"))
+	case l == nil:
+		return nil
+	}
+	u, err := l.User()
+	if err == nil {
+		err = l.check(ctx, &u, v, &e.Attr, name, want)
+	}
+	for at := ino; err == nil && at != meta.RootIno; {
+		at = e.Attr.Parent
+		if e, err = v.GetAttr(ctx, at); err == nil {
+			err = l.check(ctx, &u, v, &e.Attr, "a directory on the way", MaySearch)
+		}
+	}
+	return err
+}
+
 // creator returns the tree in which a user may make a stream at a path: the user needs write and
 // search on the directory in which the first missing name of the path is made. Errors:
 // AccessDenied.

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path"
 	"sync"
@@ -70,17 +71,55 @@ func (h *Host) Stream(ctx context.Context, as *Login, p string, want Permission)
 		return nil, meta.E("open stream", meta.KindOf(err), p, err)
 	}
 	id := streamID{e.Volume, e.Attr.Ino}
-	h.mu.Lock()
-	s, closed := h.open[id], h.closed
-	h.used = time.Now()
-	h.mu.Unlock()
-	if closed {
-		return nil, meta.E("open stream", meta.Unavailable, p, errors.New("the gateway stops"))
-	}
-	if s != nil {
-		return s, nil
+	if s, err := h.known(id, p); s != nil || err != nil {
+		return s, err
 	}
 	return h.add(ctx, id, p)
+}
+
+// StreamAt finds a stream by its directory, for a client that needs a permission on the directory,
+// and must be permitted to search the directories above in the volume. Errors: as of Stream.
+func (h *Host) StreamAt(ctx context.Context, as *Login, volume meta.VolumeID, ino meta.Ino, want Permission) (*Stream, error) {
+	id, p := streamID{volume, ino}, fmt.Sprintf("volume %d, inode %d", volume, ino)
+	v, err := h.client.VolumeByID(ctx, volume)
+	if err == nil {
+		err = as.reach(ctx, v, ino, want)
+	}
+	if err == nil {
+		// As in Stream: the removal of the file ends the stream.
+		_, err = volumeDir{v, ino}.lookup(ctx, SpecFile)
+	}
+	switch meta.KindOf(err) {
+	case meta.NotFound, meta.NotDir, meta.Stale, meta.NoSuchVolume:
+		return nil, meta.E("open stream", meta.NotFound, p, errors.New("no stream is there"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	s, err := h.known(id, p)
+	if s != nil || err != nil {
+		return s, err
+	}
+	b, err := volumeDir{v, ino}.ReadFile(ctx, SpecFile)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := DecodeSpec(b)
+	if err != nil {
+		return nil, err
+	}
+	return h.insert(v, id, p, spec)
+}
+
+// known returns an open stream; nil: the stream is not open. Errors: Unavailable.
+func (h *Host) known(id streamID, p string) (*Stream, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.used = time.Now()
+	if h.closed {
+		return nil, meta.E("open stream", meta.Unavailable, p, errors.New("the gateway stops"))
+	}
+	return h.open[id], nil
 }
 
 func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) {
@@ -92,6 +131,11 @@ func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) 
 	if err != nil {
 		return nil, err
 	}
+	return h.insert(v, id, p, spec)
+}
+
+// insert opens a stream, unless the stream is open.
+func (h *Host) insert(v *penstock.Volume, id streamID, p string, spec Spec) (*Stream, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s := h.open[id]; s != nil {

@@ -46,6 +46,7 @@ type mountFlags struct {
 	digest     string
 	noIndex    bool
 	indexDir   string
+	gateways   local.StreamGateways
 }
 
 func newMount() *cobra.Command {
@@ -86,7 +87,8 @@ user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
 and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
 credentials=DIR, insecure, log=FILE, pin=HOLDER, digest=DIGEST, noindex and
 indexdir=DIR (see --pin, --digest, --no-index, --index-dir), hold or
-hold=SOCKET (see --hold). For snapshots and immutable volumes:
+hold=SOCKET (see --hold), gateway=ADDRESS (for each gateway), gatewayca=FILE,
+gatewaycert=FILE, gatewaykey=FILE and gatewaylogin=FILE (see --gateway). For snapshots and immutable volumes:
 noopen (the kernel opens nothing, best for small files; the default) or
 passthrough (the kernel itself reads files that lie whole in a chunk of this machine).
 
@@ -132,6 +134,11 @@ devices, no passthrough, no syncfs, and only the user who mounted sees the mount
 	f.StringVar(&m.hold, "hold", "", "leave the mount to a successor if this process is killed or replaced: a holder has it, which listens at this socket, or a process of the mount's own")
 	f.Lookup("hold").NoOptDefVal = ownHolder
 	f.StringVar(&m.replace, "replace", "", "directory of a mount with --hold: this version of penstock serves the mount from now on, without unmounting")
+	f.StringSliceVar(&m.gateways.Addresses, "gateway", nil, "addresses host:port at which gateways take records over gRPC (gateway --ingest): programs then append to streams through in.jsonl")
+	f.StringVar(&m.gateways.CA, "gateway-ca", "", "file with authorities (PEM) of the gateways' certificates (default: the system's; no TLS if all gateways are at loopback addresses)")
+	f.StringVar(&m.gateways.Cert, "gateway-cert", "", "file with the certificate (PEM) that logs the mount in to gateways")
+	f.StringVar(&m.gateways.Key, "gateway-key", "", "file with the key of --gateway-cert (PEM)")
+	f.StringVar(&m.gateways.Login, "gateway-login", "", "file with NAME:PASSWORD that logs the mount in to gateways")
 	m.pinTTL = span(time.Hour)
 	f.Var(&m.pinTTL, "pin-ttl", "how long the pin lasts after the mount's last renewal, such as 30m or 7d")
 	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")
@@ -161,6 +168,9 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		return err
 	}
 	opts.Watchdog = watchdogProgram
+	if err := m.gateways.Open(); err != nil {
+		return err
+	}
 	addrs, creds, err := m.open()
 	if err != nil {
 		return err
@@ -239,7 +249,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
 			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, UnsafeNoLaunder: unsafe.NoLaunder, Topology: m.topology, Congestion: m.congestion,
 		},
-		Source: source, Dir: dir, Options: opts, Streams: local.StreamFiles, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
+		Source: source, Dir: dir, Options: opts, Streams: local.StreamFiles(m.gateways), Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Settling: func(mount *fuse.Mount) { m.settling(ctx, log, mount) },
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			hangup(ctx, mount.Held(), leave, unmount)

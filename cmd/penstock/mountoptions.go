@@ -75,12 +75,17 @@ var mountValues = map[string]func(m *mountFlags, value string){
 			m.hold = ownHolder
 		}
 	},
-	"insecure": func(m *mountFlags, _ string) { m.insecure = true },
-	"log":      func(m *mountFlags, v string) { m.logFile = v },
-	"digest":   func(m *mountFlags, v string) { m.digest = v },
-	"pin":      func(m *mountFlags, v string) { m.pin = v },
-	"noindex":  func(m *mountFlags, _ string) { m.noIndex = true },
-	"indexdir": func(m *mountFlags, v string) { m.indexDir = v },
+	"insecure":     func(m *mountFlags, _ string) { m.insecure = true },
+	"log":          func(m *mountFlags, v string) { m.logFile = v },
+	"digest":       func(m *mountFlags, v string) { m.digest = v },
+	"pin":          func(m *mountFlags, v string) { m.pin = v },
+	"noindex":      func(m *mountFlags, _ string) { m.noIndex = true },
+	"indexdir":     func(m *mountFlags, v string) { m.indexDir = v },
+	"gateway":      func(m *mountFlags, v string) { m.gateways.Addresses = append(m.gateways.Addresses, v) },
+	"gatewayca":    func(m *mountFlags, v string) { m.gateways.CA = v },
+	"gatewaycert":  func(m *mountFlags, v string) { m.gateways.Cert = v },
+	"gatewaykey":   func(m *mountFlags, v string) { m.gateways.Key = v },
+	"gatewaylogin": func(m *mountFlags, v string) { m.gateways.Login = v },
 }
 
 // parse turns the options of -o into options of the mount and flags.

@@ -76,7 +76,9 @@ const (
 	Page                     // node, uid | gid<<32, offset, length, place, unique | kill<<63 of a page written back
 	Append                   // volume, inode, unique, offset of an appending WRITE request
 	Tail                     // node, handle, unique of the last READ, or of the OPEN, record offset before that READ and after it, bytes read of the records' lines: before<<32 | after
-	lastKind = Tail
+	Input                    // node, handle, unique of the OPEN, name of the producer, number of the next line<<16 | partition+1, bytes done<<10 | released<<9 | skipping<<8 | kind of a failure; aux: process
+	Line                     // handle, position, unique of the WRITE, length, place of bytes written to an Input
+	lastKind = Line
 )
 
 // Nowhere is the place of bytes without room in the arena: only the fact of the write is known.
@@ -367,7 +369,7 @@ func (m *Memory) Records() ([]Record, error) {
 		if r.Kind > lastKind {
 			return nil, meta.E(op, meta.Corrupt, fmt.Sprintf("slot %d", s), fmt.Errorf("kind %d", r.Kind))
 		}
-		if r.Kind == Data || r.Kind == Page {
+		if r.Kind == Data || r.Kind == Page || r.Kind == Line {
 			if n, at := r.N[3], r.N[4]; n > spanSize || at != Nowhere && (at > uint64(len(m.arena)) || n > uint64(len(m.arena))-at) {
 				return nil, meta.E(op, meta.Corrupt, fmt.Sprintf("slot %d", s), errors.New("its bytes are outside"))
 			}
@@ -378,7 +380,7 @@ func (m *Memory) Records() ([]Record, error) {
 	return l, nil
 }
 
-// Bytes returns the bytes of a Data or Page record; nil if the arena had no room for the bytes.
+// Bytes returns the bytes of a Data, Page or Line record; nil if the arena had no room for the bytes.
 func (m *Memory) Bytes(r Record) []byte {
 	if r.N[4] == Nowhere {
 		return nil

@@ -3,4 +3,8 @@
 // messages, package stream/ingest/client sends them.
 package ingest
 
+// ErrorDomain is the domain of a google.rpc.ErrorInfo, in the details of a gateway's error. The reason
+// is the text of the error's kind (meta.Kind).
+const ErrorDomain = "penstock.io"
+
 //go:generate go run ../../meta/admin/gen . penstock/ingest/v1/

@@ -117,7 +117,11 @@ type Open struct {
 	// Name of the producer, at most 256 bytes. Empty: the records have no sequence numbers, and
 	// records that are sent again are appended again. One call at a time uses a name: the numbers
 	// of concurrent calls do not follow each other.
-	Producer      string `protobuf:"bytes,3,opt,name=producer,proto3" json:"producer,omitempty"`
+	Producer string `protobuf:"bytes,3,opt,name=producer,proto3" json:"producer,omitempty"`
+	// In place of a path: the directory of the stream, which keeps its number when it is renamed. A
+	// client that logs in needs the same permissions as with a path, on the directory and on the
+	// directories above in its volume.
+	Directory     *Directory `protobuf:"bytes,4,opt,name=directory,proto3" json:"directory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -173,6 +177,66 @@ func (x *Open) GetProducer() string {
 	return ""
 }
 
+func (x *Open) GetDirectory() *Directory {
+	if x != nil {
+		return x.Directory
+	}
+	return nil
+}
+
+// Directory is a directory by numbers that it never changes.
+type Directory struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        uint64                 `protobuf:"varint,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Inode         uint64                 `protobuf:"varint,2,opt,name=inode,proto3" json:"inode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Directory) Reset() {
+	*x = Directory{}
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Directory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Directory) ProtoMessage() {}
+
+func (x *Directory) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Directory.ProtoReflect.Descriptor instead.
+func (*Directory) Descriptor() ([]byte, []int) {
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Directory) GetVolume() uint64 {
+	if x != nil {
+		return x.Volume
+	}
+	return 0
+}
+
+func (x *Directory) GetInode() uint64 {
+	if x != nil {
+		return x.Inode
+	}
+	return 0
+}
+
 // Opened says where the records go.
 type Opened struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -187,7 +251,7 @@ type Opened struct {
 
 func (x *Opened) Reset() {
 	*x = Opened{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[2]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -199,7 +263,7 @@ func (x *Opened) String() string {
 func (*Opened) ProtoMessage() {}
 
 func (x *Opened) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[2]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -212,7 +276,7 @@ func (x *Opened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Opened.ProtoReflect.Descriptor instead.
 func (*Opened) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{2}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Opened) GetPartition() int32 {
@@ -253,7 +317,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[3]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -265,7 +329,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[3]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -278,7 +342,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{3}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Batch) GetSequence() int64 {
@@ -317,7 +381,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[4]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -329,7 +393,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[4]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -342,7 +406,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{4}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Record) GetKey() []byte {
@@ -383,7 +447,7 @@ type Header struct {
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[5]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +459,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[5]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +472,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{5}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Header) GetName() string {
@@ -438,7 +502,7 @@ type AppendResponse struct {
 
 func (x *AppendResponse) Reset() {
 	*x = AppendResponse{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[6]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +514,7 @@ func (x *AppendResponse) String() string {
 func (*AppendResponse) ProtoMessage() {}
 
 func (x *AppendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[6]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +527,7 @@ func (x *AppendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendResponse.ProtoReflect.Descriptor instead.
 func (*AppendResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{6}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AppendResponse) GetResponse() isAppendResponse_Response {
@@ -525,7 +589,7 @@ type Acknowledged struct {
 
 func (x *Acknowledged) Reset() {
 	*x = Acknowledged{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[7]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +601,7 @@ func (x *Acknowledged) String() string {
 func (*Acknowledged) ProtoMessage() {}
 
 func (x *Acknowledged) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[7]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +614,7 @@ func (x *Acknowledged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acknowledged.ProtoReflect.Descriptor instead.
 func (*Acknowledged) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{7}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Acknowledged) GetAppended() []*Run {
@@ -593,7 +657,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[8]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +669,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[8]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +682,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{8}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Run) GetRecord() int32 {
@@ -653,7 +717,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[9]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +729,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[9]
+	mi := &file_penstock_ingest_v1_ingest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +742,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{9}
+	return file_penstock_ingest_v1_ingest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Refused) GetRecord() int32 {
@@ -703,13 +767,17 @@ const file_penstock_ingest_v1_ingest_proto_rawDesc = "" +
 	"\rAppendRequest\x12.\n" +
 	"\x04open\x18\x01 \x01(\v2\x18.penstock.ingest.v1.OpenH\x00R\x04open\x121\n" +
 	"\x05batch\x18\x02 \x01(\v2\x19.penstock.ingest.v1.BatchH\x00R\x05batchB\t\n" +
-	"\arequest\"k\n" +
+	"\arequest\"\xa8\x01\n" +
 	"\x04Open\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12!\n" +
 	"\tpartition\x18\x02 \x01(\x05H\x00R\tpartition\x88\x01\x01\x12\x1a\n" +
-	"\bproducer\x18\x03 \x01(\tR\bproducerB\f\n" +
+	"\bproducer\x18\x03 \x01(\tR\bproducer\x12;\n" +
+	"\tdirectory\x18\x04 \x01(\v2\x1d.penstock.ingest.v1.DirectoryR\tdirectoryB\f\n" +
 	"\n" +
-	"_partition\"\x82\x01\n" +
+	"_partition\"9\n" +
+	"\tDirectory\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\x04R\x06volume\x12\x14\n" +
+	"\x05inode\x18\x02 \x01(\x04R\x05inode\"\x82\x01\n" +
 	"\x06Opened\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x05R\tpartition\x12(\n" +
 	"\rlast_sequence\x18\x02 \x01(\x03H\x00R\flastSequence\x88\x01\x01\x12\x1e\n" +
@@ -768,35 +836,37 @@ func file_penstock_ingest_v1_ingest_proto_rawDescGZIP() []byte {
 	return file_penstock_ingest_v1_ingest_proto_rawDescData
 }
 
-var file_penstock_ingest_v1_ingest_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_penstock_ingest_v1_ingest_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_penstock_ingest_v1_ingest_proto_goTypes = []any{
 	(*AppendRequest)(nil),  // 0: penstock.ingest.v1.AppendRequest
 	(*Open)(nil),           // 1: penstock.ingest.v1.Open
-	(*Opened)(nil),         // 2: penstock.ingest.v1.Opened
-	(*Batch)(nil),          // 3: penstock.ingest.v1.Batch
-	(*Record)(nil),         // 4: penstock.ingest.v1.Record
-	(*Header)(nil),         // 5: penstock.ingest.v1.Header
-	(*AppendResponse)(nil), // 6: penstock.ingest.v1.AppendResponse
-	(*Acknowledged)(nil),   // 7: penstock.ingest.v1.Acknowledged
-	(*Run)(nil),            // 8: penstock.ingest.v1.Run
-	(*Refused)(nil),        // 9: penstock.ingest.v1.Refused
+	(*Directory)(nil),      // 2: penstock.ingest.v1.Directory
+	(*Opened)(nil),         // 3: penstock.ingest.v1.Opened
+	(*Batch)(nil),          // 4: penstock.ingest.v1.Batch
+	(*Record)(nil),         // 5: penstock.ingest.v1.Record
+	(*Header)(nil),         // 6: penstock.ingest.v1.Header
+	(*AppendResponse)(nil), // 7: penstock.ingest.v1.AppendResponse
+	(*Acknowledged)(nil),   // 8: penstock.ingest.v1.Acknowledged
+	(*Run)(nil),            // 9: penstock.ingest.v1.Run
+	(*Refused)(nil),        // 10: penstock.ingest.v1.Refused
 }
 var file_penstock_ingest_v1_ingest_proto_depIdxs = []int32{
-	1, // 0: penstock.ingest.v1.AppendRequest.open:type_name -> penstock.ingest.v1.Open
-	3, // 1: penstock.ingest.v1.AppendRequest.batch:type_name -> penstock.ingest.v1.Batch
-	4, // 2: penstock.ingest.v1.Batch.records:type_name -> penstock.ingest.v1.Record
-	5, // 3: penstock.ingest.v1.Record.headers:type_name -> penstock.ingest.v1.Header
-	2, // 4: penstock.ingest.v1.AppendResponse.opened:type_name -> penstock.ingest.v1.Opened
-	7, // 5: penstock.ingest.v1.AppendResponse.acknowledged:type_name -> penstock.ingest.v1.Acknowledged
-	8, // 6: penstock.ingest.v1.Acknowledged.appended:type_name -> penstock.ingest.v1.Run
-	9, // 7: penstock.ingest.v1.Acknowledged.refused:type_name -> penstock.ingest.v1.Refused
-	0, // 8: penstock.ingest.v1.Ingest.Append:input_type -> penstock.ingest.v1.AppendRequest
-	6, // 9: penstock.ingest.v1.Ingest.Append:output_type -> penstock.ingest.v1.AppendResponse
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	1,  // 0: penstock.ingest.v1.AppendRequest.open:type_name -> penstock.ingest.v1.Open
+	4,  // 1: penstock.ingest.v1.AppendRequest.batch:type_name -> penstock.ingest.v1.Batch
+	2,  // 2: penstock.ingest.v1.Open.directory:type_name -> penstock.ingest.v1.Directory
+	5,  // 3: penstock.ingest.v1.Batch.records:type_name -> penstock.ingest.v1.Record
+	6,  // 4: penstock.ingest.v1.Record.headers:type_name -> penstock.ingest.v1.Header
+	3,  // 5: penstock.ingest.v1.AppendResponse.opened:type_name -> penstock.ingest.v1.Opened
+	8,  // 6: penstock.ingest.v1.AppendResponse.acknowledged:type_name -> penstock.ingest.v1.Acknowledged
+	9,  // 7: penstock.ingest.v1.Acknowledged.appended:type_name -> penstock.ingest.v1.Run
+	10, // 8: penstock.ingest.v1.Acknowledged.refused:type_name -> penstock.ingest.v1.Refused
+	0,  // 9: penstock.ingest.v1.Ingest.Append:input_type -> penstock.ingest.v1.AppendRequest
+	7,  // 10: penstock.ingest.v1.Ingest.Append:output_type -> penstock.ingest.v1.AppendResponse
+	10, // [10:11] is the sub-list for method output_type
+	9,  // [9:10] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_penstock_ingest_v1_ingest_proto_init() }
@@ -809,22 +879,22 @@ func file_penstock_ingest_v1_ingest_proto_init() {
 		(*AppendRequest_Batch)(nil),
 	}
 	file_penstock_ingest_v1_ingest_proto_msgTypes[1].OneofWrappers = []any{}
-	file_penstock_ingest_v1_ingest_proto_msgTypes[2].OneofWrappers = []any{}
 	file_penstock_ingest_v1_ingest_proto_msgTypes[3].OneofWrappers = []any{}
 	file_penstock_ingest_v1_ingest_proto_msgTypes[4].OneofWrappers = []any{}
 	file_penstock_ingest_v1_ingest_proto_msgTypes[5].OneofWrappers = []any{}
-	file_penstock_ingest_v1_ingest_proto_msgTypes[6].OneofWrappers = []any{
+	file_penstock_ingest_v1_ingest_proto_msgTypes[6].OneofWrappers = []any{}
+	file_penstock_ingest_v1_ingest_proto_msgTypes[7].OneofWrappers = []any{
 		(*AppendResponse_Opened)(nil),
 		(*AppendResponse_Acknowledged)(nil),
 	}
-	file_penstock_ingest_v1_ingest_proto_msgTypes[7].OneofWrappers = []any{}
+	file_penstock_ingest_v1_ingest_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_ingest_v1_ingest_proto_rawDesc), len(file_penstock_ingest_v1_ingest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

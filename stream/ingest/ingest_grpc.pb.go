@@ -50,6 +50,9 @@ type IngestClient interface {
 	//	UNAVAILABLE, ABORTED: the gateway can't serve the call now: open again.
 	//	RESOURCE_EXHAUSTED: the disk or the quota is full, or the gateway has too many calls: open
 	//	again later.
+	//
+	// An error of the gateway has a google.rpc.ErrorInfo among its details: domain "penstock.io", and
+	// the kind of the error as reason, such as "quota exceeded".
 	Append(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendRequest, AppendResponse], error)
 }
 
@@ -100,6 +103,9 @@ type IngestServer interface {
 	//	UNAVAILABLE, ABORTED: the gateway can't serve the call now: open again.
 	//	RESOURCE_EXHAUSTED: the disk or the quota is full, or the gateway has too many calls: open
 	//	again later.
+	//
+	// An error of the gateway has a google.rpc.ErrorInfo among its details: domain "penstock.io", and
+	// the kind of the error as reason, such as "quota exceeded".
 	Append(grpc.BidiStreamingServer[AppendRequest, AppendResponse]) error
 	mustEmbedUnimplementedIngestServer()
 }

@@ -27,23 +27,30 @@ type doors struct {
 	*machine
 	at     string
 	socket string
+	args   []string
 	hold   *hold.Client
 }
 
-func newDoors(t *testing.T) *doors {
+// newDoors makes a machine with a mount; args are further flags of the mount.
+func newDoors(t *testing.T, args ...string) *doors {
 	t.Helper()
-	d := &doors{machine: newMachine(t)}
-	d.at, d.socket = filepath.Join(d.Dir, "mnt"), filepath.Join(d.Dir, "hold.sock")
+	return (&doors{machine: newMachine(t)}).another("mnt", args...)
+}
+
+// another makes a mount of the same machine, in a directory with a name.
+func (d *doors) another(name string, args ...string) *doors {
+	d.T.Helper()
+	d = &doors{machine: d.machine, args: args, at: filepath.Join(d.Dir, name), socket: filepath.Join(d.Dir, name+".sock")}
 	if err := os.Mkdir(d.at, 0o755); err != nil {
-		t.Fatal(err)
+		d.T.Fatal(err)
 	}
 	holder := d.Run("hold", "--socket", d.socket)
-	t.Cleanup(func() {
+	d.T.Cleanup(func() {
 		_ = unix.Unmount(d.at, unix.MNT_FORCE|unix.MNT_DETACH)
 		holder.Kill()
 	})
 	d.Until("the holder", func() (err error) { d.hold, err = hold.Dial(d.socket); return err })
-	t.Cleanup(d.hold.Close)
+	d.T.Cleanup(d.hold.Close)
 	d.serve()
 	return d
 }
@@ -51,7 +58,7 @@ func newDoors(t *testing.T) *doors {
 // serve starts a process that mounts, or serves the mount that no process serves.
 func (d *doors) serve() {
 	d.T.Helper()
-	p := d.Run("mount", "--dir", filepath.Join(d.Dir, "d"), "--admin=none", "--hold="+d.socket, "/", d.at)
+	p := d.Run(append([]string{"mount", "--dir", filepath.Join(d.Dir, "d"), "--admin=none", "--hold=" + d.socket, "/", d.at}, d.args...)...)
 	d.Until("the mount serves", func() error {
 		if d.server() != p.PID() {
 			return errors.New("not yet")
@@ -72,7 +79,7 @@ func (d *doors) server() int {
 // replace has another process serve the mount.
 func (d *doors) replace() {
 	d.T.Helper()
-	if out, err := exec.Command(program.Path, "mount", "--replace", d.at, "--hold="+d.socket).CombinedOutput(); err != nil {
+	if out, err := exec.Command(program.Path, append([]string{"mount", "--replace", d.at, "--hold=" + d.socket}, d.args...)...).CombinedOutput(); err != nil {
 		d.T.Fatalf("%v: %s", err, out)
 	}
 }

@@ -205,11 +205,16 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	if err != nil {
 		return s, err
 	}
+	var gateways StreamGateways
+	// A mount that must log in is one of 'penstock mount'.
+	if s.Gateway != nil && s.Gateway.Ingest != "" && cfg.Doors.Users == "" && cfg.Doors.Cert == "" {
+		gateways.Addresses = []string{s.Gateway.Ingest}
+	}
 	if cfg.Mount != "" {
 		s.Mount, err = StartMount(ctx, MountConfig{
 			NoLaunder: cfg.Unsafe.NoLaunder,
 			Meta:      []string{s.Meta.Addr}, Dir: cfg.Mount, Logger: cfg.Logger, Options: cfg.MountOptions,
-			WriteBuffer: cfg.WriteBuffer, MetaCache: cfg.MetaCache,
+			WriteBuffer: cfg.WriteBuffer, MetaCache: cfg.MetaCache, Gateways: gateways,
 		})
 		if err != nil {
 			return s, err
@@ -237,7 +242,7 @@ func (s *System) Failed(ctx context.Context) error {
 	}
 }
 
-// Close stops the parts in order: the mirrors; the gateway, which ends its streams; the mount, which flushes; the metadata server,
+// Close stops the parts in order: the mirrors; the mount, which flushes, also lines to the gateway; the gateway, which ends its streams; the metadata server,
 // which seals open chunks and commits the journal; the chunk server. Each of these steps takes
 // at most a share of the time until ctx ends, so that later steps have time left: a remote
 // chunk server may be silent, and the mount waits for the chunk server until its context ends.
@@ -251,11 +256,11 @@ func (s *System) Close(ctx context.Context) error {
 	if s.stopMirrors != nil {
 		s.stopMirrors()
 	}
-	if s.Gateway != nil {
-		step(0.3, s.Gateway.Close)
-	}
 	if s.Mount != nil {
 		step(0.6, s.Mount.Close)
+	}
+	if s.Gateway != nil {
+		step(0.3, s.Gateway.Close)
 	}
 	if s.Meta != nil && s.Meta.Server != nil {
 		// Chunks that the mount left open are sealed while the chunk server runs.
@@ -294,6 +299,7 @@ type MountConfig struct {
 	WriteBuffer int64
 	MetaCache   int
 	NoLaunder   bool // see Unsafe
+	Gateways    StreamGateways
 }
 
 // Mount is a client together with its mount.
@@ -321,7 +327,10 @@ func StartMount(ctx context.Context, cfg MountConfig) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	fc := fuse.Config{Tree: fuse.ClientTree(c), Notifier: n, Logger: cfg.Logger, Dir: cfg.Dir, Source: cfg.Source, Options: cfg.Options, Streams: StreamFiles(c)}
+	if err := cfg.Gateways.Open(); err != nil {
+		return nil, errors.Join(err, c.Close(ctx))
+	}
+	fc := fuse.Config{Tree: fuse.ClientTree(c), Notifier: n, Logger: cfg.Logger, Dir: cfg.Dir, Source: cfg.Source, Options: cfg.Options, Streams: StreamFiles(cfg.Gateways)(c)}
 	if err := findRoot(ctx, c, cfg, &fc); err != nil {
 		return nil, errors.Join(err, c.Close(ctx))
 	}

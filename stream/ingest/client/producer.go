@@ -3,12 +3,14 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -23,12 +25,20 @@ type Config struct {
 	// Gateways are addresses, host:port, of the gRPC servers of gateways. The Producer asks the
 	// next one when one fails.
 	Gateways []string
-	// Stream is the path of the stream.
+	// Stream is the path of the stream; "": Directory names the stream.
 	Stream string
+	// Directory is the directory of the stream.
+	Directory *ingest.Directory
 	// Name is the name of the producer, 1 to 256 bytes. One Producer at a time uses a name.
 	Name string
 	// Partition is the number of the partition; nil: the name determines the partition.
 	Partition *int32
+	// Next is the sequence number of the first record of Append; 0: the one after Last. Promised is
+	// the number after the last one that an earlier Producer of the name may have sent; the first
+	// records of Append are then those that the earlier Producer had numbered from Next on.
+	Next, Promised int64
+	// Impatient makes Append fail while the disk or the quota is full, in place of waiting for room.
+	Impatient bool
 	// Dial are options of the connections, such as credentials; nil: no encryption.
 	Dial []grpc.DialOption
 }
@@ -43,9 +53,10 @@ type Producer struct {
 	conn    *grpc.ClientConn
 	call    *call // nil: none is open
 
-	known bool  // a gateway has told the last number in the partition
-	last  int64 // last number in the partition, as acknowledged or told; -1: none
-	next  int64 // next number to be given out
+	partition *int32 // of the records; nil: not known yet
+	known     bool   // a gateway has told the last number in the partition
+	last      int64  // last number in the partition, as acknowledged or told; -1: none
+	next      int64  // next number to be given out
 }
 
 // call is an Append call.
@@ -56,6 +67,8 @@ type call struct {
 
 // Result says what became of the records of an Append.
 type Result struct {
+	// Partition is the partition of the records.
+	Partition int32
 	// Offsets has the offset of each record; -1 of a refused record, and of a record that was
 	// found in the partition when it was sent again, too late for the gateway to know the offset.
 	Offsets []int64
@@ -66,13 +79,18 @@ type Result struct {
 
 // New makes a Producer. Errors: Invalid.
 func New(cfg Config) (*Producer, error) {
+	if cfg.Stream == "" && cfg.Directory != nil {
+		cfg.Stream = fmt.Sprintf("volume %d, inode %d", cfg.Directory.Volume, cfg.Directory.Inode)
+	} else {
+		cfg.Directory = nil
+	}
 	if len(cfg.Gateways) == 0 || cfg.Name == "" || cfg.Stream == "" {
 		return nil, meta.E("make producer", meta.Invalid, cfg.Stream, errors.New("a producer has a name, a stream and the address of a gateway"))
 	}
 	if cfg.Dial == nil {
 		cfg.Dial = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}
-	return &Producer{cfg: cfg, turn: make(chan struct{}, 1), last: -1}, nil
+	return &Producer{cfg: cfg, turn: make(chan struct{}, 1), partition: cfg.Partition, last: -1}, nil
 }
 
 // Pauses between attempts.
@@ -120,7 +138,7 @@ func (p *Producer) Last(ctx context.Context) (int64, error) {
 // they are durable. After an error the records may be in the partition, in part or in the whole;
 // the next Append continues in any case, with other numbers. Errors: Interrupted (ctx has ended),
 // NotFound (no such stream or partition), Invalid, AccessDenied, WrongOffset (another
-// producer uses the name), Stale (a rollback has cut acknowledged records off the log, or the partition has
+// producer uses the name), NoSpace and QuotaExceeded (Config.Impatient), Stale (a rollback has cut acknowledged records off the log, or the partition has
 // forgotten the producer; the next Append goes on there).
 func (p *Producer) Append(ctx context.Context, records ...*ingest.Record) (*Result, error) {
 	if len(records) == 0 {
@@ -207,9 +225,11 @@ func (p *Producer) open(ctx context.Context) error {
 		return p.of(err)
 	}
 	p.call = &call{stream, cancel}
-	a, err := p.ask(&ingest.AppendRequest{Request: &ingest.AppendRequest_Open{Open: &ingest.Open{
-		Stream: p.cfg.Stream, Partition: p.cfg.Partition, Producer: p.cfg.Name,
-	}}})
+	q := &ingest.Open{Stream: p.cfg.Stream, Directory: p.cfg.Directory, Partition: p.partition, Producer: p.cfg.Name}
+	if q.Directory != nil {
+		q.Stream = ""
+	}
+	a, err := p.ask(&ingest.AppendRequest{Request: &ingest.AppendRequest_Open{Open: q}})
 	if err != nil {
 		return err
 	}
@@ -217,6 +237,8 @@ func (p *Producer) open(ctx context.Context) error {
 	if opened == nil {
 		return p.fail(meta.Protocol, errors.New("a gateway answered an Open with something else"))
 	}
+	// The name determines the partition together with the number of partitions, which may grow.
+	p.partition = &opened.Partition
 	last := int64(-1)
 	if opened.LastSequence != nil {
 		last = *opened.LastSequence
@@ -229,16 +251,24 @@ func (p *Producer) learn(last int64) error {
 	before := p.last
 	switch {
 	case !p.known:
-		p.known, p.last, p.next = true, last, last+1
+		p.known, p.last, p.next = true, last, cmp.Or(p.cfg.Next, last+1)
+		if p.cfg.Next > 0 && last >= max(p.next, p.cfg.Promised) {
+			return p.other(last)
+		}
 	case last < before:
 		p.last = last
 		return p.fail(meta.Stale, fmt.Errorf("the partition has the records up to number %d of producer %q, and %d was acknowledged: a rollback has undone records, or the partition has forgotten the producer", last, p.cfg.Name, before))
-	case last >= p.next:
-		return p.fail(meta.WrongOffset, fmt.Errorf("the partition has number %d of producer %q, and this producer has given numbers below %d: another producer uses the name", last, p.cfg.Name, p.next))
+	case last >= max(p.next, p.cfg.Promised):
+		return p.other(last)
 	default:
 		p.last = last
 	}
 	return nil
+}
+
+// other makes the error of a number that this Producer has not given.
+func (p *Producer) other(last int64) error {
+	return p.fail(meta.WrongOffset, fmt.Errorf("the partition has number %d of producer %q, and this producer has given numbers below %d: another producer uses the name", last, p.cfg.Name, max(p.next, p.cfg.Promised)))
 }
 
 // send sends a batch, and waits until it is durable.
@@ -258,7 +288,7 @@ func (p *Producer) send(first int64, records []*ingest.Record) (*Result, error) 
 	if done.LastSequence != nil && (len(done.Appended) > 0 || done.RepeatedRecords > 0) {
 		p.last = max(p.last, *done.LastSequence)
 	}
-	r := &Result{Offsets: make([]int64, len(records))}
+	r := &Result{Partition: *p.partition, Offsets: make([]int64, len(records))}
 	for i := range r.Offsets {
 		r.Offsets[i] = -1
 	}
@@ -302,8 +332,19 @@ var kinds = map[codes.Code]meta.Kind{
 	codes.Unimplemented:      meta.NotSupported,
 }
 
+// full are the kinds of errors for which an impatient Producer does not wait.
+var full = []meta.Kind{meta.NoSpace, meta.QuotaExceeded}
+
 // of makes an error of the end of a call.
 func (p *Producer) of(err error) error {
+	for _, d := range status.Convert(err).Details() {
+		info, ok := d.(*errdetails.ErrorInfo)
+		for _, kind := range full {
+			if ok && p.cfg.Impatient && info.Domain == ingest.ErrorDomain && info.Reason == kind.String() {
+				return p.fail(kind, err)
+			}
+		}
+	}
 	if kind, ok := kinds[status.Code(err)]; ok {
 		return p.fail(kind, err)
 	}

@@ -242,3 +242,41 @@ func TestEnds(t *testing.T) {
 		t.Errorf("an Append that was given up: %v", err)
 	}
 }
+
+// TestSuccessor: a Producer that continues an earlier one of the same name sends the same records with
+// the same numbers, in other batches, while the last batch of the earlier one comes late: each record
+// is in the partition once.
+func TestSuccessor(t *testing.T) {
+	for had := range 4 { // records that the earlier Producer had appended
+		g := newGateway(1, 0)
+		var records []*ingest.Record
+		for n := range 4 {
+			records = append(records, &ingest.Record{Value: fmt.Appendf(nil, "%d", n)})
+		}
+		first := int64(1)
+		g.last = 0
+		if had > 0 {
+			if _, err := g.take(&ingest.Batch{Sequence: &first, Records: records[:had]}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g.late = &ingest.Batch{Sequence: &first, Records: records[:3]}
+		p := serve(t, g)
+		p.cfg.Next, p.cfg.Promised = 1, 5
+		for _, batch := range [][]*ingest.Record{records[:1], records[1:2], records[2:]} {
+			if _, err := p.Append(t.Context(), batch...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := "[0 1 2 3]"; fmt.Sprint(g.log) != want {
+			t.Errorf("DATA: after %d records, the partition has %v, not %s", had, g.log, want)
+		}
+	}
+	g := newGateway(1, 0)
+	g.last = 9
+	p := serve(t, g)
+	p.cfg.Next, p.cfg.Promised = 1, 5
+	if _, err := p.Append(t.Context(), &ingest.Record{Value: []byte("a")}); !errors.Is(err, meta.WrongOffset) {
+		t.Errorf("a number that no earlier Producer gave: %v", err)
+	}
+}

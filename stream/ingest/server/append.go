@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/reflection"
@@ -46,7 +47,13 @@ func statusError(err error) error {
 	if err == nil {
 		return nil
 	}
-	return status.Error(codeOf(meta.KindOf(err)), err.Error())
+	kind := meta.KindOf(err)
+	s := status.New(codeOf(kind), err.Error())
+	// Several kinds have the same code: RESOURCE_EXHAUSTED is a full quota, or too many calls.
+	if full, derr := s.WithDetails(&errdetails.ErrorInfo{Domain: ingest.ErrorDomain, Reason: kind.String()}); derr == nil {
+		s = full
+	}
+	return s.Err()
 }
 
 // newGRPC makes the gRPC server, which runs as a handler of the HTTP server.
@@ -212,10 +219,7 @@ func (c *call) open(ctx context.Context, s *Server, q *ingest.Open) error {
 	if err := checkName(q.Producer); err != nil {
 		return err
 	}
-	if !strings.HasPrefix(q.Stream, "/") || path.Clean(q.Stream) != q.Stream {
-		return meta.E("append", meta.Invalid, q.Stream, errors.New("the path of a stream is like /volume/name"))
-	}
-	target, err := s.find(ctx, q.Stream)
+	target, err := s.named(ctx, q)
 	if err != nil {
 		return err
 	}
@@ -239,6 +243,21 @@ func (c *call) open(ctx context.Context, s *Server, q *ingest.Open) error {
 		}
 	}
 	return c.send(&ingest.AppendResponse{Response: &ingest.AppendResponse_Opened{Opened: p}})
+}
+
+// named finds the stream that an Open names.
+func (s *Server) named(ctx context.Context, q *ingest.Open) (target, error) {
+	switch d := q.Directory; {
+	case d != nil && q.Stream != "":
+		return target{}, meta.E("append", meta.Invalid, q.Stream, errors.New("an Open has the path of a stream or its directory, and not both"))
+	case d != nil && (d.Volume == 0 || d.Volume > uint64(meta.MaxVolume) || d.Inode == 0 || d.Inode > uint64(meta.LastIno)):
+		return target{}, meta.E("append", meta.Invalid, "directory", fmt.Errorf("volume %d, inode %d is no directory", d.Volume, d.Inode))
+	case d != nil:
+		return s.directory(ctx, meta.VolumeID(d.Volume), meta.Ino(d.Inode))
+	case !strings.HasPrefix(q.Stream, "/") || path.Clean(q.Stream) != q.Stream:
+		return target{}, meta.E("append", meta.Invalid, q.Stream, errors.New("the path of a stream is like /volume/name"))
+	}
+	return s.find(ctx, q.Stream)
 }
 
 // read reads batches and appends until the client ends the call.

@@ -12,6 +12,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -275,12 +276,28 @@ func (s *Server) stream(ctx context.Context, p string) (target, error) {
 	if _, err := stream.Topic(p); err != nil {
 		return target{}, err
 	}
+	return s.opened(ctx, p, func(h *stream.Host, ctx context.Context, as *stream.Login) (*stream.Stream, error) {
+		return h.Stream(ctx, as, p, stream.MayWrite)
+	})
+}
+
+// directory finds a stream by the inode of its directory, for a client that may append to the
+// stream.
+func (s *Server) directory(ctx context.Context, volume meta.VolumeID, ino meta.Ino) (target, error) {
+	name := fmt.Sprintf("volume %d, inode %d", volume, ino)
+	return s.opened(ctx, name, func(h *stream.Host, ctx context.Context, as *stream.Login) (*stream.Stream, error) {
+		return h.StreamAt(ctx, as, volume, ino, stream.MayWrite)
+	})
+}
+
+// opened finds a stream with find. p names the stream in errors.
+func (s *Server) opened(ctx context.Context, p string, find func(*stream.Host, context.Context, *stream.Login) (*stream.Stream, error)) (target, error) {
 	h, err := s.cfg.Host(ctx)
 	if err != nil {
 		return target{}, meta.E("open stream", meta.Unavailable, p, err)
 	}
 	as, _ := ctx.Value(loginKey{}).(*stream.Login) // nil: the server asks for no credentials
-	st, err := h.Stream(ctx, as, p, stream.MayWrite)
+	st, err := find(h, ctx, as)
 	if err != nil {
 		return target{}, err
 	}
@@ -288,7 +305,7 @@ func (s *Server) stream(ctx context.Context, p string) (target, error) {
 	if as != nil {
 		// Each batch asks again whether the client may append: a request or call can last.
 		open = func(ctx context.Context, n int32) (*partition.Log, error) {
-			again, err := h.Stream(ctx, as, p, stream.MayWrite)
+			again, err := find(h, ctx, as)
 			if err == nil && again != st {
 				err = meta.E("append", meta.Stale, p, errors.New("another stream has this path now"))
 			}
