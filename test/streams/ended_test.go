@@ -15,6 +15,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/sasl"
+	saslplain "github.com/twmb/franz-go/pkg/sasl/plain"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -41,7 +43,14 @@ func (g *guarded) dial(config *tls.Config) *wire {
 		g.t.Fatal(err)
 	}
 	g.t.Cleanup(func() { c.Close() })
-	return &wire{g.t, c, bufio.NewReader(c)}
+	return g.wire(c)
+}
+
+func (g *guarded) wire(c *tls.Conn) *wire { return &wire{g.t, c, bufio.NewReader(c)} }
+
+// mechanism logs a client of franz-go in.
+func (g *guarded) mechanism(user, password string) sasl.Mechanism {
+	return saslplain.Auth{User: user, Pass: password}.AsMechanism()
 }
 
 // send sends a request, and waits for no response.
