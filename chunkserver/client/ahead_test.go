@@ -11,8 +11,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What is read ahead is what a plain read gives: in order, by several readers
-// of one chunk, in jumps, up to the chunk's end, with the server gone in between.
+// TestReadAhead: reading ahead returns the same bytes as a plain read: in order, with
+// several readers of one chunk, in jumps, up to the chunk's end, and with the server gone
+// in between.
 func TestReadAhead(t *testing.T) {
 	f := newFixture(t, "tcp", 2, Config{})
 	const n = 9<<20 + 12345
@@ -29,7 +30,7 @@ func TestReadAhead(t *testing.T) {
 		check(off, 128<<10)
 	}
 	after := f.served()
-	hedged, _ := f.Hedged() // a machine that is busy makes them
+	hedged, _ := f.Hedged() // a busy machine causes hedged reads
 	if asked := after[0] + after[1] - before[0] - before[1]; asked > 9+10+hedged {
 		t.Errorf("%d requests for 9 MiB in order, %d of them hedged", asked, hedged)
 	}
@@ -60,9 +61,9 @@ func TestReadAhead(t *testing.T) {
 	}
 }
 
-// Whole pieces go straight to who reads in order, by one reader and by several,
-// aligned or not; who takes his time, gives up or loses the server reads the
-// same bytes.
+// TestReadAheadWhole: readers in order, one or several, get whole pieces without a copy,
+// aligned or not; a reader that is slow, gives up or loses the server reads the same
+// bytes.
 func TestReadAheadWhole(t *testing.T) {
 	f := newFixture(t, "tcp", 2, Config{Conns: 1})
 	const n = 24<<20 + 12345
@@ -75,7 +76,7 @@ func TestReadAheadWhole(t *testing.T) {
 		}
 	}
 	both := pl.Servers
-	pl.Servers = pl.Servers[:1] // nothing is asked of another one, however late an answer
+	pl.Servers = pl.Servers[:1] // no other server is asked, however late an answer is
 	before := f.served()
 	for off := 0; off < n; off += aheadPiece {
 		check(off, aheadPiece)
@@ -87,7 +88,7 @@ func TestReadAheadWhole(t *testing.T) {
 	}
 	for off := 0; off < n; off += aheadPiece {
 		check(off, aheadPiece)
-		time.Sleep(2 * aheadHold) // longer than they are held
+		time.Sleep(2 * aheadHold) // longer than pieces are held
 	}
 	for off := 777; off < n; off += aheadPiece - 4096 {
 		check(off, aheadPiece-4096)
@@ -121,15 +122,15 @@ func TestReadAheadWhole(t *testing.T) {
 	f.dropRuns(true)
 	deadline := time.Now().Add(time.Minute)
 	for len(f.pieces) > 0 && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond) // until who fetches gives them back
+		time.Sleep(time.Millisecond) // until the fetching goroutine gives the buffers back
 	}
 	if k := len(f.pieces); k != 0 {
 		t.Errorf("%d pieces are still held", k)
 	}
 }
 
-// What waits in the socket for its reader gives way to whatever else is asked
-// of that connection, and to its end.
+// TestHeldGivesWay: an answer that waits in the socket for its reader gives way to other
+// requests of the connection, and to the connection's end.
 func TestHeldGivesWay(t *testing.T) {
 	f := newFixture(t, "tcp", 1, Config{Conns: 1})
 	f.held = time.Hour
@@ -148,7 +149,7 @@ func TestHeldGivesWay(t *testing.T) {
 		read(two, other, off/4, 4096)    // a request of another kind
 	}
 	for off := 0; off < 12<<20; off += aheadPiece {
-		read(two, other, off, aheadPiece) // held ones of two chunks, one behind the other
+		read(two, other, off, aheadPiece) // held answers of two chunks, one behind the other
 		read(one, data, 12<<20+off, aheadPiece)
 	}
 	done := make(chan struct{})

@@ -19,8 +19,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestMain runs the test binary as a chunk server when a benchmark asks for
-// one in a process of its own.
+// TestMain runs the test binary as a chunk server when a benchmark starts it as a
+// separate process.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("PENSTOCK_TEST_SERVER"); dir != "" {
 		f := &fixture{t: panics{}, key: testKey, servers: map[meta.ServerID]*server.Server{},
@@ -33,13 +33,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// panics is the little of testing.TB that fixture.start needs.
+// panics has the methods of testing.TB that fixture.start needs.
 type panics struct{ testing.TB }
 
 func (panics) Helper()           {}
 func (panics) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
 
-// newRemote is a fixture whose server 1 is a process of its own.
+// newRemote returns a fixture whose server 1 is a separate process.
 func newRemote(b *testing.B, cfg Config) *fixture {
 	f := newFixture(b, "unix", 0, cfg)
 	dir := b.TempDir()
@@ -68,8 +68,8 @@ func newRemote(b *testing.B, cfg Config) *fixture {
 	return nil
 }
 
-// cpu reports the processor seconds per GB (10^9 bytes) that a benchmark of n
-// bytes an iteration took, of the whole process.
+// cpu reports the processor seconds of the whole process for a GB (10^9 bytes) of a
+// benchmark with n bytes an iteration.
 func cpu(b *testing.B, n int) func() {
 	var a syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &a)
@@ -99,8 +99,9 @@ func bareFile(b *testing.B, size int) *os.File {
 	return f
 }
 
-// Appends of 4 KiB with sync: bare, on a store, through a client, in turn, so
-// that whatever else the machine does hits them alike. Reported are medians.
+// BenchmarkSyncMedian measures appends of 4 KiB with sync: bare, on a store, and through
+// a client, in turn, so that other work of the machine slows all alike. It reports
+// medians.
 func BenchmarkSyncMedian(b *testing.B) {
 	const size = 64 << 20
 	bare := bareFile(b, size)
@@ -164,7 +165,7 @@ func BenchmarkSyncMedian(b *testing.B) {
 	}
 }
 
-// The bare loop that appends with sync are measured against.
+// BenchmarkSyncBare is the bare loop with which appends with sync are compared.
 func BenchmarkSyncBare(b *testing.B) {
 	const size = 64 << 20
 	f := bareFile(b, size)
@@ -227,7 +228,8 @@ func BenchmarkSyncClient(b *testing.B) {
 
 const seqTotal = 512 << 20
 
-// Writing half a gigabyte in megabytes, then syncing it; one iteration is all of it.
+// BenchmarkSequentialBare writes half a gigabyte in megabytes, then syncs; one iteration
+// is all of it.
 func BenchmarkSequentialBare(b *testing.B) {
 	p := random(1<<20, 1)
 	b.SetBytes(seqTotal)
@@ -275,7 +277,7 @@ func BenchmarkSequentialClient(b *testing.B) {
 	}
 }
 
-// Appends into the page cache only: what the path itself costs.
+// BenchmarkAppendClient appends into the page cache only: the cost of the path itself.
 func BenchmarkAppendClient(b *testing.B) {
 	for _, form := range forms {
 		if form.replicas > 1 {

@@ -23,7 +23,7 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// fixture is some chunk servers, each with one disk, and a client.
+// fixture has some chunk servers, each with one disk, and a client.
 type fixture struct {
 	t       testing.TB
 	key     meta.CapKey
@@ -43,7 +43,7 @@ var testKey = meta.CapKey{ID: 1, Secret: bytes.Repeat([]byte{3}, 32)}
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// plainRight is what capabilities must allow for the network.
+// plainRight returns the right that capabilities need for the network.
 func (f *fixture) plainRight() capability.Rights {
 	if f.network == "ticket" {
 		return capability.Plain
@@ -51,7 +51,7 @@ func (f *fixture) plainRight() capability.Rights {
 	return 0
 }
 
-// credentials makes an authority and what it vouches for.
+// credentials makes an authority and the certificates that it signs.
 func (f *fixture) credentials() {
 	f.t.Helper()
 	a, err := peering.NewAuthority("test", time.Hour)
@@ -93,7 +93,7 @@ func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
 		}
 	}
 	if cfg.Timeout == 0 {
-		cfg.Timeout = 10 * time.Second // a machine that stops for a moment loses no connections
+		cfg.Timeout = 10 * time.Second // long, so that a short standstill of the machine breaks no connection
 	}
 	cfg.HostID = host
 	cfg.Creds = f.creds[1]
@@ -116,7 +116,7 @@ func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
 	return f
 }
 
-// impatient replaces the client by one that bears silence for so long.
+// impatient replaces the client by a client with a shorter timeout.
 func (f *fixture) impatient(timeout time.Duration) {
 	f.t.Helper()
 	cfg := f.Client.cfg
@@ -203,7 +203,7 @@ var forms = []struct {
 	{"mixed", "unix", 2, Config{Direct: nobody}},
 }
 
-// What was appended in pieces of all sizes reads back, open and sealed, by
+// TestWriteRead: bytes appended in pieces of all sizes read back, open and sealed, by
 // every way of reading.
 func TestWriteRead(t *testing.T) {
 	for _, form := range forms {
@@ -286,7 +286,8 @@ func readAll(t *testing.T, f *fixture, pl meta.ChunkPlace, data []byte) {
 	}
 }
 
-// Nothing is done without a capability that allows just that.
+// TestCapabilities: no request is served without a capability that allows exactly this
+// request.
 func TestCapabilities(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{})
 	ctx := t.Context()
@@ -315,8 +316,8 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// A server that dies fails the writer at once and comes back with what was
-// synced.
+// TestServerDies: the death of a server fails the writer at once, and the server comes
+// back with the synced bytes.
 func TestServerDies(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{})
 	ctx := t.Context()
@@ -370,13 +371,13 @@ func TestServerDies(t *testing.T) {
 	if p := f.peer(1); !p.away.IsZero() {
 		t.Error("it came back, and counts as away")
 	}
-	// Nor does one count as there that no list has.
+	// A server in no list does not count as present.
 	if nobody := []meta.ServerID{99}; f.ReadAt(ctx, meta.ChunkPlace{ID: f.grant().ID, Servers: nobody}, p, 0) == nil || !f.Awaited(nobody) {
 		t.Error("a server that is not known yet is not awaited")
 	}
 }
 
-// Many writers at once, each with its own chunk.
+// TestManyWriters: many writers at once, each with its own chunk.
 func TestManyWriters(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{})
 	ctx := t.Context()
@@ -415,8 +416,8 @@ func TestManyWriters(t *testing.T) {
 	t.Logf("%+v", f.servers[1].Stats().Disks[0])
 }
 
-// Somebody writes into a sealed chunk's file behind the server's back: local
-// readers notice, though they read without asking, and take another replica.
+// TestRot: a sealed chunk's file is changed without the server: local readers, which read
+// without a request, notice the change and use another replica.
 func TestRot(t *testing.T) {
 	for _, replicas := range []int{1, 2} {
 		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
@@ -461,9 +462,8 @@ func TestRot(t *testing.T) {
 	}
 }
 
-// The last block of an open chunk that grows is another when it is full: its
-// checksum of before is neither held against the replica nor taken for one of the
-// bytes that came.
+// TestGrowingTail: the last block of a growing chunk changes until it is full: its
+// earlier checksum is neither held against the replica nor used for the new bytes.
 func TestGrowingTail(t *testing.T) {
 	for _, look := range []bool{false, true} {
 		t.Run(fmt.Sprintf("read before: %t", look), func(t *testing.T) {
@@ -496,7 +496,7 @@ func TestGrowingTail(t *testing.T) {
 				read(block, 1000)
 			}
 			grow(end, len(data))
-			read(3*block, 1000) // learns how long it is by now
+			read(3*block, 1000) // learns the present length
 			read(block, 1000)
 			read(end, 1000)
 			if bad > 0 {
@@ -514,8 +514,9 @@ func (f *fixture) sealSynced(w *Writer, g meta.ChunkGrant) meta.ChunkPlace {
 	return f.seal(g, w.Len())
 }
 
-// A chunk that was verified is not verified again after both sides were
-// restarted: neither by reads nor for passthrough. Before, its reader verifies.
+// TestVerifiedRestart: a verified chunk is not verified again after both sides were
+// restarted, neither by reads nor for passthrough. An unverified chunk is verified by its
+// reader.
 func TestVerifiedRestart(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{})
 	ctx := t.Context()
@@ -558,8 +559,8 @@ func TestVerifiedRestart(t *testing.T) {
 	}
 }
 
-// A server that accepts and then says nothing fails its callers in time, and
-// so does one that is stopped in the middle.
+// TestSilentServer: calls to a server that accepts and then is silent fail in time, and
+// so do calls to a server that is stopped in between.
 func TestSilentServer(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{Timeout: 400 * time.Millisecond})
 	g := f.grant()
@@ -610,12 +611,13 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// A server ends under a writer that has it to itself, whose connection blocks a thread.
+// TestCloseUnderLoneWriter: a server ends under its only writer, whose connection blocks
+// a thread.
 func TestCloseUnderLoneWriter(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{})
 	w := f.NewWriter(f.grant())
 	defer w.Close()
-	alone := make(chan struct{}) // closed when the writer has had it for a while
+	alone := make(chan struct{}) // closed when the writer has had the server alone for a while
 	go func() {
 		<-alone
 		time.Sleep(20 * time.Millisecond)
@@ -635,9 +637,10 @@ func TestCloseUnderLoneWriter(t *testing.T) {
 	}
 }
 
-// Deleted chunks give their space back though a reader has their descriptor.
+// TestDeletedDescriptors: the space of deleted chunks is freed even if a reader has their
+// descriptors.
 func TestDeletedDescriptors(t *testing.T) {
-	f := newFixture(t, "unix", 1, Config{Timeout: 1200 * time.Millisecond}) // it looks for them a little less often
+	f := newFixture(t, "unix", 1, Config{Timeout: 1200 * time.Millisecond}) // the client looks for deleted chunks a little less often than this
 	g := f.grant()
 	w := f.NewWriter(g)
 	defer w.Close()

@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// cutting is a server whose chunks are cut by a seal while they are synced.
+// cutting is a server whose chunks are cut by a seal during a sync.
 type cutting struct {
 	chunkserver.Service
 	at uint64
@@ -24,8 +24,9 @@ func (c *cutting) Sync(_ context.Context, _ meta.ChunkID, upTo uint64) (uint64, 
 	return min(c.at, upTo), nil
 }
 
-// A chunk that a seal cuts while it is synced has less than was asked for. The sync fails
-// then, and nobody waits for what will never be there; what is synced is known.
+// TestSyncOfAChunkThatIsCut: a chunk that a seal cuts during a sync is shorter than the
+// sync's length. The sync fails, no caller waits for bytes that will never exist, and the
+// synced length is known.
 func TestSyncOfAChunkThatIsCut(t *testing.T) {
 	t.Parallel()
 	c := New(Config{Direct: func(meta.ServerID) chunkserver.Service { return &cutting{at: 1000} }, Logger: quiet,

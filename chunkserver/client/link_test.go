@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// line is a link whose far end the test plays.
+// line is a link; the test plays the far end.
 type line struct {
 	t *testing.T
 	*link
@@ -53,7 +53,8 @@ func newLine(t *testing.T) *line {
 	return &line{t, l, far}
 }
 
-// ahead asks for n bytes that may wait in the socket, and says where the call ends.
+// ahead requests n bytes that may wait in the socket, and returns the channel with the
+// call's end.
 func (l *line) ahead(n int) (*call, uint64, chan error) {
 	l.t.Helper()
 	done := make(chan error, 1)
@@ -109,8 +110,8 @@ func (l *line) gets(what string, done chan error) error {
 	}
 }
 
-// An answer that stops in the middle is silence, also where no other is awaited; one
-// whose data come slowly is not.
+// TestLastAnswerStalls: an answer that stops in the middle counts as silence, also if no
+// other answer is awaited; an answer with slow data does not.
 func TestLastAnswerStalls(t *testing.T) {
 	l := newLine(t)
 	const limit = time.Second
@@ -144,8 +145,8 @@ func TestLastAnswerStalls(t *testing.T) {
 	}
 }
 
-// The same end to end: who reads alone, and who reads the end of a chunk in order,
-// is served over another connection in the end.
+// TestEndStalls: the same end to end: a lone reader, and a reader of a chunk's end in
+// order, are served over another connection in the end.
 func TestEndStalls(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -182,7 +183,8 @@ func TestEndStalls(t *testing.T) {
 	}
 }
 
-// A reader whose turn comes with an error gets that, and the connection goes on.
+// TestTakenError: a reader whose answer is an error gets the error, and the connection
+// goes on.
 func TestTakenError(t *testing.T) {
 	l := newLine(t)
 	p := random(1000, 1)
@@ -191,7 +193,7 @@ func TestTakenError(t *testing.T) {
 	k3, id3, done3 := l.ahead(len(p))
 	b := bytesFor(id1, p)
 	b = (&wire.Answer{Kind: meta.NoSuchChunk}).AppendFrame(b, wire.Read, 0, id2, 0, 0)
-	l.write(append(b, bytesFor(id3, p)...)) // all at once, so that who reads one finds the next
+	l.write(append(b, bytesFor(id3, p)...)) // all at once, so that the reader of one answer finds the next
 	l.holds(k1)
 	l.turn(k1, func(f *frame) (*frame, error) {
 		k2.takers.Add(1) // while the other reads
@@ -214,8 +216,8 @@ func TestTakenError(t *testing.T) {
 	}
 }
 
-// The turn is given to nobody who won't take it: what nobody wants any more does not
-// hold up what is behind it, nor does the end of the connection.
+// TestTurnOfNobody: an abandoned reader gets no turn: its answer holds up neither the
+// answers behind it nor the end of the connection.
 func TestTurnOfNobody(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		l := newLine(t)
@@ -229,7 +231,7 @@ func TestTurnOfNobody(t *testing.T) {
 			if fails {
 				k2.takers.Add(1)
 			}
-			k2.await() // else it is let go of
+			k2.await() // otherwise the answer is dropped
 			k3.takers.Add(1)
 			k3.await()
 			f, err := l.now(f)

@@ -18,7 +18,7 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// slowRelay stands before a server; each burst that the server sends waits.
+// slowRelay is a relay before a server; it delays each burst of the server's bytes.
 type slowRelay struct {
 	ln    net.Listener
 	delay atomic.Int64
@@ -102,13 +102,13 @@ func (f *fixture) served() (n []uint64) {
 	return n
 }
 
-// The nearest replica is read; when it is gone the next, and at the latest
-// after a while that nobody would notice nothing is asked of it first.
+// TestNearest: the nearest replica is read. When it is gone, the next replica is read,
+// and after a short while the lost server is not asked first any more.
 func TestNearest(t *testing.T) {
 	f := newFixture(t, "tcp", 3, Config{Topology: "/dc1/rack2/n9"})
 	for id, at := range map[meta.ServerID]string{1: "/dc2/rack1/n1", 2: "/dc1/rack1/n2", 3: "/dc1/rack2/n3"} {
 		i := f.infos[id]
-		i.Topology = at // on one machine, as name spaces are
+		i.Topology = at // all on one machine, like name spaces
 		f.infos[id] = i
 	}
 	pl, data := f.written(3<<20, 1)
@@ -137,7 +137,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// Where a client stands is where a server on its machine does.
+// TestTopologyOfTheMachine: a client has the place of a server on its machine.
 func TestTopologyOfTheMachine(t *testing.T) {
 	c := New(Config{HostID: "me", Logger: quiet, Resolve: func(meta.ServerID) (meta.ServerInfo, bool) { return meta.ServerInfo{}, false },
 		Servers: func() []meta.ServerInfo {
@@ -157,7 +157,7 @@ func TestTopologyOfTheMachine(t *testing.T) {
 	}
 }
 
-// A replica that takes long is not waited for; the extra requests are few.
+// TestHedge: a read does not wait for a slow replica; the additional requests are few.
 func TestHedge(t *testing.T) {
 	f := newFixture(t, "tcp", 2, Config{Topology: "/dc/rack1/n9"})
 	slow := newSlowRelay(t, f.infos[1].Addr)
@@ -201,7 +201,8 @@ func TestHedge(t *testing.T) {
 	}
 }
 
-// A replica whose bytes changed is told of, and another gives the bytes.
+// TestCorruptIsTold: a replica with changed bytes is reported, and another replica serves
+// the bytes.
 func TestCorruptIsTold(t *testing.T) {
 	var mu sync.Mutex
 	var bad []meta.ServerID
@@ -238,8 +239,9 @@ func TestCorruptIsTold(t *testing.T) {
 	}
 }
 
-// A server's socket on this machine that is away for a moment is no reason to leave its
-// files alone for good; neither is a chunk that the server keeps packed now.
+// TestFilesAreBackWithTheSocket: if the socket of a server on this machine is away for a
+// moment, or the server compressed a chunk, the client uses the server's files again
+// later.
 func TestFilesAreBackWithTheSocket(t *testing.T) {
 	f := newFixture(t, "tcp", 1, Config{})
 	path := filepath.Join(t.TempDir(), "sock")
@@ -291,7 +293,7 @@ func TestFilesAreBackWithTheSocket(t *testing.T) {
 	}
 	readAll(t, f, pl, data)
 
-	// What a server on this machine says itself holds for a while.
+	// A local server's own answer holds for a while.
 	f.Client.forgetFile(pl.ID)
 	f.Client.noteNoFile(1, pl.ID)
 	if direct() {
@@ -305,7 +307,7 @@ func TestFilesAreBackWithTheSocket(t *testing.T) {
 	}
 }
 
-// forgetFile closes the descriptor that is kept of a chunk.
+// forgetFile closes the kept descriptor of a chunk.
 func (c *Client) forgetFile(id meta.ChunkID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,12 +14,13 @@ import (
 	"penstock.io/penstock/meta/capability"
 )
 
-// Rule 18: a capability that runs out is no failure of a replica. The writer
-// renews it at half its life; if it can't, nobody is blamed.
+// TestRenewedCapability (rule 18): an expired capability is no failure of a replica. The
+// writer renews its capability at half its life; if that fails, no replica is blamed.
 func TestRenewedCapability(t *testing.T) {
 	t.Parallel()
 	const life = 1500 * time.Millisecond // for the client
-	// A server takes it for longer: somebody may stand still between asking and being asked.
+	// Servers accept the capability for longer: a process may stand still between sending
+	// and checking.
 	const taken = life + time.Minute
 	var renewed atomic.Int32
 	var slowly, last, refuse atomic.Bool
@@ -60,7 +61,7 @@ func TestRenewedCapability(t *testing.T) {
 			t.Fatalf("renewed %d times in a minute", renewed.Load())
 		}
 	}
-	time.Sleep(2 * life) // nobody asks meanwhile: the next one waits for the renewal
+	time.Sleep(2 * life) // no request meanwhile: the next request waits for the renewal
 	n := renewed.Load()
 	slowly.Store(true)
 	if err := write(); err != nil {
@@ -73,7 +74,7 @@ func TestRenewedCapability(t *testing.T) {
 	if n, most := renewed.Load(), 2+int32(time.Since(began)/(life/2)); n > most {
 		t.Errorf("renewed %d times, %d at most in that time", n, most)
 	}
-	last.Store(true) // one more, which servers take no longer than the client
+	last.Store(true) // a last capability, which servers accept no longer than the client does
 	var err error
 	for end := time.Now().Add(time.Minute); err == nil && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		err = write()
@@ -83,13 +84,13 @@ func TestRenewedCapability(t *testing.T) {
 	}
 }
 
-// The key that signs is replaced again and again, each time in the middle of a
-// capability's life. As long as a server knows the key before, too, writers and
-// readers notice nothing; the last rotation leaves it the newest alone, and shows
-// that they depend on that.
+// TestKeysRotateUnderClients: the signing key is replaced again and again, each time in
+// the middle of a capability's life. As long as a server also knows the previous key,
+// writers and readers notice nothing; after the last rotation the server knows only the
+// newest key, which shows that they depend on this.
 func TestKeysRotateUnderClients(t *testing.T) {
 	t.Parallel()
-	const life = 600 * time.Millisecond // for the client: what a server accepts depends on the key alone
+	const life = 600 * time.Millisecond // for the client: a server accepts by the key alone
 	var mu sync.Mutex
 	var refuse bool
 	var f *fixture
@@ -124,7 +125,7 @@ func TestKeysRotateUnderClients(t *testing.T) {
 	for id := uint32(2); ; id++ {
 		last := id == 6
 		mu.Lock()
-		refuse = last // what the writer has was signed with a key before, and it gets no other
+		refuse = last // the writer's capability was signed with an earlier key, and it gets no other
 		keys = append(keys, meta.CapKey{ID: id, Secret: bytes.Repeat([]byte{byte(id)}, 32)})
 		mu.Unlock()
 		if last {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A ring is used as far as it must be: with little under way, its front. What is
-// given out never overlaps what is under way.
+// TestRingStaysAtItsFront: a ring is used only as far as necessary: with few bytes under
+// way, at its front. New ranges never overlap ranges under way.
 func TestRingStaysAtItsFront(t *testing.T) {
 	const size = 16 << 20
 	for _, most := range []int{1 << 20, 3 << 20, 15 << 20} {
@@ -52,7 +52,7 @@ func TestRingStaysAtItsFront(t *testing.T) {
 	}
 }
 
-// Within returns when no more than that is on its way.
+// TestWithin: Within returns when no more than the given number of bytes is under way.
 func TestWithin(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{Direct: nobody})
 	w := f.NewWriter(f.grant())

@@ -16,7 +16,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// remote has all servers reached as if they were on other machines.
+// remote makes the client reach all servers as if they were on other machines.
 func (f *fixture) remote() {
 	for id, i := range f.infos {
 		i.Host = "other"
@@ -48,9 +48,9 @@ func (f *fixture) links() (all []*link) {
 	return slices.Concat(p.pools[forOthers], p.pools[forOthers+plain])
 }
 
-// Who reads in order takes the bytes out of the socket himself, once they have
-// come, and no other goroutine handles them; all come over one connection, though
-// there might be more.
+// TestStreamIsTaken: a reader in order takes the bytes out of the socket itself once they
+// have come, and no other goroutine handles them. All bytes come over one connection,
+// though more are allowed.
 func TestStreamIsTaken(t *testing.T) {
 	for _, network := range []string{"tcp", "ticket"} {
 		for _, step := range []int{64 << 10, 128 << 10, 1 << 20} {
@@ -64,7 +64,7 @@ func streamIsTaken(t *testing.T, network string, step int) {
 	f := newFixture(t, network, 1, Config{Timeout: time.Hour}) // no pings
 	f.held = time.Hour
 	pl, data := f.written(24<<20, 1)
-	// Wait until what comes next is held: how fast it comes is not the question.
+	// Wait until the next piece is held: the test does not measure the speed.
 	ready := func(off int) {
 		if off < 4<<20 || off > 22<<20 { // behind the last piece nothing is held
 			return
@@ -83,7 +83,8 @@ func streamIsTaken(t *testing.T, network string, step int) {
 	}
 	before := f.taken.Load()
 	f.inOrder(pl, data, step, ready)
-	// Once a piece, at least: where only a part of it has come the rest goes to a buffer.
+	// At least once a piece: if only a part of a piece has come, the rest goes to a
+	// buffer.
 	if taken := f.taken.Load() - before; taken < 10 {
 		t.Fatalf("%s, %d: readers took bytes %d times themselves, of 18 pieces", network, step, taken)
 	}
@@ -103,8 +104,8 @@ func streamIsTaken(t *testing.T, network string, step int) {
 	}
 }
 
-// Nothing that does not verify reaches a reader, however he reads and whoever
-// receives it; another replica has the bytes.
+// TestStreamCorrupt: no bytes that fail verification reach a reader, in whatever way it
+// reads and whichever goroutine receives; another replica serves the bytes.
 func TestStreamCorrupt(t *testing.T) {
 	for _, tc := range []struct{ step, conns int }{{64 << 10, 4}, {128 << 10, 1}, {1 << 20, 4}, {8 << 20, 1}} {
 		t.Run(fmt.Sprint(tc.step), func(t *testing.T) {
@@ -139,12 +140,12 @@ func TestStreamCorrupt(t *testing.T) {
 	}
 }
 
-// stallingRelay stands before a server; when it is told to, what the server sends
-// stops coming in the middle.
+// stallingRelay is a relay before a server; on request, the server's bytes stop coming in
+// the middle.
 type stallingRelay struct {
 	ln      net.Listener
 	stalled atomic.Bool
-	at      atomic.Int64 // 0, or after how many bytes of one connection, once
+	at      atomic.Int64 // 0, or the number of bytes of one connection after which it stalls, once
 	ended   chan struct{}
 }
 
@@ -201,8 +202,8 @@ func newStallingRelay(t *testing.T, to string) *stallingRelay {
 	return r
 }
 
-// A server that stops in the middle of what it sends is not waited for, though
-// its reader took some of the bytes already.
+// TestStreamStalls: a read does not wait for a server that stops in the middle of an
+// answer, even if the reader has already taken some of the bytes.
 func TestStreamStalls(t *testing.T) {
 	for _, step := range []int{128 << 10, 1 << 20, 8 << 20} {
 		t.Run(fmt.Sprint(step), func(t *testing.T) {

@@ -42,7 +42,8 @@ func (f *fixture) kinds(id meta.ServerID) (encrypted, open int) {
 	return encrypted, open
 }
 
-// Bytes go over plain connections only where the capability says that they may.
+// TestPlainIsAskedFor: bytes go over plain connections only if the capability allows
+// this.
 func TestPlainIsAskedFor(t *testing.T) {
 	f := newFixture(t, "tls", 1, Config{})
 	pl := f.put(random(100_000, 1))
@@ -58,8 +59,8 @@ func TestPlainIsAskedFor(t *testing.T) {
 	}
 }
 
-// A server refuses a volume's bytes on a plain connection if its capability
-// does not allow them there, whatever the client thinks.
+// TestEncryptedVolumeRefusesPlain: a server refuses a volume's bytes on a plain
+// connection if the capability does not allow them there, whatever the client requests.
 func TestEncryptedVolumeRefusesPlain(t *testing.T) {
 	f := newFixture(t, "ticket", 1, Config{})
 	pl := f.put(random(1000, 1))
@@ -77,7 +78,7 @@ func TestEncryptedVolumeRefusesPlain(t *testing.T) {
 		{wire.Stat, capability.Read | capability.Plain, meta.KindOK},
 		{wire.Stat, capability.Read, meta.BadCapability},
 		{wire.Sync, capability.Append, meta.BadCapability},
-		// What goes over TLS only, whatever the capability.
+		// Requests that go over TLS only, whatever the capability.
 		{wire.Seal, capability.Seal | capability.Plain, meta.AccessDenied},
 		{wire.Delete, capability.Delete | capability.Plain, meta.AccessDenied},
 		{wire.Ticket, capability.Plain, meta.AccessDenied},
@@ -90,7 +91,7 @@ func TestEncryptedVolumeRefusesPlain(t *testing.T) {
 	}
 }
 
-// A server that was started again knows no tickets from before: the client
+// TestTicketsEndWithTheServer: a restarted server knows no earlier tickets: the client
 // gets another.
 func TestTicketsEndWithTheServer(t *testing.T) {
 	f := newFixture(t, "ticket", 1, Config{})
@@ -116,8 +117,8 @@ func TestTicketsEndWithTheServer(t *testing.T) {
 	readAll(t, f, pl, data)
 }
 
-// A capability is its holder's: another client with a good certificate, who got
-// hold of it, can't use it.
+// TestStolenCapability: a capability belongs to its holder: another client with a valid
+// certificate can't use it.
 func TestStolenCapability(t *testing.T) {
 	for _, network := range []string{"tls", "ticket"} {
 		f := newFixture(t, network, 1, Config{})
@@ -136,8 +137,8 @@ func TestStolenCapability(t *testing.T) {
 	}
 }
 
-// Plain reads of a raw chunk need no copy through the server: figures beside
-// those of TLS.
+// BenchmarkSecureRead: plain reads of a sealed chunk need no copy through the server; the
+// figures stand beside those of TLS.
 func BenchmarkSecureRead(b *testing.B) {
 	data := random(8<<20, 1)
 	for _, network := range []string{"tcp", "ticket", "tls"} {

@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// What a chunk server takes for the time, told by the metadata servers that it heard of.
+// TestClocks: the time that a chunk server uses, by the reports of the metadata servers.
 func TestClocks(t *testing.T) {
 	const (
 		up   = time.Hour // since boot
@@ -18,7 +18,7 @@ func TestClocks(t *testing.T) {
 	)
 	type told struct {
 		server string
-		ahead  time.Duration // its clock, of noon
+		ahead  time.Duration // difference of the server's clock from noon
 		took   time.Duration // from the question to the answer
 		ago    time.Duration // the answer
 	}
@@ -55,8 +55,8 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// A chunk server whose clock is minutes off takes what the metadata servers say is valid,
-// and nothing else.
+// TestCapabilitiesBySkewedClocks: a chunk server whose clock is minutes off accepts
+// exactly the capabilities that are valid by the metadata servers' clocks.
 func TestCapabilitiesBySkewedClocks(t *testing.T) {
 	for _, off := range []time.Duration{-meta.ClockSkew, -time.Minute, 0, time.Minute, meta.ClockSkew} {
 		s := New(Config{ID: 1, ScrubPeriod: -1, Clock: func() time.Time { return time.Now().Add(off) },

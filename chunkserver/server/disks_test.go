@@ -18,7 +18,7 @@ func states(s *Server) (all []meta.DiskState) {
 	return all
 }
 
-// tree lists what lies below a directory, to see that nothing was changed.
+// tree lists everything below a directory, to see that nothing was changed.
 func tree(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
@@ -37,8 +37,9 @@ func tree(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// What is not the disk that was there is refused and left alone; the server
-// goes on with its others; only an explicit order makes it take a new one.
+// TestDiskExchanged: if another disk, or no disk, is in a disk's place, the server
+// refuses it, leaves it alone and goes on with its other disks; only an explicit order
+// makes the server take a new disk.
 func TestDiskExchanged(t *testing.T) {
 	f := &fabric{}
 	dir := t.TempDir()
@@ -117,7 +118,7 @@ func TestDiskExchanged(t *testing.T) {
 		})
 	}
 
-	// Not mounted: the empty mount point stays empty, whatever is appended.
+	// Not mounted: the empty mount point stays empty, whatever bytes are appended.
 	empty()
 	s = start(specs...)
 	failed(s, "is it mounted?")
@@ -148,7 +149,7 @@ func TestDiskExchanged(t *testing.T) {
 		t.Error("another server's disk was changed")
 	}
 	back()
-	// A directory with something else in it.
+	// A directory with other files.
 	empty()
 	if err := os.WriteFile(filepath.Join(specs[1].Path, "thesis.txt"), []byte("no copy"), 0o600); err != nil {
 		t.Fatal(err)
@@ -182,7 +183,8 @@ func TestDiskExchanged(t *testing.T) {
 	}
 	back0()
 
-	// Exchanged for an empty one: only when told to. A serving disk is not let go of.
+	// Exchanged for an empty disk: only by order. The server does not close a serving
+	// disk.
 	s = start(specs...)
 	if r := s.Order(ctx, meta.Order{Kind: meta.OrderDisk, Disk: ids[1], Adopt: true}); r.Err != meta.Busy {
 		t.Fatalf("%+v", r)
@@ -215,7 +217,8 @@ func TestDiskExchanged(t *testing.T) {
 	}
 }
 
-// One disk whose log is damaged doesn't keep the others from serving.
+// TestDiskLogDamaged: a disk with a damaged log does not keep the other disks from
+// serving.
 func TestDiskLogDamaged(t *testing.T) {
 	f := &fabric{}
 	dir, specs := t.TempDir(), mkdirs(t, 2)
@@ -243,8 +246,8 @@ func TestDiskLogDamaged(t *testing.T) {
 	}
 }
 
-// A chunk on a disk that is given up, or of the wrong class, moves to another
-// one of the same server.
+// TestPullBetweenDisks: a chunk on a disk that was given up, or of the wrong class, moves
+// to another disk of the same server.
 func TestPullBetweenDisks(t *testing.T) {
 	f := &fabric{}
 	specs := mkdirs(t, 3)
@@ -285,8 +288,8 @@ func TestPullBetweenDisks(t *testing.T) {
 	holds(t, s, id, data)
 }
 
-// A new chunk goes to the class that its capability names, and nowhere if the
-// server has no such disk that takes it.
+// TestClass: a new chunk goes to a disk of its capability's class, and is refused if the
+// server has no such disk with room.
 func TestClass(t *testing.T) {
 	f := &fabric{}
 	specs := mkdirs(t, 3)

@@ -26,9 +26,9 @@ func sourceOf(o meta.Order) meta.CopySource {
 	return c
 }
 
-// Random pieces of chunks that lie here, there, or both: what is gathered is
-// theirs in order, on each server that gathers, in one order or in several, and
-// an order that comes again changes nothing.
+// TestGather gathers random pieces of chunks that lie on this server, on another, or on
+// both. The new chunk has the pieces in order, on each server that gathers, by one order
+// or several, and a repeated order changes nothing.
 func TestGather(t *testing.T) {
 	f, all := cluster(t, 3, 1)
 	r := rand.New(rand.NewPCG(3, 4))
@@ -97,8 +97,8 @@ func TestGatherReadsBlocksOnce(t *testing.T) {
 	}
 }
 
-// A replica that is not sealed as the journal says is no source (rule 5), nor is
-// one that rotted; without another one nothing is appended.
+// TestGatherTakesOnlyWhatIsSealed: a replica that is not sealed as the journal says is no
+// source (rule 5), nor is a corrupt replica; without another source nothing is appended.
 func TestGatherTakesOnlyWhatIsSealed(t *testing.T) {
 	_, all := cluster(t, 3, 1)
 	id := meta.ChunkID{Volume: 1, Term: 1, Counter: 1}
@@ -117,7 +117,7 @@ func TestGatherTakesOnlyWhatIsSealed(t *testing.T) {
 		t.Fatal(r)
 	}
 	holds(t, all[0], o.Chunk, want)
-	// Nor is one that lies elsewhere.
+	// A replica on a server outside the record is no source either.
 	for i, on := range [][]meta.ServerID{{1, 2}, {1}} {
 		o.Chunk.Counter, o.Chunks[0].Servers = uint64(10+i), on
 		switch r := all[2].Order(ctx, o); {
@@ -138,7 +138,7 @@ func TestGatherTakesOnlyWhatIsSealed(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	nothing(t, all[0], o.Chunk)
-	// What lies here and is not in the record may be what is left of a move.
+	// A replica here that the record does not name may be left from a move.
 	o.Chunk.Counter, o.Chunks[0].Servers, o.Chunks[0].CRC = 4, []meta.ServerID{2}, 0
 	if r := all[0].Order(ctx, o); r.Err != 0 {
 		t.Fatal(r)
@@ -169,7 +169,7 @@ func TestGatherBounds(t *testing.T) {
 	if r := all[0].Order(ctx, good); r.Err != 0 {
 		t.Error(r)
 	}
-	// An owner that is none any more gathers nothing.
+	// An order of a deposed owner gathers nothing.
 	late := good
 	late.Length, late.Owner, late.Term = 10, 1, 3
 	if r := all[0].Order(ctx, late); r.Err != 0 {
@@ -181,7 +181,7 @@ func TestGatherBounds(t *testing.T) {
 	}
 }
 
-// A chunk that is gathered goes on a disk of the class asked for.
+// TestGatherHasAClass: a gathered chunk goes on a disk of the requested class.
 func TestGatherHasAClass(t *testing.T) {
 	f := &fabric{servers: map[meta.ServerID]*Server{}}
 	specs := mkdirs(t, 4)
@@ -206,9 +206,9 @@ func TestGatherHasAClass(t *testing.T) {
 	}
 }
 
-// The pacer holds many users to their rate together, over any stretch of time:
-// never more than the rate allows and one piece for each of them. It starves
-// nobody, makes up for no idle time, and lets go of who gives up.
+// TestPacer: the pacer holds its users together to the rate over any period: never more
+// than the rate allows and a piece for each user. It starves no user, makes up for no
+// idle time, and releases users that give up.
 func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate, users, piece = 1 << 20, 4, 64 << 10
@@ -256,7 +256,7 @@ func TestPacer(t *testing.T) {
 		if slices.Min(by[:])*3 < slices.Max(by[:]) {
 			t.Errorf("some get much more than others: %v", by)
 		}
-		// Without a rate nobody waits; who gives up is told why.
+		// Without a rate no user waits; a user that gives up gets the reason.
 		began := time.Now()
 		for range 1000 {
 			if err := p.wait(t.Context(), 1<<40, 0); err != nil {
@@ -278,9 +278,9 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-// An order to gather keeps to its rate, and to the server's, in what it reads: of
-// pieces that lie scattered that is more than what it appends. No reading is
-// larger than the bound.
+// TestGatherIsPaced: an order to gather keeps its rate and the server's rate in the bytes
+// that it reads, which for scattered pieces are more than it appends. No read is larger
+// than the bound.
 func TestGatherIsPaced(t *testing.T) {
 	f, all := cluster(t, 2, 1)
 	data := random(12<<20, 1)
@@ -329,8 +329,9 @@ func TestGatherIsPaced(t *testing.T) {
 	}
 }
 
-// A source that does not answer, at all or any more, holds nothing up while
-// another one has what is wanted; nor is one that failed once asked for each range.
+// TestGatherFromADeafSource: a source that does not answer, or stops answering, delays
+// nothing while another source has the bytes; a source that failed once is not asked for
+// each range.
 func TestGatherFromADeafSource(t *testing.T) {
 	f, all := cluster(t, 4, 1)
 	data := random(8<<20, 1)
@@ -365,7 +366,8 @@ func TestGatherFromADeafSource(t *testing.T) {
 			}
 		}
 	}
-	// Nobody answers: it ends with the order, and says why.
+	// No source answers: the gathering ends with the order, and the error gives the
+	// reason.
 	set(map[meta.ServerID]int{1: 1, 2: 1, 3: 2})
 	cctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -376,8 +378,8 @@ func TestGatherFromADeafSource(t *testing.T) {
 	nothing(t, all[3], o.Chunk)
 }
 
-// This server's own replica is read before others; where it is gone, or rotted in
-// part, the others serve, and it is not asked again in vain.
+// TestGatherFromItself: the server's own replica is read first. Where it is gone or
+// partly corrupt, other servers serve, and the own replica is not asked again in vain.
 func TestGatherFromItself(t *testing.T) {
 	f, all := cluster(t, 2, 1)
 	data := random(4<<20, 1)

@@ -18,15 +18,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// fabric joins servers of one process, and breaks them.
+// fabric connects servers of one process, and breaks the connections.
 type fabric struct {
 	mu      sync.Mutex
 	servers map[meta.ServerID]*Server
 	before  func(server meta.ServerID, off uint64) error // a read
 	after   func(server meta.ServerID, off uint64, p []byte)
-	// deaf servers never answer: 1 from the first question on, 2 when they are read.
+	// deaf servers never answer: 1 from the first request on, 2 when they are read.
 	deaf map[meta.ServerID]int
-	// asked counts the reads of each, deaf ones too.
+	// asked counts the reads of each server, also of deaf servers.
 	asked map[meta.ServerID]int
 }
 
@@ -44,8 +44,8 @@ func (f *fabric) Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID
 	return s.Stat(ctx, id)
 }
 
-// ReadAt asks one server after another, as the client does; one that is deaf
-// holds the read up only where there is no other.
+// ReadAt asks one server after the other, as the client does; a deaf server holds the
+// read up only if there is no other.
 func (f *fabric) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) (err error) {
 	deaf := 0
 	for _, id := range pl.Servers {
@@ -124,7 +124,7 @@ func random(n int, seed uint64) []byte {
 	return p
 }
 
-// fill writes a chunk and seals it, and gives the order to pull it.
+// fill writes a chunk, seals it, and returns the order to pull it.
 func fill(t *testing.T, id meta.ChunkID, data []byte, servers ...*Server) meta.Order {
 	t.Helper()
 	o := meta.Order{Kind: meta.OrderPull, Chunk: id, Length: uint64(len(data)), Fence: meta.Fence{Term: 1, Seals: 2}}
@@ -192,8 +192,8 @@ func TestPull(t *testing.T) {
 	}
 }
 
-// A source that breaks in the middle, or has bad bytes, is replaced piece by
-// piece; what isn't sealed under the record is none.
+// TestPullFailsOver: a source that breaks in the middle, or has bad bytes, is replaced
+// piece by piece; a replica that is not sealed as recorded is no source.
 func TestPullFailsOver(t *testing.T) {
 	f, s := cluster(t, 4, 1)
 	data := random(13_000_000, 2)
@@ -212,7 +212,7 @@ func TestPullFailsOver(t *testing.T) {
 	}
 	holds(t, s[3], id, data)
 
-	// Not sealed; sealed at another length; nothing there; another content.
+	// Not sealed; sealed at another length; missing; other content.
 	id2 := meta.ChunkID{Volume: 2, Term: 1, Counter: 2}
 	f.before = nil
 	o2 := fill(t, id2, data[:300_000], s[0])
@@ -238,7 +238,7 @@ func TestPullFailsOver(t *testing.T) {
 		t.Fatalf("the third source is good: %+v", r)
 	}
 
-	// One that serves other bytes than it says, in a way that no block tells.
+	// A source that serves other bytes than it reports, without a bad block.
 	id3 := meta.ChunkID{Volume: 3, Term: 1, Counter: 3}
 	o3 := fill(t, id3, data[:6_000_000], s[0], s[1])
 	f.after = func(server meta.ServerID, off uint64, p []byte) {
@@ -252,8 +252,8 @@ func TestPullFailsOver(t *testing.T) {
 	holds(t, s[3], id3, data[:6_000_000])
 }
 
-// A pull that ends at any moment leaves nothing; so does one whose chunk is
-// deleted meanwhile.
+// TestPullInterrupted: a pull that is interrupted at any moment leaves nothing; the same
+// holds if its chunk is deleted meanwhile.
 func TestPullInterrupted(t *testing.T) {
 	f, s := cluster(t, 2, 1)
 	data := random(17_000_000, 3)
@@ -310,7 +310,7 @@ func TestPullInterrupted(t *testing.T) {
 	holds(t, s[1], id, data)
 }
 
-// Two orders at once come to one copy; the rate holds.
+// TestPullRate: two orders at once make one copy; the rate holds.
 func TestPullRate(t *testing.T) {
 	_, s := cluster(t, 2, 1)
 	data := random(24<<20, 4)
@@ -335,8 +335,8 @@ func TestPullRate(t *testing.T) {
 	}
 }
 
-// Lists have every replica of the volume once, whatever the pages, over all
-// disks, or say that they don't.
+// TestListPages: lists have every replica of the volume once, whatever the pages, over
+// all disks, or report that they are incomplete.
 func TestListPages(t *testing.T) {
 	_, s := cluster(t, 1, 3)
 	r := rand.New(rand.NewPCG(5, 6))
@@ -345,7 +345,7 @@ func TestListPages(t *testing.T) {
 		id := meta.ChunkID{Volume: meta.VolumeID(1 + r.IntN(2)), Term: uint32(1 + r.IntN(3)), Counter: uint64(r.IntN(1 << 12))}
 		p := random(1+r.IntN(500), 1)
 		if err := s[0].Append(ctx, id, fence, 0, p, chunkserver.CRC(p)); err != nil {
-			continue // it is there
+			continue // the replica is listed
 		}
 		if id.Volume == 1 {
 			want[id] = uint64(len(p))
@@ -406,8 +406,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A flipped bit is found by reading or by scrubbing, reported, listed as
-// corrupt and kept, over a restart too, until a good copy takes its place.
+// TestCorruptReplica: a flipped bit is found by reading or by scrubbing, reported, listed
+// as corrupt and kept, also over a restart, until a good copy takes its place.
 func TestCorruptReplica(t *testing.T) {
 	f, s := cluster(t, 2, 1)
 	data := random(400_000, 7)
@@ -462,7 +462,7 @@ func TestCorruptReplica(t *testing.T) {
 		if n := len(s[1].Events(0, 100)); n != 1 {
 			t.Errorf("%d events of one bad chunk", n)
 		}
-		// What verifies is served still.
+		// Blocks that verify are still served.
 		got := make([]byte, 1000)
 		if err := s[1].Read(ctx, id, got, 300_000); err != nil || !bytes.Equal(got, data[300_000:301_000]) {
 			t.Errorf("DATA: the sound part: %v", err)

@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/meta/capability"
 )
 
-// Reads that are sent from the file are answered in the order in which they were
-// asked for, those that fail too; what is beside them is not kept waiting.
+// TestRawReadsInOrder: reads sent directly from the file are answered in the order of the
+// requests, also failed reads; other requests do not wait for them.
 func TestRawReadsInOrder(t *testing.T) {
 	s, path := serveAs(t, func(s *Server) { s.rawWait = time.Hour }, newStore(t)) // however busy the machine is
 	const n = 40
@@ -33,7 +33,7 @@ func TestRawReadsInOrder(t *testing.T) {
 	for i := range n {
 		q := wire.Request{Cap: cap, Chunk: id, Off: uint64(i * size), N: size}
 		if i%8 == 7 {
-			q.Chunk.Counter++ // nobody knows that chunk, and the capability is of another
+			q.Chunk.Counter++ // an unknown chunk, with another chunk's capability
 		}
 		frames = q.AppendFrame(frames, wire.Read, wire.FlagRaw, uint64(100+i), 0, 0)
 	}
@@ -72,7 +72,7 @@ func TestRawReadsInOrder(t *testing.T) {
 	}
 }
 
-// hangingDisk is one on which who opens a file waits, once it hangs.
+// hangingDisk is a disk on which, once it hangs, opening a file waits.
 type hangingDisk struct {
 	store.Disk
 	hangs atomic.Bool
@@ -86,7 +86,8 @@ func (d *hangingDisk) OpenRead(name string) (store.File, error) {
 	return d.Disk.OpenRead(name)
 }
 
-// A disk that hangs holds up what is read from it, and nothing else of the connection.
+// TestRawReadsBesideHangingDisk: a hanging disk delays reads from this disk, and nothing
+// else of the connection.
 func TestRawReadsBesideHangingDisk(t *testing.T) {
 	bad := &hangingDisk{Disk: store.DirDisk(t.TempDir()), until: make(chan struct{})}
 	if err := store.Init(bad, store.Options{SegmentSize: 1 << 20, Segments: 4}); err != nil {
@@ -115,7 +116,7 @@ func TestRawReadsBesideHangingDisk(t *testing.T) {
 	stores[0] = open() // and has no file open
 	s, path := serve(t, stores...)
 	for _, id := range ids {
-		if _, err := s.Stat(ctx, id); err != nil { // it knows where it is
+		if _, err := s.Stat(ctx, id); err != nil { // the server knows the chunk's disk
 			t.Fatal(err)
 		}
 	}

@@ -51,7 +51,7 @@ func (c *client) take() (giveBack func()) {
 	return giveBack
 }
 
-// ask asks for n bytes, answered reads them.
+// ask requests n bytes, answered reads them.
 func (c *client) ask(n int) {
 	c.t.Helper()
 	q := wire.Request{Cap: c.token, Chunk: id, N: uint32(n)}
@@ -78,7 +78,7 @@ func (c *client) answered(want []byte) {
 	}
 }
 
-// until waits for something that is to come soon.
+// until waits for a condition that must soon be true.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
@@ -88,8 +88,9 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// A connection with answers to come, as many as may be in memory, is read for no
-// further until one was sent; others are. One that ends while it waits leaves nothing.
+// TestAnswersAreBounded: a connection with the largest amount of answers in memory is not
+// read further until an answer was sent; other connections are. A connection that ends
+// while it waits leaves nothing.
 func TestAnswersAreBounded(t *testing.T) {
 	s, path := newServer(t, 1)
 	data := random(wire.MaxData, 3)
@@ -108,14 +109,14 @@ func TestAnswersAreBounded(t *testing.T) {
 	until(t, "nothing is held", func() bool { return s.Stats().Held == 1 })
 	other.ask(wire.MaxData)
 	other.answered(data)
-	// What was sent is given back a moment after it came.
+	// The room of a sent answer is given back a moment after its arrival.
 	until(t, "other bytes of answers are in memory", func() bool { return s.Stats().Answering == answersConn })
 	if n := s.Stats().Disks[0].Reads - reads; n != 1 {
 		t.Errorf("%d reads", n)
 	}
 	took[0]()
 	c.answered(data[:1000])
-	took[0] = c.take() // held itself if it comes before the answer's room is given back
+	took[0] = c.take() // waits, too, if it comes before the answer's room is given back
 	held := s.Stats().Held
 	c.ask(1000)
 	until(t, "nothing is held", func() bool { return s.Stats().Held == held+1 })
@@ -127,8 +128,8 @@ func TestAnswersAreBounded(t *testing.T) {
 	until(t, "bytes of answers are left", func() bool { return s.Stats().Answering == 0 })
 }
 
-// The connections of one identity have a bound together, another one has its own;
-// those whom no certificate names are many.
+// TestAnswersOfAnIdentityAreBounded: the connections of one identity have a common bound,
+// another identity has its own; connections without a certificate are separate.
 func TestAnswersOfAnIdentityAreBounded(t *testing.T) {
 	s, addr, a := secure(t)
 	data := random(wire.MaxData, 4)

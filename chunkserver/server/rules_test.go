@@ -61,8 +61,9 @@ func constants(t *testing.T, dir, typ string) (names []string) {
 	return names
 }
 
-// Every type of frame has a rule. Orders come the other way, over the connection
-// that the chunk server dialled; meta/client takes them from metadata servers only.
+// TestEveryFrameHasARule: every type of frame has a rule. Orders come in the other
+// direction, over the connection that the chunk server dialled; meta/client takes orders
+// from metadata servers only.
 func TestEveryFrameHasARule(t *testing.T) {
 	frames := constants(t, "../wire", "Type")
 	if len(frames) != wire.Types-1 {
@@ -102,7 +103,7 @@ func as(t *testing.T, a *peer.Authority, role peer.Role, name string) *peer.Cred
 	return asAgain(t, a, role, name, 0)
 }
 
-// asAgain is as for who was let in again so often.
+// asAgain makes the certificate of an identity with this number of admissions.
 func asAgain(t *testing.T, a *peer.Authority, role peer.Role, name string, admission uint32) *peer.Credentials {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "c")
@@ -131,8 +132,9 @@ func dialTLS(t *testing.T, addr string, creds *peer.Credentials) *wire.Conn {
 	return c
 }
 
-// Who is evicted loses its connections, with tickets or without, at once, and
-// gets no new ones; others keep theirs; who is let in again is.
+// TestEvictedConnectionsEnd: an evicted identity loses its connections at once, with
+// tickets or without, and gets no new ones; other identities keep theirs; an identity
+// that was admitted again can connect.
 func TestEvictedConnectionsEnd(t *testing.T) {
 	s, addr, a := secure(t)
 	bad, good := as(t, a, peer.Client, "bad"), as(t, a, peer.Client, "good")
@@ -156,7 +158,7 @@ func TestEvictedConnectionsEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A ticket that it got before does not help.
+	// An earlier ticket of the identity does not help.
 	ticket, err := s.ticket(bad.Identity(), time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +196,8 @@ func TestEvictedConnectionsEnd(t *testing.T) {
 	if err := greet(dialTLS(t, addr, bad)); err != nil {
 		t.Errorf("who was let in again is refused: %v", err)
 	}
-	// It was, with new certificates: those of before stay worthless.
+	// The identity was admitted again, with new certificates: earlier certificates stay
+	// worthless.
 	s.Order(ctx, meta.Order{Kind: meta.OrderKeys, Keys: []meta.CapKey{key}, Evicted: []string{"client/bad<1"}})
 	if err := greet(dialTLS(t, addr, bad)); err == nil {
 		t.Error("a certificate of before the eviction is good again")
@@ -207,14 +210,15 @@ func TestEvictedConnectionsEnd(t *testing.T) {
 	}
 }
 
-// Every frame that names a chunk, sent by every role with every kind of bad
-// capability, is refused; by a role that may, with a good one, it is not.
+// TestEveryFrameIsRefusedToStrangers: every frame that names a chunk is refused from
+// every role with every kind of bad capability, and is served for an allowed role with a
+// good capability.
 func TestEveryFrameIsRefusedToStrangers(t *testing.T) {
 	s, addr, a := secure(t)
 	if err := s.Append(ctx, id, fence, 0, []byte("hello"), chunkserver.CRC([]byte("hello"))); err != nil {
 		t.Fatal(err)
 	}
-	// Sync, so that a good request has something to say.
+	// The sync gives a good request an answer.
 	if _, err := s.Sync(ctx, id, 5); err != nil {
 		t.Fatal(err)
 	}
@@ -274,8 +278,8 @@ func TestEveryFrameIsRefusedToStrangers(t *testing.T) {
 	}
 }
 
-// Without a certificate there is no way in: not over TLS, not over a plain
-// connection, whatever the ticket.
+// TestNoWayInWithoutACertificate: without a certificate no connection is served, neither
+// over TLS nor over a plain connection, whatever the ticket.
 func TestNoWayInWithoutACertificate(t *testing.T) {
 	s, addr, a := secure(t)
 	who := peer.Identity{Cluster: "test", Role: peer.Client, Name: "x", Expires: time.Now().Add(time.Hour)}
@@ -333,7 +337,7 @@ func TestNoWayInWithoutACertificate(t *testing.T) {
 			t.Errorf("ticket %s: %v", what, err)
 		}
 		if x.ok {
-			// The ticket alone is not enough: its secret never went over the wire.
+			// The ticket alone is not enough: its secret was never sent in plain.
 			stolen := (&wire.Request{}).AppendFrame(nil, wire.Ping, 0, 2, 0, 0)
 			if err := c.Send(stolen, nil); err != nil {
 				t.Fatal(err)
@@ -359,8 +363,8 @@ func TestNoWayInWithoutACertificate(t *testing.T) {
 	_ = a
 }
 
-// A stranger makes the server allocate nothing to speak of, and does not hold
-// more connections than there may be.
+// TestConnectionsAreBounded: a stranger's connection makes the server allocate next to
+// nothing, and strangers can't have more connections than the bound.
 func TestConnectionsAreBounded(t *testing.T) {
 	s, path := newServer(t, 1)
 	s.mu.Lock()

@@ -16,8 +16,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// bigDisk is a disk that pretends to hold a million sealed chunks of one volume;
-// what is written to it lies in memory.
+// bigDisk is a disk that pretends to have a million sealed chunks of one volume; written
+// bytes lie in memory.
 type bigDisk struct {
 	chunks int
 	mu     sync.Mutex
@@ -144,8 +144,8 @@ func bigServer(b testing.TB, chunks int) *Server {
 	return s
 }
 
-// A heartbeat costs the same whatever a server holds: some microseconds, and
-// some hundred bytes.
+// BenchmarkHeartbeat: a heartbeat costs some microseconds and some hundred bytes,
+// whatever the number of chunks.
 func BenchmarkHeartbeat(b *testing.B) {
 	s := bigServer(b, 1_000_000)
 	b.ReportAllocs()
@@ -181,7 +181,8 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// The same at a thousandth of the size, so that the benchmarks go on to work.
+// TestBigServer runs the benchmarks' work at a thousandth of the size, so that they stay
+// correct.
 func TestBigServer(t *testing.T) {
 	s := bigServer(t, 1000)
 	r := s.Order(ctx, meta.Order{Kind: meta.OrderList, Volume: 1})

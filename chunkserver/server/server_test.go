@@ -55,7 +55,7 @@ func serve(t testing.TB, stores ...*store.Store) (*Server, string) {
 	return serveAs(t, func(*Server) {}, stores...)
 }
 
-// serveAs is serve of a server that is adjusted before.
+// serveAs is serve for a server that adjust changes before.
 func serveAs(t testing.TB, adjust func(*Server), stores ...*store.Store) (*Server, string) {
 	t.Helper()
 	s := New(Config{ID: 7, Host: "h", Keys: []meta.CapKey{key}, Logger: quiet}, stores...)
@@ -160,7 +160,7 @@ func TestVersion(t *testing.T) {
 	ended(t, c)
 }
 
-// What isn't the protocol ends the connection, and nothing else.
+// TestGarbage: bytes outside the protocol end the connection, and nothing else.
 func TestGarbage(t *testing.T) {
 	_, path := newServer(t, 1)
 	bad := map[string][]byte{
@@ -223,7 +223,7 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// The ring of shared memory is checked before it is believed in.
+// TestShareAbuse: the server checks the ring of shared memory before it uses the ring.
 func TestShareAbuse(t *testing.T) {
 	_, path := newServer(t, 1)
 	share := func(t *testing.T, seal bool, size uint64) (*wire.Conn, wire.Answer) {
@@ -343,7 +343,7 @@ func FuzzServer(f *testing.F) {
 		c := dial(t, path)
 		greet(t, c)
 		if len(b) >= wire.HeaderSize {
-			// A right header, so that what lies behind it is reached.
+			// A right header, so that the code behind it is reached.
 			h := wire.Header{Type: wire.Type(b[5] % 12), Flags: uint16(b[7]), ID: 1, Body: uint32(len(b) - wire.HeaderSize), BodyCRC: chunkserver.CRC(b[wire.HeaderSize:])}
 			if h.Body <= wire.MaxBody {
 				h.Put(b)
@@ -354,7 +354,7 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// A copy of ranges of one chunk into another, which may be asked for again.
+// TestCopyOrder copies ranges of one chunk into another; the order may be repeated.
 func TestCopyOrder(t *testing.T) {
 	s, _ := newServer(t, 1)
 	data := bytes.Repeat([]byte("0123456789"), 300_000)

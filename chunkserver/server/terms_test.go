@@ -9,9 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// An owner that was stopped goes on after another one ordered something here:
-// whatever it orders that would change anything is refused, also after this
-// server was started again, and for the volume that changed hands alone.
+// TestStoppedOwnersOrders: a stopped owner continues after another owner sent an order to
+// this server: each of its orders with effects is refused, also after a restart of this
+// server, and only for the volume with the new owner.
 func TestStoppedOwnersOrders(t *testing.T) {
 	f := &fabric{}
 	dir, specs := t.TempDir(), mkdirs(t, 2)
@@ -68,7 +68,8 @@ func TestStoppedOwnersOrders(t *testing.T) {
 	}
 }
 
-// What can't be read is begun anew, what a later program wrote stays.
+// TestTermsUnreadable: an unreadable file is begun anew, and a file of a later version
+// stays.
 func TestTermsUnreadable(t *testing.T) {
 	for _, content := range []string{"{", `{"version": 2, "terms": "otherwise"}`, `{"version": 2, "terms": {}}`} {
 		f := &fabric{}

@@ -10,10 +10,11 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A server that lives and answers no administrative request, as one that is starting and
-// can't go on, is not waited for without end by who said how long: the error names it. What
-// takes long by its nature is waited for as long as the caller wants, and so is everything
-// by who said nothing.
+// TestAnswersAreWaitedForSoLong: a living server that does not answer an administrative
+// request, such as a server that can't finish its start, delays a caller with a bound no
+// longer than the bound, and the error names the server. Requests that take long by their
+// nature wait as long as the caller wants, and so do all requests of callers without a
+// bound.
 func TestAnswersAreWaitedForSoLong(t *testing.T) {
 	srv := newEvictingServer(t)
 	for _, c := range []struct {

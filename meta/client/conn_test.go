@@ -10,7 +10,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A handshake may be given up at the moment at which it fails by itself.
+// TestGreetGivenUpWhileItFails: a handshake may be given up at the moment when it fails
+// by itself.
 func TestGreetGivenUpWhileItFails(t *testing.T) {
 	ln, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
@@ -40,8 +41,8 @@ func TestGreetGivenUpWhileItFails(t *testing.T) {
 	}
 }
 
-// A server is silent for as long as this process ran and heard nothing: how long it stood
-// still itself says nothing about the server.
+// TestQuiet: a server's silence counts only while this process ran: a standstill of this
+// process says nothing about the server.
 func TestQuiet(t *testing.T) {
 	t.Parallel()
 	const every, silent = 750 * time.Millisecond, 3 * time.Second // of a lease of 6 s
@@ -57,7 +58,7 @@ func TestQuiet(t *testing.T) {
 		if n := q.passed(stood, every, heard-1); n >= silent {
 			t.Errorf("after a standstill of %v it counts as silent for %v", stood, n)
 		}
-		heard++ // what came meanwhile was read
+		heard++ // a message that came meanwhile was read
 		if n := q.passed(every, every, heard-1); n != 0 {
 			t.Errorf("it was heard, and counts as silent for %v", n)
 		}

@@ -23,7 +23,7 @@ type evictingServer struct {
 	away  bool          // nobody owns any volume
 	seq   meta.Seq      // of answers
 	syncs chan meta.Seq // asked for
-	held  chan func()   // answers to calls, which are given when they are called; nil: at once
+	held  chan func()   // answers to calls, sent when the functions are called; nil: at once
 	conns []net.Conn
 }
 
@@ -143,8 +143,8 @@ func (e *expiries) Expired(_ []meta.VolumeID, err error) {
 	e.l = append(e.l, err)
 }
 
-// Who was evicted is told so soon, though some servers can't be reached: it does
-// not look for the owners of its volumes for ever.
+// TestEvictedIsTold: an evicted client gets the refusal soon, even if some servers are
+// unreachable: it does not look for the owners of its volumes for ever.
 func TestEvictedIsTold(t *testing.T) {
 	srv := newEvictingServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -163,12 +163,13 @@ func TestEvictedIsTold(t *testing.T) {
 	}
 	srv.evict()
 	for range 3 {
-		// What was under way when the connection broke is asked again, and refused.
+		// A request that was under way when the connection broke is sent again, and
+		// refused.
 		if err := stat(); !errors.Is(err, meta.AccessDenied) || meta.KindOf(err) != meta.AccessDenied {
 			t.Errorf("told %v", err)
 		}
 	}
-	// So is who caches under its leases, once.
+	// The holder of cached leases is told, too, once.
 	told.mu.Lock()
 	if len(told.l) != 1 || meta.KindOf(told.l[0]) != meta.AccessDenied {
 		t.Errorf("the leases ended so: %v", told.l)
@@ -179,8 +180,9 @@ func TestEvictedIsTold(t *testing.T) {
 	}
 }
 
-// Who finds its session forgotten and is then refused hears of both: what no lease
-// covers, as snapshots, is shown until the refusal is told.
+// TestForgottenAndRefused: a client whose session is forgotten, and which is then
+// refused, learns of both. State without a lease, such as snapshots, is shown until the
+// refusal.
 func TestForgottenAndRefused(t *testing.T) {
 	srv := newEvictingServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

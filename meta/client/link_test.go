@@ -15,19 +15,19 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// listingServer is a metadata server that chunk servers report to. It answers the first
-// report on each stream with its list of servers, as the real one does.
+// listingServer is a metadata server for the reports of chunk servers. It answers the
+// first report on each stream with its list of servers, as a real one does.
 type listingServer struct {
-	addr string // its own
+	addr string // the server's own address
 
 	mu    sync.Mutex
 	list  []string
 	came  map[string]int // dialed address -> hellos there
-	conns []net.Conn     // that stand
+	conns []net.Conn     // open connections
 	heard int            // reports
 }
 
-// listingServerAt makes one that can be reached under some names besides its own.
+// listingServerAt makes a server that can be reached under further names.
 func listingServerAt(t *testing.T, names ...string) *listingServer {
 	t.Helper()
 	dir := t.TempDir()
@@ -111,7 +111,7 @@ func (s *listingServer) names(list ...string) {
 	}
 }
 
-// hangUp ends the streams that stand.
+// hangUp ends the open streams.
 func (s *listingServer) hangUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,8 +120,8 @@ func (s *listingServer) hangUp() {
 	}
 }
 
-// hellos tells how often it was dialed under an address; reports how often it heard
-// how the chunk server is.
+// hellos returns how often the server was dialled at an address; reports returns the
+// number of reports.
 func (s *listingServer) hellos(addr string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,8 +134,8 @@ func (s *listingServer) reports() int {
 	return s.heard
 }
 
-// linked keeps the streams of a chunk server that knows some addresses, and forgets at
-// once what no list names.
+// linked maintains the streams of a chunk server that knows some addresses, and forgets
+// at once addresses that no list names.
 func linked(t *testing.T, addrs ...string) *links {
 	t.Helper()
 	l := newLinks(LinkConfig{
@@ -165,8 +165,9 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// A metadata server that a list named is dialed again when its stream breaks, though no
-// list came since; one that the latest list does not name is not.
+// TestLearntServerIsDialedAgain: a metadata server that a list named is dialled again
+// when its stream breaks, even without a new list; a server that the latest list does not
+// name is not.
 func TestLearntServerIsDialedAgain(t *testing.T) {
 	a, b := listingServerAt(t), listingServerAt(t)
 	a.list, b.list = []string{a.addr, b.addr}, []string{a.addr, b.addr}
@@ -176,8 +177,8 @@ func TestLearntServerIsDialedAgain(t *testing.T) {
 		b.hangUp()
 	}
 	until(t, "the stream again", func() bool { return b.hellos(b.addr) == 4 && l.stands(b.addr) })
-	// Its answer to the first report, which names itself, may still be on its way: what
-	// comes behind that on the same stream has been read when c is known.
+	// The server's answer to the first report, which names itself, may still be on its
+	// way: messages behind the answer on the same stream have been read when c is known.
 	c := listingServerAt(t)
 	c.list = []string{a.addr, c.addr}
 	b.names(a.addr, c.addr)
@@ -198,7 +199,8 @@ func TestLearntServerIsDialedAgain(t *testing.T) {
 	until(t, "the stream to one that is named again", func() bool { return l.stands(b.addr) })
 }
 
-// The stream to a server outlives the one on which it was named.
+// TestLearntStreamOutlives: the stream to a server outlives the stream on which the
+// server was named.
 func TestLearntStreamOutlives(t *testing.T) {
 	a, b := listingServerAt(t), listingServerAt(t)
 	a.list = []string{a.addr, b.addr}
@@ -213,10 +215,9 @@ func TestLearntStreamOutlives(t *testing.T) {
 	}
 }
 
-// A server that is reached under a name of several is kept under its own address, too:
-// the name may lead elsewhere next time. While its stream stands the name is not dialed
-// again and
-// again.
+// TestServerUnderAnotherName: a server that is reached under one of several names is also
+// kept under its own address: the name may lead elsewhere next time. While its stream is
+// open, the name is not dialled again and again.
 func TestServerUnderAnotherName(t *testing.T) {
 	a := listingServerAt(t, "service")
 	a.list = []string{a.addr}

@@ -7,7 +7,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What was granted and is not wanted is given back but for what was held before.
+// TestBeyond: a granted, unwanted lock is given back, except for ranges that were held
+// before.
 func TestBeyond(t *testing.T) {
 	lock := func(k meta.LockType, from, to uint64) meta.Lock {
 		return meta.Lock{Ino: 2, Owner: 7, Type: k, Start: from, End: to}

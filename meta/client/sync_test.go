@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A sync that was asked for while nobody owned the volume is one of everything: entries
-// of the owner before have other numbers at the next.
+// TestSyncOfAnOwnerBefore: a sync that was requested while the volume had no owner covers
+// everything: entries of the previous owner have other numbers at the next owner.
 func TestSyncOfAnOwnerBefore(t *testing.T) {
 	srv := newEvictingServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

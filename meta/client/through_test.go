@@ -9,8 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Who asked for a change and waits no more is told what became of it, however late; who
-// asked for a read goes, and over tells when its answer, with what it grants, has come.
+// TestWhatBecameOfIt: a caller that gave up a change is told its outcome, however late; a
+// caller of a read goes, and over is called when the read's answer, with its grants, has
+// come.
 func TestWhatBecameOfIt(t *testing.T) {
 	srv := newEvictingServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -61,7 +62,7 @@ func TestWhatBecameOfIt(t *testing.T) {
 			t.Fatalf("%T: answered, and not over", op)
 		}
 	}
-	// What was never sent, and what is refused, is over at once.
+	// A request that was never sent, and a refused request, are over at once.
 	srv.hangUp(func() { srv.away = true })
 	gone, kill := context.WithCancel(ctx)
 	kill()
