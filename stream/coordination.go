@@ -7,10 +7,12 @@ import (
 	"hash/fnv"
 	"path"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/placement"
 )
 
 // A consumer group may read several streams and has one coordinator, which is the leader of a
@@ -23,14 +25,16 @@ const (
 
 // duties are the files of dutyDir that this process leads.
 type duties struct {
-	mu     sync.Mutex // held while a leadership begins or ends
-	held   [dutyNum]*duty
+	mu     sync.Mutex // held while a leadership begins, and while unused ones end
+	now    [dutyNum]atomic.Pointer[duty]
 	closed bool
+	// ended closes the offsets of groups whose coordination ends.
+	ended func(of func(group string) bool)
 }
 
 type duty struct {
 	lead *penstock.Leadership
-	used time.Time
+	used atomic.Int64 // nanoseconds since 1970
 }
 
 // dutyOf returns the number of the file whose leader coordinates a group.
@@ -52,16 +56,19 @@ func (h *Host) Coordinate(ctx context.Context, group string) (epoch uint64, err 
 	if d.closed {
 		return 0, errStreamClosed(dutyDir)
 	}
-	if x := d.held[n]; x != nil {
+	if x := d.now[n].Load(); x != nil {
 		select {
 		case <-x.lead.Done():
-			d.held[n] = nil
+			h.endDuty(n, x)
 		default:
-			if x.used = time.Now(); !x.lead.Valid() {
+			if x.used.Store(time.Now().UnixNano()); !x.lead.Valid() {
 				return 0, meta.E("coordinate", meta.Unavailable, group, errors.New("the owner of the volume does not answer: another gateway may coordinate the group"))
 			}
 			return x.lead.Epoch(), nil
 		}
+	}
+	if g, other := gateways(h.Gateways).elsewhere(dutyKey(n)); other {
+		return 0, errElsewhere("coordinate", "group "+group, g)
 	}
 	dir, err := h.dutyDir(ctx)
 	if err != nil {
@@ -71,7 +78,9 @@ func (h *Host) Coordinate(ctx context.Context, group string) (epoch uint64, err 
 	if err != nil {
 		return 0, err
 	}
-	d.held[n] = &duty{l, time.Now()}
+	x := &duty{lead: l}
+	x.used.Store(time.Now().UnixNano())
+	d.now[n].Store(x)
 	return l.Epoch(), nil
 }
 
@@ -90,8 +99,22 @@ func (h *Host) dutyDir(ctx context.Context) (volumeDir, error) {
 	return volumeDir{v, e.Attr.Ino}, err
 }
 
-// Coordinator returns the address of the process that coordinates a group. Errors: NotFound.
-func (h *Host) Coordinator(ctx context.Context, group string) (string, error) {
+// Coordinator returns the gateway that coordinates a group, or is to coordinate a group without a
+// coordinator. Errors: NotFound (no other gateway does, and this process is to).
+func (h *Host) Coordinator(ctx context.Context, group string) (placement.Gateway, error) {
+	address, err := h.coordinatedAt(ctx, group)
+	if errors.Is(err, meta.NotFound) {
+		if g, other := gateways(h.Gateways).elsewhere(dutyKey(dutyOf(group))); other && g.Number != 0 {
+			return g, nil
+		}
+	}
+	if err != nil {
+		return placement.Gateway{}, err
+	}
+	return gateways(h.Gateways).at(address)
+}
+
+func (h *Host) coordinatedAt(ctx context.Context, group string) (string, error) {
 	e, err := h.tree.Stat(ctx, path.Join(dutyDir, fmt.Sprint(dutyOf(group))))
 	if err != nil {
 		return "", err
@@ -104,21 +127,77 @@ func (h *Host) Coordinator(ctx context.Context, group string) (string, error) {
 	return address, err
 }
 
-// releaseIdle ends what was not used for a time.
-func (d *duties) releaseIdle(idle time.Duration) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var errs []error
-	for n, x := range d.held {
-		if x != nil && (idle == 0 || time.Since(x.used) > idle) {
-			d.held[n] = nil
-			errs = append(errs, endLead(context.Background(), x.lead))
+// dutyKey identifies the coordination with a number for placement.
+func dutyKey(n int) placement.Key { return placement.Key{Number: int32(n)} }
+
+// coordinates reports that the process coordinates a group.
+func (h *Host) coordinates(group string) bool {
+	x := h.duties.now[dutyOf(group)].Load()
+	return x != nil && x.lead.Valid()
+}
+
+// settleDuties ends the coordinations that were lost, or that another gateway is to have.
+func (h *Host) settleDuties() {
+	for n := range dutyNum {
+		x := h.duties.now[n].Load()
+		if x == nil {
+			continue
+		}
+		g, other := gateways(h.Gateways).elsewhere(dutyKey(n))
+		select {
+		case <-x.lead.Done():
+		default:
+			if !other {
+				continue
+			}
+		}
+		h.endDuty(n, x)
+		if other {
+			h.log.Info("the coordination of groups moves to another gateway", "coordination", n, "gateway", g.Number)
 		}
 	}
+}
+
+// endDuty ends a coordination, unless another call did: the process opens no more offsets of the
+// groups, waiting members hear of the end, the offsets are closed, and then another process may
+// coordinate. The next coordinator needs the files of the offsets at once.
+func (h *Host) endDuty(n int, x *duty) {
+	if !h.duties.now[n].CompareAndSwap(x, nil) {
+		return
+	}
+	h.duties.ended(func(group string) bool { return dutyOf(group) == n })
+	if err := endLead(context.Background(), x.lead); err != nil {
+		h.log.Warn("giving up the coordination of groups failed; the coordination ends with the session", "coordination", n, "error", err)
+	}
+}
+
+// releaseDuties ends the coordinations that were not used for a time; 0: all coordinations, for ever.
+func (h *Host) releaseDuties(idle time.Duration) {
+	d := &h.duties
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if idle == 0 {
 		d.closed = true
 	}
-	return errors.Join(errs...)
+	for n := range d.now {
+		if x := d.now[n].Load(); x != nil && (idle == 0 || time.Since(time.Unix(0, x.used.Load())) > idle) {
+			h.endDuty(n, x)
+		}
+	}
+}
+
+// any reports that the process has a coordination, or is about to.
+func (d *duties) any() bool {
+	if !d.mu.TryLock() {
+		return true
+	}
+	defer d.mu.Unlock()
+	for n := range d.now {
+		if d.now[n].Load() != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // close ends the use of duties, unless one is held or about to be.
@@ -127,8 +206,8 @@ func (d *duties) close() bool {
 		return false
 	}
 	defer d.mu.Unlock()
-	for _, x := range d.held {
-		if x != nil {
+	for n := range d.now {
+		if d.now[n].Load() != nil {
 			return false
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream/partition"
+	"penstock.io/penstock/stream/placement"
 )
 
 // Host holds the open streams of a process. Host opens a partition at the first use, as the
@@ -23,6 +24,12 @@ type Host struct {
 	Address string
 	Idle    time.Duration
 	Unsafe  Unsafe // set like Address
+	// Gateways returns this gateway and the registered gateways, without this gateway if the host is to
+	// lead nothing. nil: the host leads whatever clients ask for. Set like Address.
+	Gateways func() (self placement.Gateway, live []placement.Gateway)
+	// CoordinationEnded hears of the groups that the process no longer coordinates; may be nil. Set like
+	// Address.
+	CoordinationEnded func(of func(group string) bool)
 	// Counters count what the streams' partitions do; set like Address. nil: nothing counts.
 	Counters *partition.Counters
 
@@ -49,7 +56,9 @@ type streamID struct {
 
 // NewHost makes a Host of the streams below the root of a volume.
 func NewHost(c *penstock.Client, root *penstock.Volume, logger *slog.Logger) *Host {
-	return &Host{Idle: DefaultIdle, client: c, tree: root.Tree(), log: logger, open: map[streamID]*Stream{}, used: time.Now()}
+	h := &Host{Idle: DefaultIdle, client: c, tree: root.Tree(), log: logger, open: map[streamID]*Stream{}, used: time.Now()}
+	h.duties.ended = h.endGroups
+	return h
 }
 
 // Tree returns the tree in which the streams lie.
@@ -144,7 +153,7 @@ func (h *Host) insert(v *penstock.Volume, id streamID, p string, spec Spec) (*St
 	if h.closed {
 		return nil, errStreamClosed(p)
 	}
-	s := &Stream{Spec: spec, dir: volumeDir{v, id.dir}, name: p, address: h.Address, unsafe: h.Unsafe, counters: h.Counters, log: h.log, slots: make([]slot, spec.Partitions), groups: map[string]*committed{}}
+	s := &Stream{Spec: spec, list: h.Gateways, coordinates: h.coordinates, dir: volumeDir{v, id.dir}, name: p, address: h.Address, unsafe: h.Unsafe, counters: h.Counters, log: h.log, slots: make([]slot, spec.Partitions), groups: map[string]*committed{}}
 	h.open[id] = s
 	return s, nil
 }
@@ -203,6 +212,7 @@ const retainEvery = time.Minute
 func (h *Host) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { h.publish(ctx) })
+	wg.Go(func() { h.balance(ctx) })
 	defer wg.Wait()
 	retained := time.Now()
 	for {
@@ -214,9 +224,7 @@ func (h *Host) Run(ctx context.Context) {
 		for _, s := range h.streams() {
 			s.releaseIdle(h.Idle)
 		}
-		if err := h.duties.releaseIdle(h.Idle); err != nil {
-			h.log.Warn("giving up the coordination of unused groups failed; it ends with the session", "error", err)
-		}
+		h.releaseDuties(h.Idle)
 		if time.Since(retained) < retainEvery {
 			continue
 		}
@@ -268,6 +276,47 @@ func (h *Host) RetainIdle(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// moveEvery is the time after which a host looks again for what another gateway is to lead.
+const moveEvery = 500 * time.Millisecond
+
+// balance gives up what another gateway is to lead, until ctx ends.
+func (h *Host) balance(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(moveEvery):
+		case <-ctx.Done():
+			return
+		}
+		h.settleDuties()
+		if h.Gateways == nil {
+			continue
+		}
+		for _, s := range h.streams() {
+			s.moveAway(ctx)
+		}
+	}
+}
+
+// endGroups closes the offsets of groups that another process is about to coordinate.
+func (h *Host) endGroups(of func(group string) bool) {
+	if h.CoordinationEnded != nil {
+		h.CoordinationEnded(of)
+	}
+	for _, s := range h.streams() {
+		s.dropOffsets(of)
+	}
+}
+
+// Leads reports that the host leads a partition, coordinates a group, or is about to.
+func (h *Host) Leads() bool {
+	for _, s := range h.streams() {
+		if s.leads() {
+			return true
+		}
+	}
+	return h.duties.any()
 }
 
 func (h *Host) streams() (all []*Stream) {
@@ -330,5 +379,6 @@ func (h *Host) Close() error {
 	for _, s := range open {
 		errs = append(errs, s.close())
 	}
-	return errors.Join(append(errs, h.duties.releaseIdle(0))...)
+	h.releaseDuties(0)
+	return errors.Join(errs...)
 }

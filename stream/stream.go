@@ -14,6 +14,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream/offsets"
 	"penstock.io/penstock/stream/partition"
+	"penstock.io/penstock/stream/placement"
 )
 
 // Stream is an open stream.
@@ -25,6 +26,9 @@ type Stream struct {
 	address string // of the leader of the partitions
 	log     *slog.Logger
 	unsafe  Unsafe
+	list    gateways
+	// coordinates reports that the process coordinates a group.
+	coordinates func(group string) bool
 
 	counters  *partition.Counters
 	slots     []slot
@@ -64,7 +68,7 @@ func errStreamClosed(name string) error {
 }
 
 // Partition returns the log of a partition, opened by the partition's leader. Errors: NotFound
-// (no such partition), NotOwner (another process leads the partition), Unavailable (the owner
+// (no such partition), NotOwner (another process leads the partition, or is to), Unavailable (the owner
 // of the volume does not answer), and errors of partition.Open.
 func (s *Stream) Partition(ctx context.Context, n int32) (*partition.Log, error) {
 	if n < 0 || int(n) >= len(s.slots) {
@@ -80,6 +84,11 @@ func (s *Stream) Partition(ctx context.Context, n int32) (*partition.Log, error)
 		return nil, errStreamClosed(s.name)
 	}
 	slot.used = time.Now()
+	if slot.log == nil || slot.dir == nil || slot.log.Err() != nil {
+		if g, other := s.Place(n); other {
+			return nil, errElsewhere("open partition", fmt.Sprintf("%s, partition %d", s.name, n), g)
+		}
+	}
 	if slot.log != nil && slot.log.Err() == nil {
 		switch {
 		case slot.dir == nil && time.Since(slot.looked) < followEvery:
@@ -181,18 +190,86 @@ func (s *Stream) partitionDir(ctx context.Context, n int32) (volumeDir, error) {
 	return dir.sub(ctx, strconv.Itoa(int(n)))
 }
 
-// Leader returns the address of the process that leads a partition. Errors: NotFound.
-func (s *Stream) Leader(ctx context.Context, n int32) (string, error) {
+// key identifies a partition for placement.
+func (s *Stream) key(n int32) placement.Key {
+	return placement.Key{Volume: uint32(s.dir.v.ID()), Directory: uint64(s.dir.ino), Number: n}
+}
+
+// Place returns the gateway that is to lead a partition; other: the gateway is another process.
+func (s *Stream) Place(n int32) (g placement.Gateway, other bool) {
+	return s.list.elsewhere(s.key(n))
+}
+
+// Leader returns the gateway that leads a partition, or is to lead a partition without a leader,
+// and the epoch of the last leader, -1 without a last leader. Errors: NotFound (no other gateway
+// leads the partition, and this process is to lead the partition).
+func (s *Stream) Leader(ctx context.Context, n int32) (g placement.Gateway, epoch int32, err error) {
+	address, epoch, err := s.ledAt(ctx, n)
+	if errors.Is(err, meta.NotFound) {
+		if place, other := s.Place(n); other && place.Number != 0 {
+			return place, epoch, nil
+		}
+	}
+	if err != nil {
+		return g, epoch, err
+	}
+	g, err = s.list.at(address)
+	return g, epoch, err
+}
+
+// ledAt returns the address of the leader of a partition, and the epoch of the last leader, -1
+// without a last leader; the epoch is also valid with NotFound. Errors: NotFound (nobody leads the
+// partition).
+func (s *Stream) ledAt(ctx context.Context, n int32) (address string, epoch int32, err error) {
 	dir, err := s.partitionDir(ctx, n)
 	if err != nil {
-		return "", err
+		return "", -1, err
+	}
+	epoch, err = partition.LastEpoch(ctx, &ledDir{volumeDir: dir})
+	if err != nil {
+		return "", -1, err
 	}
 	e, err := dir.lookup(ctx, leaderFile)
 	if err != nil {
-		return "", err
+		return "", epoch, err
 	}
-	address, _, err := dir.v.Leaderships().Leader(ctx, e.Attr.Ino)
-	return address, err
+	address, _, err = dir.v.Leaderships().Leader(ctx, e.Attr.Ino)
+	return address, epoch, err
+}
+
+// movePause is the time between two moves: clients find the new leader of a partition before the
+// next partition moves.
+const movePause = 50 * time.Millisecond
+
+// moveAway gives up the partitions that another gateway is to lead, in order. Appends under way end
+// first. Clients then hear that this process does not lead the partition, and the other gateway leads
+// the partition when a client asks there.
+func (s *Stream) moveAway(ctx context.Context) {
+	for i := range s.slots {
+		g, other := s.Place(int32(i))
+		if !other {
+			continue
+		}
+		slot := &s.slots[i]
+		slot.mu.Lock()
+		if slot.log == nil {
+			slot.mu.Unlock()
+			continue
+		}
+		began := time.Now()
+		err := slot.close(context.Background())
+		slot.mu.Unlock()
+		if err != nil {
+			s.log.Warn("giving a partition up for another gateway failed; the leadership ends with the session", "stream", s.name, "partition", i, "gateway", g.Number, "error", err)
+		} else {
+			s.log.Info("a partition moves to another gateway", "stream", s.name, "partition", i, "gateway", g.Number, "took", time.Since(began).Round(time.Millisecond))
+		}
+		select {
+		case <-time.After(movePause):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // status adds what the stream has.
@@ -357,6 +434,22 @@ func (s *Stream) releaseIdle(idle time.Duration) {
 	}
 }
 
+// dropOffsets closes the offsets of groups, so that another process can lead their files.
+func (s *Stream) dropOffsets(of func(group string) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, c := range s.groups {
+		group, ok := unescape(strings.TrimSuffix(name, groupSuffix))
+		if !ok || !of(group) {
+			continue
+		}
+		delete(s.groups, name)
+		if err := c.close(); err != nil {
+			s.log.Warn("giving up the offsets of a group failed; the leadership ends with the session", "stream", s.name, "group", group, "error", err)
+		}
+	}
+}
+
 func (c *committed) close() error {
 	return errors.Join(c.Offsets.Close(), c.dir.leave(context.Background()))
 }
@@ -386,7 +479,7 @@ func (s *Stream) close() error {
 // Offsets returns the offsets of a consumer group in the stream, whose file this process leads
 // then. Where nobody can lead the file, the offsets are those of the moment, unless make is true.
 // Errors: Invalid (the group has no name, or too long a name), NotFound (make is false, and the
-// group has no offsets), NotOwner (another process leads the file), ReadOnly (make is true).
+// group has no offsets), NotOwner (this process does not coordinate the group), ReadOnly (make is true).
 func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets.Offsets, error) {
 	name := Escape(group) + groupSuffix
 	if group == "" || len(name) > meta.MaxName-len(replaceSuffix) {
@@ -396,6 +489,9 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, errStreamClosed(s.name)
+	}
+	if !s.coordinates(group) {
+		return nil, meta.E("open offsets", meta.NotOwner, s.name, errors.New("this process does not coordinate the group "+group))
 	}
 	if c := s.groups[name]; c != nil {
 		if c.used = time.Now(); c.dir.Valid() {

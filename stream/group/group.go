@@ -39,6 +39,9 @@ const (
 	FencedInstance
 	GroupMaxSize
 	InvalidSessionTimeout
+	// NotCoordinator is never an answer of a Group: the caller answers so when another process
+	// coordinates the group.
+	NotCoordinator
 )
 
 // State is the state of a group.
@@ -84,6 +87,9 @@ type JoinRequest struct {
 	// KnownID: the client can repeat the request with the id from the answer, so that a lost
 	// answer leaves no member behind (KIP-394).
 	KnownID bool
+	// Adopt: an unknown member may be one of the group before this Group was made. The member is
+	// admitted by its id.
+	Adopt bool
 }
 
 // Answer ends a request.
@@ -197,11 +203,11 @@ func (g *Group) Join(now int64, ticket uint64, q JoinRequest) []Answer {
 			m = g.members[id]
 		case q.Member != "" && known && id != q.Member:
 			return refuse(ticket, FencedInstance, q.Member)
-		case q.Member != "" && !known:
+		case q.Member != "" && !known && !q.Adopt:
 			return refuse(ticket, UnknownMember, q.Member)
 		}
 	}
-	if q.Member != "" && m == nil && !wasPending {
+	if q.Member != "" && m == nil && !wasPending && !q.Adopt {
 		return refuse(ticket, UnknownMember, q.Member)
 	}
 	if m == nil && g.cfg.MaxMembers > 0 && len(g.members) >= g.cfg.MaxMembers {

@@ -473,3 +473,36 @@ func TestRandomGroups(t *testing.T) {
 		}
 	}
 }
+
+// TestAdopt: a member of the time before the group was made joins by its id, static or not, if the
+// caller says so, and is unknown otherwise.
+func TestAdopt(t *testing.T) {
+	join := func(g *Group, ticket uint64, member, instance string, adopt bool) []Answer {
+		return g.Join(1000, ticket, JoinRequest{
+			Member: member, Instance: instance, NewID: "new", Session: 10_000, Rebalance: 10_000, Type: "consumer",
+			Protocols: []Protocol{{Name: "range"}}, KnownID: true, Adopt: adopt,
+		})
+	}
+	g := New(Config{MinSession: 1, MaxSession: 60_000}, 41)
+	for _, instance := range []string{"", "i"} {
+		if l := join(g, 1, "old", instance, false); len(l) != 1 || l[0].Code != UnknownMember {
+			t.Errorf("instance %q: %+v", instance, l)
+		}
+	}
+	l := join(g, 2, "old", "", true)
+	if len(l) != 1 || l[0].Code != OK || l[0].Member != "old" || l[0].Generation != 42 {
+		t.Fatalf("%+v", l)
+	}
+	l = join(g, 3, "older", "i", true)
+	l = append(l, join(g, 4, "old", "", false)...)
+	if err := g.Consistent(); err != nil {
+		t.Error(err)
+	}
+	codes := map[uint64]Code{}
+	for _, a := range l {
+		codes[a.Ticket] = a.Code
+	}
+	if len(g.Members()) != 2 || codes[3] != OK || codes[4] != OK {
+		t.Errorf("%+v, members %+v", l, g.Members())
+	}
+}

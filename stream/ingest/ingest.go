@@ -8,3 +8,7 @@ package ingest
 const ErrorDomain = "penstock.io"
 
 //go:generate go run ../../meta/admin/gen . penstock/ingest/v1/
+
+// LeaderTrailer is the name of a trailer of a failed Append call: the address, host:port, of the
+// gateway that leads the partition.
+const LeaderTrailer = "penstock-leader"

@@ -2,17 +2,16 @@ package kafka
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream"
+	"penstock.io/penstock/stream/placement"
 )
 
 // noOperations hides the allowed operations.
@@ -38,46 +37,52 @@ type broker struct {
 	port int32
 }
 
+// self returns this gateway at the address that clients are told: the configured one, else the address
+// at which the client has reached the gateway.
 func (s *Server) self(r *request) broker {
+	if b, ok := brokerOf(placement.Gateway{Number: s.cfg.Node, Kafka: s.cfg.Advertise}); ok {
+		return b
+	}
 	host, port := r.address()
 	return broker{s.cfg.Node, host, port}
 }
 
-// Address is what the leader of a partition tells of itself: node@host:port.
-func Address(node int32, at string) string { return fmt.Sprintf("%d@%s", node, at) }
-
-// parseAddress parses an Address.
-func parseAddress(text string) (b broker, ok bool) {
-	node, at, ok := strings.Cut(text, "@")
-	if !ok {
-		return b, false
-	}
-	id, err := strconv.ParseInt(node, 10, 32)
-	if err != nil || id < 0 {
-		return b, false
-	}
-	host, port, err := net.SplitHostPort(at)
-	if err != nil || host == "" {
-		return b, false
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	return broker{int32(id), host, int32(n)}, err == nil && n > 0
+// brokerOf returns a gateway as clients see it; false: the gateway has no Kafka server.
+func brokerOf(g placement.Gateway) (broker, bool) {
+	host, port, ok := g.KafkaAt()
+	return broker{g.Number, host, port}, ok
 }
 
-// leader returns the other gateway that leads a partition, if err says that another one does.
-func (s *Server) leader(r *request, st *stream.Stream, n int32, err error) (broker, bool) {
+// brokers returns this gateway and the other registered gateways that have a Kafka server.
+func (s *Server) brokers(r *request) []broker {
+	all := []broker{s.self(r)}
+	if s.cfg.Gateways == nil {
+		return all
+	}
+	_, live := s.cfg.Gateways()
+	for _, g := range live {
+		if b, ok := brokerOf(g); ok && b.id != s.cfg.Node {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// leader returns the other gateway that leads a partition, or is to lead it, and the epoch of the
+// last leader, if err says that this gateway does not lead the partition.
+func (s *Server) leader(r *request, st *stream.Stream, n int32, err error) (b broker, epoch int32, ok bool) {
 	if !errors.Is(err, meta.NotOwner) {
-		return broker{}, false
+		return b, -1, false
 	}
-	text, err := st.Leader(r.ctx, n)
+	g, epoch, err := st.Leader(r.ctx, n)
 	if err != nil {
-		return broker{}, false // the leader may have ended meanwhile: the client asks again
+		return b, -1, false // the leader may have ended meanwhile: the client asks again
 	}
-	b, ok := parseAddress(text)
-	return b, ok && b.id != s.cfg.Node
+	b, ok = brokerOf(g)
+	return b, epoch, ok && b.id != s.cfg.Node
 }
 
-// metadata names the gateways that the client needs, and the partitions of topics. A topic is never made by
+// metadata names the gateways, and the partitions of topics. A topic is never made by
 // asking.
 func (s *Server) metadata(r *request, q *kmsg.MetadataRequest) *kmsg.MetadataResponse {
 	p := q.ResponseKind().(*kmsg.MetadataResponse)
@@ -89,7 +94,9 @@ func (s *Server) metadata(r *request, q *kmsg.MetadataRequest) *kmsg.MetadataRes
 		pb.NodeID, pb.Host, pb.Port = b.id, b.host, b.port
 		p.Brokers = append(p.Brokers, pb)
 	}
-	know(s.self(r))
+	for _, b := range s.brokers(r) {
+		know(b)
+	}
 	p.ClusterID, p.ControllerID, p.AuthorizedOperations = &s.cfg.Cluster, s.cfg.Node, noOperations
 	if q.Topics == nil || r.version == 0 && len(q.Topics) == 0 {
 		for _, topic := range s.topics(r) {
@@ -125,8 +132,9 @@ func (s *Server) topics(r *request) (names []string) {
 	return names
 }
 
-// describe describes a topic. With know, the partitions that no other gateway leads are opened,
-// so that the leaders' epochs are known, and know gets the other gateways that lead some.
+// describe describes a topic. With know, the partitions that this gateway is to lead are opened, so
+// that the leaders' epochs are known, and know gets the other gateways that lead some. Without know,
+// the leaders are those that are to lead.
 func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.MetadataResponseTopic {
 	t := kmsg.NewMetadataResponseTopic()
 	t.Topic, t.AuthorizedOperations = &topic, noOperations
@@ -140,19 +148,25 @@ func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.Meta
 	for n := range int32(st.Spec.Partitions) {
 		tp := kmsg.NewMetadataResponseTopicPartition()
 		tp.Partition, tp.Leader, tp.LeaderEpoch = n, s.cfg.Node, -1
-		tp.Replicas, tp.ISR = []int32{s.cfg.Node}, []int32{s.cfg.Node}
 		if know != nil {
 			l, err := st.Partition(r.ctx, n)
-			if b, ok := s.leader(r, st, n, err); ok {
+			if b, epoch, ok := s.leader(r, st, n, err); ok {
 				know(b)
-				tp.Leader, tp.Replicas, tp.ISR = b.id, []int32{b.id}, []int32{b.id}
+				tp.Leader, tp.LeaderEpoch = b.id, epoch
 			} else if err != nil {
 				tp.ErrorCode, tp.Leader = codeLeaderNotAvailable, -1
 				s.tellNoLeader(topic, n, err)
 			} else {
 				tp.LeaderEpoch = l.Epoch()
 			}
+		} else if g, other := st.Place(n); other && g.Kafka != "" {
+			tp.Leader = g.Number
 		}
+		replica := tp.Leader
+		if replica < 0 {
+			replica = s.cfg.Node
+		}
+		tp.Replicas, tp.ISR = []int32{replica}, []int32{replica}
 		t.Partitions = append(t.Partitions, tp)
 	}
 	return t

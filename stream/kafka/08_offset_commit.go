@@ -32,11 +32,11 @@ func (s *Server) offsetCommit(r *request, q *kmsg.OffsetCommitRequest) *kmsg.Off
 	g.mu.Lock()
 	code := g.machine.MayCommit(now(), q.Generation, q.MemberID, deref(q.InstanceID))
 	if g.ended {
-		code = group.UnknownMember
+		code = group.NotCoordinator
 	}
 	g.mu.Unlock()
 	if code != group.OK {
-		return all(codeOfGroup(code))
+		return all(g.codeFor(q.MemberID, code))
 	}
 	for i := range q.Topics {
 		p.Topics = append(p.Topics, s.commitTopic(r, q.Group, &q.Topics[i]))

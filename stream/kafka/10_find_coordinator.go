@@ -52,10 +52,10 @@ func (s *Server) coordinatorOf(r *request, group string) (broker, bool) {
 		s.cfg.Logger.Warn("kafka: a group can't be coordinated; its members try again", "group", group, "error", err)
 		return broker{}, false
 	}
-	text, err := h.Coordinator(r.ctx, group)
+	g, err := h.Coordinator(r.ctx, group)
 	if err != nil {
 		return broker{}, false // the coordinator may have ended meanwhile: the client asks again
 	}
-	b, ok := parseAddress(text)
+	b, ok := brokerOf(g)
 	return b, ok && b.id != s.cfg.Node
 }

@@ -30,7 +30,7 @@ func (s *Server) joinGroup(r *request, q *kmsg.JoinGroupRequest) *kmsg.JoinGroup
 	}
 	join := group.JoinRequest{
 		Member: q.MemberID, Instance: deref(q.InstanceID), NewID: newMember(r.client), Session: int64(q.SessionTimeoutMillis), Rebalance: rebalance,
-		Type: q.ProtocolType, KnownID: r.version >= knownIDVersion,
+		Type: q.ProtocolType, KnownID: r.version >= knownIDVersion, Adopt: g.adopts(q.MemberID),
 	}
 	for _, pr := range q.Protocols {
 		join.Protocols = append(join.Protocols, group.Protocol{Name: pr.Name, Metadata: pr.Metadata})

@@ -11,12 +11,12 @@ func (s *Server) heartbeat(r *request, q *kmsg.HeartbeatRequest) *kmsg.Heartbeat
 		return p
 	}
 	if g == nil {
-		p.ErrorCode = codeUnknownMember
+		p.ErrorCode = s.unknown(r, q.Group, q.MemberID)
 		return p
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	p.ErrorCode = codeOfGroup(g.machine.Heartbeat(now(), q.Generation, q.MemberID, deref(q.InstanceID)))
+	p.ErrorCode = g.codeFor(q.MemberID, g.machine.Heartbeat(now(), q.Generation, q.MemberID, deref(q.InstanceID)))
 	g.deliverLocked(nil)
 	return p
 }

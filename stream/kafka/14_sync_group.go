@@ -16,7 +16,7 @@ func (s *Server) syncGroup(r *request, q *kmsg.SyncGroupRequest) *kmsg.SyncGroup
 		return p
 	}
 	if g == nil {
-		p.ErrorCode = codeUnknownMember
+		p.ErrorCode = s.unknown(r, q.Group, q.MemberID)
 		return p
 	}
 	assignments := map[string][]byte{}
@@ -30,7 +30,7 @@ func (s *Server) syncGroup(r *request, q *kmsg.SyncGroupRequest) *kmsg.SyncGroup
 		p.ErrorCode = codeRebalance
 		return p
 	}
-	p.ErrorCode, p.MemberAssignment = codeOfGroup(a.Code), a.Assignment
+	p.ErrorCode, p.MemberAssignment = g.codeFor(q.MemberID, a.Code), a.Assignment
 	if a.Code == group.OK {
 		g.mu.Lock()
 		typ, protocol := g.machine.Type(), g.machine.Protocol()

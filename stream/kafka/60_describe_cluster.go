@@ -6,9 +6,10 @@ import "github.com/twmb/franz-go/pkg/kmsg"
 func (s *Server) describeCluster(r *request, q *kmsg.DescribeClusterRequest) *kmsg.DescribeClusterResponse {
 	p := q.ResponseKind().(*kmsg.DescribeClusterResponse)
 	p.ClusterID, p.ControllerID, p.ClusterAuthorizedOperations = s.cfg.Cluster, s.cfg.Node, noOperations
-	b := kmsg.NewDescribeClusterResponseBroker()
-	b.NodeID = s.cfg.Node
-	b.Host, b.Port = r.address()
-	p.Brokers = append(p.Brokers, b)
+	for _, known := range s.brokers(r) {
+		b := kmsg.NewDescribeClusterResponseBroker()
+		b.NodeID, b.Host, b.Port = known.id, known.host, known.port
+		p.Brokers = append(p.Brokers, b)
+	}
 	return p
 }

@@ -107,6 +107,8 @@ func codeOfGroup(c group.Code) int16 {
 	switch c {
 	case group.OK:
 		return codeOK
+	case group.NotCoordinator:
+		return codeNotCoordinator
 	case group.UnknownMember:
 		return codeUnknownMember
 	case group.IllegalGeneration:

@@ -24,6 +24,7 @@ var groupConfig = group.Config{MinSession: 1000, MaxSession: 30 * 60 * 1000, Ini
 type coordinator struct {
 	mu     sync.Mutex
 	groups map[string]*coordinated
+	epochs map[uint64]time.Time // of coordinations, with the time of the first request
 	closed bool
 	wg     sync.WaitGroup // of running timers
 }
@@ -31,7 +32,8 @@ type coordinator struct {
 // coordinated is a group with waiting requests. Order of locks: committing, mu.
 type coordinated struct {
 	c     *coordinator
-	epoch uint64 // of the coordination: see stream.Host.Coordinate
+	epoch uint64    // of the coordination: see stream.Host.Coordinate
+	since time.Time // when the process first served a group in the epoch
 	// committing is held from the check of a commit until the commit is durable, so that a
 	// later generation reads and writes offsets later.
 	committing sync.Mutex
@@ -49,7 +51,9 @@ type coordinated struct {
 // clientOf describes the client of a member, for people.
 type clientOf struct{ id, host string }
 
-func (c *coordinator) init() { c.groups = map[string]*coordinated{} }
+func (c *coordinator) init() {
+	c.groups, c.epochs = map[string]*coordinated{}, map[uint64]time.Time{}
+}
 
 // group returns the group with a name if this gateway coordinates the group, or codeNotCoordinator
 // for another gateway's group, or codeGroupDenied for another user's group. make adds a group that
@@ -110,6 +114,7 @@ func (g *coordinated) admitLocked(as *stream.Login, join bool) bool {
 func (c *coordinator) find(name string, make bool, epoch uint64) *coordinated {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	since := c.begunLocked(epoch)
 	g := c.groups[name]
 	if g != nil && g.epoch != epoch {
 		delete(c.groups, name)
@@ -117,13 +122,90 @@ func (c *coordinator) find(name string, make bool, epoch uint64) *coordinated {
 		g = nil
 	}
 	if g == nil && make && len(c.groups) < maxGroups && !c.closed {
-		g = &coordinated{c: c, epoch: epoch, machine: group.New(groupConfig, 0), waiting: map[uint64]chan group.Answer{}, clients: map[string]clientOf{}}
+		g = &coordinated{c: c, epoch: epoch, since: since, machine: group.New(groupConfig, firstGeneration(epoch)), waiting: map[uint64]chan group.Answer{}, clients: map[string]clientOf{}}
 		c.groups[name] = g
 	}
 	return g
 }
 
-// end stops the timer, and tells waiting members that they are unknown.
+// forget ends groups that another gateway coordinates now.
+func (c *coordinator) forget(of func(group string) bool) {
+	c.mu.Lock()
+	var ended []*coordinated
+	for name, g := range c.groups {
+		if of(name) {
+			delete(c.groups, name)
+			ended = append(ended, g)
+		}
+	}
+	c.mu.Unlock()
+	for _, g := range ended {
+		g.end()
+	}
+}
+
+// adoptFor is how long a coordinator takes members of the time before its coordination by the ids
+// that they have.
+const adoptFor = time.Minute
+
+// adopts reports that a member whom the group does not know may be one of the coordinator before: the
+// member must join again, and keeps its id.
+func (g *coordinated) adopts(member string) bool {
+	return member != "" && time.Since(g.since) < adoptFor
+}
+
+// unknown is the outcome of a request of a member whose group is not known: the group may be one of
+// the coordinator before, which the member then joins again.
+func (s *Server) unknown(r *request, name, member string) int16 {
+	h, err := s.cfg.Host(r.ctx)
+	if err == nil {
+		var epoch uint64
+		if epoch, err = h.Coordinate(r.ctx, name); err == nil && member != "" && time.Since(s.groups.begun(epoch)) < adoptFor {
+			return codeRebalance
+		}
+	}
+	if err != nil {
+		return codeNotCoordinator
+	}
+	return codeUnknownMember
+}
+
+// maxEpochs bounds the remembered epochs; a process has at most 16 coordinations at a time.
+const maxEpochs = 1000
+
+// begun returns when the process first served a group in an epoch of a coordination.
+func (c *coordinator) begun(epoch uint64) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.begunLocked(epoch)
+}
+
+func (c *coordinator) begunLocked(epoch uint64) time.Time {
+	at, ok := c.epochs[epoch]
+	if !ok {
+		if len(c.epochs) >= maxEpochs {
+			clear(c.epochs)
+		}
+		at = time.Now()
+		c.epochs[epoch] = at
+	}
+	return at
+}
+
+// codeFor translates an outcome of a member's request other than Join: a member whom the group may
+// have had under another coordinator joins again.
+func (g *coordinated) codeFor(member string, c group.Code) int16 {
+	if c == group.UnknownMember && g.adopts(member) {
+		return codeRebalance
+	}
+	return codeOfGroup(c)
+}
+
+// firstGeneration is the generation before the first one of an epoch of a coordination: with the ids
+// that members keep, no generation of an earlier epoch may be taken for one of this epoch.
+func firstGeneration(epoch uint64) int32 { return int32(epoch&(1<<20-1)) << 10 }
+
+// end stops the timer, and tells waiting members that another gateway may coordinate the group.
 func (g *coordinated) end() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -133,7 +215,7 @@ func (g *coordinated) end() {
 		g.timer = nil
 	}
 	for ticket, ch := range g.waiting {
-		ch <- group.Answer{Ticket: ticket, Code: group.UnknownMember} // has room for the only answer
+		ch <- group.Answer{Ticket: ticket, Code: group.NotCoordinator} // has room for the only answer
 		delete(g.waiting, ticket)
 	}
 }
@@ -201,7 +283,7 @@ func (g *coordinated) ask(ctx context.Context, run func(ticket uint64) []group.A
 	g.ticket++
 	ticket := g.ticket
 	if g.ended {
-		ch <- group.Answer{Ticket: ticket, Code: group.UnknownMember}
+		ch <- group.Answer{Ticket: ticket, Code: group.NotCoordinator}
 	} else {
 		g.waiting[ticket] = ch
 		g.deliverLocked(run(ticket))

@@ -23,6 +23,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/stream"
+	"penstock.io/penstock/stream/placement"
 )
 
 // Config configures a Server. Zero values take the defaults.
@@ -32,6 +33,11 @@ type Config struct {
 	Host    func(ctx context.Context) (*stream.Host, error)
 	Cluster string // id of the cluster
 	Node    int32  // id of the gateway; default 1
+	// Gateways returns this gateway and the registered gateways; nil: this gateway is alone.
+	Gateways func() (self placement.Gateway, live []placement.Gateway)
+	// Advertise is the address that clients are told of this gateway, host:port; "": the address at
+	// which the client has reached it.
+	Advertise string
 	// Users: clients log in as one of these users, by SASL or by a client certificate;
 	// nil: the server asks for no credentials, and lets every client use every stream.
 	Users *stream.Users
@@ -193,6 +199,10 @@ func (s *Server) Close() {
 	s.wg.Wait()
 	s.groups.close()
 }
+
+// EndGroups forgets groups that this gateway no longer coordinates. Their waiting members get
+// NOT_COORDINATOR, find the new coordinator, and join again by their ids.
+func (s *Server) EndGroups(of func(group string) bool) { s.groups.forget(of) }
 
 // stream finds the stream of a topic, for a client that needs a permission.
 func (s *Server) stream(r *request, topic string, want stream.Permission) (*stream.Stream, error) {

@@ -77,6 +77,13 @@ type epochsRecord struct {
 	Epochs  epochs `json:"epochs"`
 }
 
+// LastEpoch returns the epoch of the last leader that opened a partition's log, -1 if there was none.
+// Errors: Corrupt, Version, and errors of dir.
+func LastEpoch(ctx context.Context, dir Dir) (int32, error) {
+	l, err := readLeaders(ctx, dir)
+	return l.list.last(), err
+}
+
 func readLeaders(ctx context.Context, dir Dir) (leaders, error) {
 	b, err := dir.ReadFile(ctx, epochsFile)
 	if errors.Is(err, meta.NotFound) {

@@ -139,7 +139,7 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	g.wg.Go(g.disconnectIdle)
 	g.wg.Go(g.retainIdle)
 	if kl != nil {
-		g.kafka = kafka.New(kafka.Config{Host: g.connect, Node: g.Number, Cluster: cfg.Cluster, Users: users, TLS: kafkaTLS, Logger: cfg.Logger})
+		g.kafka = kafka.New(kafka.Config{Host: g.connect, Node: g.Number, Gateways: g.listed.list, Advertise: cfg.AdvertiseKafka, Cluster: cfg.Cluster, Users: users, TLS: kafkaTLS, Logger: cfg.Logger})
 		g.serve("kafka", g.kafka.Serve, kl)
 	}
 	if il != nil {
@@ -211,7 +211,12 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 		return nil, errors.Join(err, c.Close(dial))
 	}
 	host := stream.NewHost(c, root, g.cfg.Logger)
-	host.Address, host.Idle = kafka.Address(g.Number, advertised(g.cfg.AdvertiseKafka, g.Kafka)), cmp.Or(g.cfg.Idle, host.Idle)
+	self, _ := g.listed.list()
+	host.Address, host.Idle = self.Address(), cmp.Or(g.cfg.Idle, host.Idle)
+	host.Gateways = g.listed.list
+	if g.kafka != nil {
+		host.CoordinationEnded = g.kafka.EndGroups
+	}
 	host.Unsafe = g.cfg.Unsafe
 	host.Counters = &g.counters
 	g.client, g.host, g.ran = c, host, make(chan struct{})
@@ -296,9 +301,34 @@ func (g *Gateway) reported(err error) error {
 	return err
 }
 
-// Close ends the connections, then the streams, then the session. What was acknowledged is
-// durable before.
+// handOver bounds how long a gateway that stops waits until other gateways can lead what it leads.
+const handOver = 10 * time.Second
+
+// leave takes the gateway from the list of gateways, and gives what it leads to the others while its
+// servers still tell clients where to go.
+func (g *Gateway) leave(ctx context.Context) {
+	others, err := g.listed.leave(ctx)
+	if err != nil {
+		g.cfg.Logger.Warn("the gateway could not be taken from the list of gateways; others take over after its term", "error", err)
+	}
+	if !others {
+		return
+	}
+	for deadline := time.Now().Add(handOver); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		g.mu.Lock()
+		leads := g.host != nil && g.host.Leads()
+		g.mu.Unlock()
+		if !leads {
+			return
+		}
+	}
+	g.cfg.Logger.Warn("not all partitions and groups could be given to other gateways in time; the end of the session frees them", "waited", handOver)
+}
+
+// Close takes the gateway from the list of gateways, and gives what it leads to others; then it ends
+// the connections, the streams, and the session. What was acknowledged is durable before.
 func (g *Gateway) Close(ctx context.Context) error {
+	g.leave(ctx)
 	if g.kafka != nil {
 		g.kafka.Close()
 	}
@@ -307,11 +337,7 @@ func (g *Gateway) Close(ctx context.Context) error {
 	}
 	g.stop()
 	g.wg.Wait()
-	_, err := g.listed.leave(ctx)
-	if err != nil {
-		g.cfg.Logger.Warn("the gateway could not be taken from the list of gateways; others take over after its term", "error", err)
-	}
-	err = g.listed.close()
+	err := g.listed.close()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.client == nil {

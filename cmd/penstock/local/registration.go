@@ -26,12 +26,11 @@ type registration struct {
 	log    *slog.Logger
 	q      *admin.RegisterGatewayRequest
 
+	calls  sync.Mutex // held during a call: no call comes after that of leave
 	mu     sync.Mutex
 	self   placement.Gateway
 	live   []placement.Gateway // without self while the gateway stops
-	leaves bool
-	// changed is closed and replaced when the list is another one.
-	changed chan struct{}
+	leaves bool                // see calls
 }
 
 // gatewayName is the name under which a gateway registers: the given one, else the name of the
@@ -74,7 +73,7 @@ func advertised(given, at string) string {
 // process has the name, until the term of a gateway that ended is over. Errors: Invalid (the name),
 // Exists (another process has the name), AccessDenied.
 func register(ctx context.Context, cfg *GatewayConfig, kafka, ingest string) (*registration, error) {
-	r := &registration{log: cfg.Logger, changed: make(chan struct{}), self: placement.Gateway{Number: 1, Kafka: kafka, Ingest: ingest}}
+	r := &registration{log: cfg.Logger, self: placement.Gateway{Number: 1, Kafka: kafka, Ingest: ingest}}
 	r.live = []placement.Gateway{r.self}
 	if len(cfg.Meta) == 0 {
 		return r, nil
@@ -109,12 +108,14 @@ func register(ctx context.Context, cfg *GatewayConfig, kafka, ingest string) (*r
 
 // call registers the gateway for another term, and takes the list.
 func (r *registration) call(ctx context.Context) error {
-	answer, err := r.client.Gateways.RegisterGateway(ctx, r.q)
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.calls.Lock()
+	defer r.calls.Unlock()
 	if r.leaves {
 		return nil
 	}
+	answer, err := r.client.Gateways.RegisterGateway(ctx, r.q)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err != nil {
 		if errors.Is(err, meta.Exists) {
 			r.take(slices.DeleteFunc(slices.Clone(r.live), func(g placement.Gateway) bool { return g.Number == r.self.Number }))
@@ -133,12 +134,10 @@ func (r *registration) call(ctx context.Context) error {
 
 // take takes a list. The caller holds mu.
 func (r *registration) take(live []placement.Gateway) {
-	if slices.Equal(live, r.live) {
-		return
+	if !slices.Equal(live, r.live) {
+		r.log.Info("the list of gateways has changed", "gateways", len(live), "before", len(r.live))
 	}
 	r.live = live
-	close(r.changed)
-	r.changed = make(chan struct{})
 }
 
 // run registers the gateway again and again, until ctx ends.
@@ -175,23 +174,35 @@ func (r *registration) list() (self placement.Gateway, live []placement.Gateway)
 	return r.self, r.live
 }
 
-// leave takes the gateway from the list. Afterwards its own list does not have it either. alone
-// reports that no other gateway is there.
-func (r *registration) leave(ctx context.Context) (alone bool, err error) {
-	r.mu.Lock()
-	r.leaves = true
-	others := slices.DeleteFunc(slices.Clone(r.live), func(g placement.Gateway) bool { return g.Number == r.self.Number })
-	if len(others) > 0 {
-		r.take(others)
-	}
-	r.mu.Unlock()
+// heard is how long after a change of the list all gateways know of it.
+const heard = cluster.GatewayEvery + 500*time.Millisecond
+
+// leave takes the gateway from the list, and returns when the other gateways know. Then the gateway's
+// own list does not have it either, and it leads nothing more. others reports that there are other
+// gateways.
+func (r *registration) leave(ctx context.Context) (others bool, err error) {
 	if r.client == nil {
-		return true, nil
+		return false, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, cluster.GatewayEvery)
-	defer cancel()
-	_, err = r.client.Gateways.UnregisterGateway(ctx, &admin.UnregisterGatewayRequest{Name: r.q.Name, Instance: r.q.Instance})
-	return len(others) == 0, err
+	r.calls.Lock()
+	r.leaves = true
+	call, cancel := context.WithTimeout(ctx, cluster.GatewayEvery)
+	_, err = r.client.Gateways.UnregisterGateway(call, &admin.UnregisterGatewayRequest{Name: r.q.Name, Instance: r.q.Instance})
+	cancel()
+	r.calls.Unlock()
+	_, live := r.list()
+	live = slices.DeleteFunc(slices.Clone(live), func(g placement.Gateway) bool { return g.Number == r.self.Number })
+	if len(live) == 0 || err != nil {
+		return false, err
+	}
+	select {
+	case <-time.After(heard):
+	case <-ctx.Done():
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.take(live)
+	return true, nil
 }
 
 // close ends the connections to the metadata servers.

@@ -50,6 +50,7 @@ type Producer struct {
 	cfg     Config
 	turn    chan struct{} // has room for the call that uses the fields below
 	gateway int           // number of the gateway of conn
+	sent    string        // address of another gateway, which a gateway has named; "": none
 	conn    *grpc.ClientConn
 	call    *call // nil: none is open
 
@@ -186,7 +187,9 @@ func (p *Producer) retry(ctx context.Context, work func() error) error {
 		}
 		switch kind := meta.KindOf(err); kind {
 		case meta.Unavailable:
-			p.gateway++
+			if p.sent == "" {
+				p.gateway++
+			}
 			p.disconnect()
 		case meta.WrongOffset:
 			if disputes++; disputes > maxDisputes {
@@ -209,7 +212,8 @@ func (p *Producer) open(ctx context.Context) error {
 		return nil
 	}
 	if p.conn == nil {
-		conn, err := grpc.NewClient(p.cfg.Gateways[p.gateway%len(p.cfg.Gateways)], p.cfg.Dial...)
+		conn, err := grpc.NewClient(cmp.Or(p.sent, p.cfg.Gateways[p.gateway%len(p.cfg.Gateways)]), p.cfg.Dial...)
+		p.sent = "" // if the named gateway fails, the Producer asks the known ones again
 		if err != nil {
 			return p.fail(meta.Invalid, err)
 		}
@@ -316,6 +320,9 @@ func (p *Producer) ask(q *ingest.AppendRequest) (*ingest.AppendResponse, error) 
 	}
 	a, err := p.call.Recv()
 	if err != nil {
+		if at := p.call.Trailer().Get(ingest.LeaderTrailer); len(at) == 1 {
+			p.sent = at[0]
+		}
 		return nil, p.of(err)
 	}
 	return a, nil

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
@@ -153,7 +154,11 @@ func (v service) Append(stream grpc.BidiStreamingServer[ingest.AppendRequest, in
 		panic("ingest: an Append call came past serveGRPC")
 	}
 	c.stream = stream
-	return statusError(c.run(stream.Context(), v.s))
+	err := c.run(stream.Context(), v.s)
+	if other, ok := errors.AsType[*elsewhere](err); ok {
+		stream.SetTrailer(metadata.Pairs(ingest.LeaderTrailer, other.gateway))
+	}
+	return statusError(err)
 }
 
 // run serves the call to the end.
@@ -223,11 +228,11 @@ func (c *call) open(ctx context.Context, s *Server, q *ingest.Open) error {
 	if err != nil {
 		return err
 	}
-	n := s.choose(q.Producer, target.partitions)
+	n := s.choose(q.Producer, &target)
 	if q.Partition != nil {
 		n = *q.Partition
 	}
-	l, err := target.partition(ctx, n)
+	l, err := target.open(ctx, n)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 
 	"penstock.io/penstock/meta"
 )
@@ -70,6 +71,21 @@ func reply(w http.ResponseWriter, a *answer, err error) {
 		w.Header().Set("Retry-After", retryAfter)
 	}
 	send(w, status, a)
+}
+
+// redirect sends a client to the gateway that leads the partition of a request, of which no record was
+// appended (307, RFC 9110: the client repeats the request there with its body).
+func redirect(w http.ResponseWriter, r *http.Request, partition int32, other *elsewhere) {
+	to := *r.URL
+	to.Scheme, to.Host = "http", other.gateway
+	if r.TLS != nil {
+		to.Scheme = "https"
+	}
+	q := to.Query()
+	q.Set("partition", strconv.Itoa(int(partition)))
+	to.RawQuery = q.Encode()
+	w.Header().Set("Location", to.String())
+	send(w, http.StatusTemporaryRedirect, &answer{Partition: partition, Appended: []run{}, Error: other.Error()})
 }
 
 // send sends an answer.

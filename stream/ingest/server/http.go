@@ -98,6 +98,10 @@ type upload struct {
 // are skipped.
 func (s *Server) appendLines(w http.ResponseWriter, r *http.Request) {
 	u, err := s.open(w, r)
+	if other, ok := errors.AsType[*elsewhere](err); ok {
+		redirect(w, r, u.answer.Partition, other)
+		return
+	}
 	if err != nil {
 		refuse(w, err)
 		return
@@ -115,7 +119,7 @@ func (s *Server) appendLines(w http.ResponseWriter, r *http.Request) {
 	reply(w, &u.answer, err)
 }
 
-// open examines a request and finds the partition.
+// open examines a request and finds the partition. With the error *elsewhere, the upload says which.
 func (s *Server) open(w http.ResponseWriter, r *http.Request) (*upload, error) {
 	const op = "append"
 	p := path.Join("/", r.PathValue("path"))
@@ -136,7 +140,7 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) (*upload, error) {
 	if err := u.numbers(r); err != nil {
 		return nil, err
 	}
-	u.answer.Partition = s.choose(u.series.name, u.target.partitions)
+	u.answer.Partition = s.choose(u.series.name, &u.target)
 	if text := r.URL.Query().Get("partition"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
@@ -145,8 +149,8 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) (*upload, error) {
 		u.answer.Partition = int32(n)
 	}
 	// Before the body is read: the partition exists, and can be opened.
-	if _, err := u.target.partition(r.Context(), u.answer.Partition); err != nil {
-		return nil, err
+	if _, err := u.target.open(r.Context(), u.answer.Partition); err != nil {
+		return u, err
 	}
 	u.lines = newLines(http.MaxBytesReader(w, r.Body, s.cfg.Limits.Body))
 	return u, nil

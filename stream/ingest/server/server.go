@@ -26,6 +26,7 @@ import (
 	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/log"
 	"penstock.io/penstock/stream/partition"
+	"penstock.io/penstock/stream/placement"
 )
 
 // Config configures a Server. Zero values take the defaults.
@@ -269,6 +270,31 @@ type target struct {
 	partitions int
 	// partition returns the log of a partition. Errors: NotFound, and those of partition.Open.
 	partition func(ctx context.Context, n int32) (*partition.Log, error)
+	// leader returns the other gateway that leads a partition, or is to lead it; nil: the server
+	// is alone. Errors: NotFound.
+	leader func(ctx context.Context, n int32) (placement.Gateway, error)
+	// here reports that this process is to lead a partition; nil: all of them.
+	here func(n int32) bool
+}
+
+// elsewhere is the error of a partition that another gateway leads.
+type elsewhere struct {
+	error
+	gateway string // address of its server for appends, host:port
+}
+
+func (e *elsewhere) Unwrap() error { return e.error }
+
+// open returns the log of a partition. Errors: as of partition, with the other gateway's address if
+// another gateway leads the partition (*elsewhere).
+func (t *target) open(ctx context.Context, n int32) (*partition.Log, error) {
+	l, err := t.partition(ctx, n)
+	if errors.Is(err, meta.NotOwner) && t.leader != nil {
+		if g, lerr := t.leader(ctx, n); lerr == nil && g.Ingest != "" {
+			err = &elsewhere{err, g.Ingest}
+		}
+	}
+	return l, err
 }
 
 // stream finds a stream by path, for a client that may append to the stream.
@@ -315,13 +341,28 @@ func (s *Server) opened(ctx context.Context, p string, find func(*stream.Host, c
 			return st.Partition(ctx, n)
 		}
 	}
-	return target{st.Spec.Format, st.Spec.Partitions, open}, nil
+	leader := func(ctx context.Context, n int32) (placement.Gateway, error) {
+		g, _, err := st.Leader(ctx, n)
+		return g, err
+	}
+	here := func(n int32) bool {
+		_, other := st.Place(n)
+		return !other
+	}
+	return target{st.Spec.Format, st.Spec.Partitions, open, leader, here}, nil
 }
 
-// choose chooses the partition of a request: for a producer with a name always the same one.
-func (s *Server) choose(name string, partitions int) int32 {
+// choose chooses the partition of a request: for a producer with a name always the same one, else the
+// next one that this gateway is to lead.
+func (s *Server) choose(name string, t *target) int32 {
 	if name != "" {
-		return int32(log.NamedProducer(name) % int64(partitions))
+		return int32(log.NamedProducer(name) % int64(t.partitions))
 	}
-	return int32(s.turn.Add(1) % uint32(partitions))
+	first := s.turn.Add(1)
+	for i := range uint32(t.partitions) {
+		if n := int32((first + i) % uint32(t.partitions)); t.here == nil || t.here(n) {
+			return n
+		}
+	}
+	return int32(first % uint32(t.partitions))
 }
