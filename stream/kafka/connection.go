@@ -148,8 +148,10 @@ func (k *connection) next(r *request) error {
 	if err := k.c.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return err
 	}
+	var weight int64
 	frame, err := readFrame(k.c, func(key int16, size int) error {
-		most, weight := limits.SmallFrame, int64(size)*smallWeight
+		most := limits.SmallFrame
+		weight = int64(size) * smallWeight
 		if key == produceKey {
 			most, weight = limits.Frame, int64(size)
 		}
@@ -159,17 +161,32 @@ func (k *connection) next(r *request) error {
 		if size > most {
 			return fmt.Errorf("%w: a request %d has %d bytes, more than %d", errFrame, key, size, most)
 		}
-		weight = min(weight, limits.Memory)
-		if err := k.s.memory.Acquire(k.ctx, weight); err != nil {
-			return err
+		// A client that has not logged in must not keep memory from other clients by half a frame: the
+		// connection has room for the frame, and takes memory when the frame is whole.
+		if !k.login.wanted() {
+			if err := k.reserve(r, weight); err != nil {
+				return err
+			}
 		}
-		r.free = append(r.free, func() { k.s.memory.Release(weight) })
 		return k.c.SetReadDeadline(time.Now().Add(limits.Transfer))
 	})
+	if err == nil && k.login.wanted() {
+		err = k.reserve(r, weight)
+	}
 	if err != nil {
 		return err
 	}
 	return k.s.begin(r, frame)
+}
+
+// reserve takes memory for a request until the request's release.
+func (k *connection) reserve(r *request, weight int64) error {
+	weight = min(weight, k.s.cfg.Limits.Memory)
+	if err := k.s.memory.Acquire(k.ctx, weight); err != nil {
+		return err
+	}
+	r.free = append(r.free, func() { k.s.memory.Release(weight) })
+	return nil
 }
 
 // write finishes requests in order and writes their responses.
