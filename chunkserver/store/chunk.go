@@ -117,7 +117,7 @@ func (s *Store) hold(c *chunk, write, create bool) (*handle, error) {
 			err = errPacked
 		case c.pack != nil:
 			if f, err = s.d.OpenRead(packName(c.id)); err == nil {
-				f = &packedFile{File: f, p: c.pack, length: c.length, cache: &s.frames}
+				f = &packedFile{File: f, p: c.pack, length: c.length, cache: &s.packs.frames}
 			}
 		case write:
 			f, err = s.d.Open(dataName(c.id), create)
@@ -191,7 +191,7 @@ func (s *Store) unpin(c *chunk) {
 	if drop != nil {
 		drop.mu.Lock()
 		drop.closeFile()
-		s.dropNext(drop)
+		s.packs.dropNext(drop)
 		drop.mu.Unlock()
 	}
 }
@@ -210,7 +210,7 @@ func (s *Store) touch(c *chunk) {
 	many := len(s.dirty) >= maxDirty
 	s.mu.Unlock()
 	if many {
-		s.wantCheckpoint()
+		s.points.want()
 	}
 }
 
@@ -222,7 +222,7 @@ func (s *Store) load(c *chunk) error {
 	}
 	if err != nil {
 		err = ioError("read chunk metadata", c.id.String(), err)
-		s.tellFailed(c.id, err)
+		s.bad.tellFailed(c.id, err)
 		return err
 	}
 	m, err := decodeMeta(c.id, b)
@@ -230,7 +230,7 @@ func (s *Store) load(c *chunk) error {
 		if meta.KindOf(err) == meta.Corrupt {
 			s.stats.corrupt.Add(1)
 		}
-		s.tellBad(c.id)
+		s.bad.tell(c.id)
 		return err
 	}
 	c.set(m)
@@ -395,7 +395,7 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	c.wrote = true
 	if !c.queued {
 		c.queued = true
-		s.enqueue(id)
+		s.verified.enqueue(id)
 	}
 	c.grow(uint64(len(p)), crcs)
 	if c.length-c.wb >= writebackStep {
@@ -744,10 +744,10 @@ func (s *Store) toVerify(c *chunk, h *handle, upTo uint64) {
 		return
 	}
 	if now, err := h.Stamp(); err == nil {
-		s.vouch(c.id, now, upTo)
+		s.verified.vouch(c.id, now, upTo)
 	}
 	if upTo < c.length {
-		s.enqueue(c.id)
+		s.verified.enqueue(c.id)
 	}
 }
 
@@ -814,10 +814,10 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 		s.stats.deletes.Add(1)
 	}
 	c.closeFile()
-	s.dropNext(c)
+	s.packs.dropNext(c)
 	c.pack, c.packing, c.dense, c.plain = nil, nil, false, false
 	c.length, c.synced, c.asked, c.dataOK, c.crcs, c.bits, c.checked, c.damaged = 0, 0, 0, 0, nil, nil, 0, false
-	s.forget(id)
+	s.verified.forget(id)
 	return s.unlink(id)
 }
 

@@ -113,7 +113,7 @@ func TestConcurrentCrash(t *testing.T) {
 				case <-stop:
 					return
 				case <-time.After(time.Millisecond):
-					s.wantCheckpoint()
+					s.points.want()
 				}
 			}
 		})
@@ -267,7 +267,7 @@ func TestCopyAfterDeleteUnderCheckpoint(t *testing.T) {
 	c := newDeletion(t)
 	s := c.s
 	close(c.done)
-	s.cpMu.Lock()
+	s.points.mu.Lock()
 	pos := s.log.end()
 	s.mu.Lock()
 	dirty := s.dirty
@@ -276,14 +276,14 @@ func TestCopyAfterDeleteUnderCheckpoint(t *testing.T) {
 	if err := <-c.delete(); err != nil {
 		t.Fatal(err)
 	}
-	err := s.settle(dirty, pos)
+	err := s.points.settle(dirty, pos)
 	if err == nil {
 		err = s.log.checkpoint(pos)
 	}
 	for c := range dirty {
 		s.unpin(c)
 	}
-	s.cpMu.Unlock()
+	s.points.mu.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -479,7 +479,7 @@ func TestFenceComesBeforeDeletion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.cpMu.Lock()
+	s.points.mu.Lock()
 	c.fill()
 	raised := make(chan error, 1)
 	go func() {
@@ -509,7 +509,7 @@ func TestFenceComesBeforeDeletion(t *testing.T) {
 		deleted <- err
 	case <-time.After(patience):
 	}
-	s.cpMu.Unlock()
+	s.points.mu.Unlock()
 	<-raised // or refused, since it was deleted
 	if err := <-deleted; err != nil {
 		t.Fatal(err)

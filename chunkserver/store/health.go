@@ -18,38 +18,44 @@ const probeName = "probe"
 // later.
 const maxBad = 1024
 
-// tellBad notes that a chunk has wrong checksums or could not be read. It does not block, and
+// quarantine marks chunks that were found bad as damaged.
+type quarantine struct {
+	s      *Store
+	chunks chan meta.ChunkID // bad chunks to be marked; nil: none are marked
+}
+
+// tell notes that a chunk has wrong checksums or could not be read. It does not block, and
 // the caller may hold locks.
-func (s *Store) tellBad(id meta.ChunkID) {
-	if s.bad == nil {
+func (qu *quarantine) tell(id meta.ChunkID) {
+	if qu.chunks == nil {
 		return
 	}
 	select {
-	case s.bad <- id:
+	case qu.chunks <- id:
 	default:
 	}
 }
 
-// tellFailed is tellBad for an error of the disk, without errors that only mean a shortage of
+// tellFailed is tell for an error of the disk, without errors that only mean a shortage of
 // the process or machine.
-func (s *Store) tellFailed(id meta.ChunkID, err error) {
+func (qu *quarantine) tellFailed(id meta.ChunkID, err error) {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
 		if errors.Is(err, e) {
 			return
 		}
 	}
-	s.tellBad(id)
+	qu.tell(id)
 }
 
-// quarantine marks bad chunks as damaged, and tells the owner of the store.
-func (s *Store) quarantine() {
+// run marks bad chunks as damaged, and tells the owner of the store.
+func (qu *quarantine) run() {
 	for {
 		select {
-		case <-s.stop:
+		case <-qu.s.stop:
 			return
-		case id := <-s.bad:
-			if err := s.markDamaged(id); err != nil && s.o.Bad != nil {
-				s.o.Bad(id, err)
+		case id := <-qu.chunks:
+			if err := qu.markDamaged(id); err != nil && qu.s.o.Bad != nil {
+				qu.s.o.Bad(id, err)
 			}
 		}
 	}
@@ -57,10 +63,10 @@ func (s *Store) quarantine() {
 
 // markDamaged checks the chunk again, because a new replica may have replaced the chunk
 // meanwhile. An error is returned if the chunk is bad and was not known to be bad.
-func (s *Store) markDamaged(id meta.ChunkID) (err error) {
-	c, err := s.use(id)
+func (qu *quarantine) markDamaged(id meta.ChunkID) (err error) {
+	c, err := qu.s.use(id)
 	if err != nil {
-		if meta.KindOf(err) == meta.NoSuchChunk || s.shut.Load() {
+		if meta.KindOf(err) == meta.NoSuchChunk || qu.s.shut.Load() {
 			return nil
 		}
 		return err // the metadata is unreadable
@@ -69,11 +75,11 @@ func (s *Store) markDamaged(id meta.ChunkID) (err error) {
 	length, crcs := c.length, append([]uint32(nil), c.crcs...)
 	var h *handle
 	if !known && length > 0 {
-		if h, err = s.hold(c, false, false); errors.Is(err, os.ErrNotExist) {
+		if h, err = qu.s.hold(c, false, false); errors.Is(err, os.ErrNotExist) {
 			err = meta.E("read chunk", meta.Corrupt, id.String(), err)
 		}
 	}
-	s.leave(c)
+	qu.s.leave(c)
 	if known {
 		return nil
 	}
@@ -84,12 +90,12 @@ func (s *Store) markDamaged(id meta.ChunkID) (err error) {
 	if err == nil {
 		return nil
 	}
-	if c, uerr := s.use(id); uerr == nil {
-		if meta.KindOf(err) == meta.Corrupt && s.failed.Load() == nil && c.exists && c.state == state && c.length == length {
+	if c, uerr := qu.s.use(id); uerr == nil {
+		if meta.KindOf(err) == meta.Corrupt && qu.s.failed.Load() == nil && c.exists && c.state == state && c.length == length {
 			c.damaged = true
-			s.touch(c) // the next checkpoint records the mark
+			qu.s.touch(c) // the next checkpoint records the mark
 		}
-		s.leave(c)
+		qu.s.leave(c)
 	}
 	return err
 }

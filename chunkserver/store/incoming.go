@@ -265,11 +265,11 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 // to the chunk's new files.
 func (s *Store) emptyLogOf(c *chunk) error {
 	for try := 0; ; try++ {
-		s.cpMu.Lock()
+		s.points.mu.Lock()
 		s.mu.Lock()
 		_, dirty := s.dirty[c]
 		s.mu.Unlock()
-		s.cpMu.Unlock()
+		s.points.mu.Unlock()
 		if !dirty {
 			return nil
 		}

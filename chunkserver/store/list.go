@@ -67,7 +67,7 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 			both = append(both, id)
 		}
 	}
-	s.tidy(where, both)
+	s.packs.tidy(where, both)
 	slices.SortFunc(ids, meta.ChunkID.Compare)
 	return slices.Compact(ids), nil
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/klauspost/compress/s2"
@@ -298,6 +299,18 @@ func (c *frameCache) keep(key frameKey, plain []byte) {
 
 // ---- compressing
 
+// packer compresses sealed chunks in the background.
+type packer struct {
+	s *Store
+
+	mu      sync.Mutex                        // guards waiting
+	waiting map[meta.ChunkID]meta.Compression // chunks that wait for compression
+	kick    chan struct{}
+	frames  frameCache
+	// pending is how many bytes of compressed files wait for a checkpoint.
+	pending atomic.Uint64
+}
+
 // Compress schedules the compression of a sealed chunk, and does not wait. A chunk that is
 // compressed, or was found not to shrink, stays as before. A failed compression is tried again
 // on request.
@@ -305,61 +318,61 @@ func (s *Store) Compress(id meta.ChunkID, alg meta.Compression) {
 	if alg == meta.CompressNone || s.writable() != nil {
 		return
 	}
-	s.packMu.Lock()
-	defer s.packMu.Unlock()
-	if len(s.packs) < maxPacks || s.packs[id] != 0 {
-		s.packs[id] = alg
+	s.packs.mu.Lock()
+	defer s.packs.mu.Unlock()
+	if len(s.packs.waiting) < maxPacks || s.packs.waiting[id] != 0 {
+		s.packs.waiting[id] = alg
 	}
 	select {
-	case s.packKick <- struct{}{}:
+	case s.packs.kick <- struct{}{}:
 	default:
 	}
 }
 
-// toPack takes a chunk that waits for compression.
-func (s *Store) toPack() (meta.ChunkID, meta.Compression, bool) {
-	s.packMu.Lock()
-	defer s.packMu.Unlock()
-	for id, alg := range s.packs {
-		delete(s.packs, id)
+// next takes a chunk that waits for compression.
+func (pk *packer) next() (meta.ChunkID, meta.Compression, bool) {
+	pk.mu.Lock()
+	defer pk.mu.Unlock()
+	for id, alg := range pk.waiting {
+		delete(pk.waiting, id)
 		return id, alg, true
 	}
 	return meta.ChunkID{}, 0, false
 }
 
-// compress compresses the waiting chunks, a batch and a checkpoint at a time.
-func (s *Store) compress() {
+// run compresses the waiting chunks, a batch and a checkpoint at a time.
+func (pk *packer) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	s.wg.Go(func() { <-s.stop; cancel() })
+	pk.s.wg.Go(func() { <-pk.s.stop; cancel() })
 	for {
 		select {
-		case <-s.stop:
+		case <-pk.s.stop:
 			return
-		case <-s.packKick:
+		case <-pk.kick:
 		}
 		told := false
-		for more := true; more && ctx.Err() == nil && s.writable() == nil; {
+		for more := true; more && ctx.Err() == nil && pk.s.writable() == nil; {
 			done, bytes := 0, uint64(0)
 			for done < packBatch && bytes < packBytes && ctx.Err() == nil {
 				var id meta.ChunkID
 				var alg meta.Compression
-				if id, alg, more = s.toPack(); !more {
+				if id, alg, more = pk.next(); !more {
 					break
 				}
-				n, err := s.pack(ctx, id, alg, s.packPace(ctx))
+				n, err := pk.pack(ctx, id, alg, pk.pace(ctx))
 				if err != nil {
 					switch k := meta.KindOf(err); {
 					case k == meta.NoSuchChunk || k == meta.Canceled || k == meta.Busy:
 					case k == meta.NoSpace && done > 0:
 						// The checkpoint frees the plain files of earlier chunks, and so makes
 						// room.
-						s.Compress(id, alg)
+						pk.s.Compress(id, alg)
 						bytes = packBytes
 					case k == meta.NoSpace && told:
 					default:
 						told = told || k == meta.NoSpace
-						s.slog.Warn("a chunk could not be compressed", "chunk", id.String(), "err", err)
+						pk.s.slog.Warn("a chunk could not be compressed", "chunk", id.String(), "err", err)
 					}
 					continue
 				}
@@ -368,21 +381,21 @@ func (s *Store) compress() {
 				}
 			}
 			if done > 0 {
-				if err := s.Checkpoint(); err != nil {
-					s.slog.Warn("compressed chunks are not in their places yet", "err", err)
+				if err := pk.s.Checkpoint(); err != nil {
+					pk.s.slog.Warn("compressed chunks are not in their places yet", "err", err)
 				}
 			}
 		}
 	}
 }
 
-// packPace waits as long as the compression took, and three times as long while other
+// pace waits as long as the compression took, and three times as long while other
 // operations use the disk. Unlike verification, compression must make progress on a busy disk,
 // too: otherwise a disk with constant writes would fill up with chunks that could be smaller.
-func (s *Store) packPace(ctx context.Context) func(time.Duration) error {
+func (pk *packer) pace(ctx context.Context) func(time.Duration) error {
 	var owed time.Duration
 	return func(took time.Duration) error {
-		if owed += took; !s.quiet() {
+		if owed += took; !pk.s.quiet() {
 			owed += 2 * took
 		}
 		if owed < time.Millisecond { // less than a timer can do
@@ -406,18 +419,18 @@ const packOp = "compress chunk"
 // the space kept for writers), Canceled (also if the chunk was deleted or replaced meanwhile),
 // IO.
 func (s *Store) Pack(ctx context.Context, id meta.ChunkID, alg meta.Compression) (n uint64, err error) {
-	return s.pack(ctx, id, alg, nil)
+	return s.packs.pack(ctx, id, alg, nil)
 }
 
 // pack is Pack. If pace is not nil, pack calls pace between frames, unlocked, with the time
 // that the last frame took. pace may wait, and may end the compression with an error.
-func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression, pace func(time.Duration) error) (n uint64, err error) {
+func (pk *packer) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression, pace func(time.Duration) error) (n uint64, err error) {
 	const op = packOp
-	c, err := s.use(id)
+	c, err := pk.s.use(id)
 	if err != nil {
 		return 0, err
 	}
-	defer s.leave(c)
+	defer pk.s.leave(c)
 	switch {
 	case !c.exists:
 		return 0, c.noSuch(op)
@@ -428,7 +441,7 @@ func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression,
 	case c.pack != nil, c.next != nil, c.isDense():
 		return 0, nil
 	}
-	h, err := s.hold(c, false, false)
+	h, err := pk.s.hold(c, false, false)
 	if err != nil {
 		return 0, err
 	}
@@ -447,7 +460,7 @@ func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression,
 		return nil
 	}
 	c.mu.Unlock()
-	p, f, err := s.writePack(ctx, id, alg, h, crcs, length, func(took time.Duration) error {
+	p, f, err := pk.writePack(ctx, id, alg, h, crcs, length, func(took time.Duration) error {
 		c.mu.Lock()
 		err := void()
 		c.mu.Unlock()
@@ -470,28 +483,28 @@ func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression,
 		if f != nil {
 			f.Close()
 		}
-		if rerr := s.d.Remove(packName(id)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+		if rerr := pk.s.d.Remove(packName(id)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
 			err = errors.Join(err, ioError(op, id.String(), rerr))
 		}
 		if err == nil {
 			c.dense = true
-			s.touch(c) // the next checkpoint records dense
+			pk.s.touch(c) // the next checkpoint records dense
 		}
 		return 0, err
 	}
 	c.next, c.nextFile = p, &handle{File: f}
 	c.nextFile.refs.Store(1)
-	s.packWaits.Add(p.size())
-	s.touch(c)
+	pk.pending.Add(p.size())
+	pk.s.touch(c)
 	return length, nil
 }
 
 // dropNext forgets a compressed form that is not in place yet.
-func (s *Store) dropNext(c *chunk) {
+func (pk *packer) dropNext(c *chunk) {
 	if c.next == nil {
 		return
 	}
-	s.packWaits.Add(-c.next.size())
+	pk.pending.Add(-c.next.size())
 	c.nextFile.done()
 	c.next, c.nextFile = nil, nil
 }
@@ -499,10 +512,10 @@ func (s *Store) dropNext(c *chunk) {
 // roomToPack ensures that after writing n bytes the disk has room for writers and new chunks,
 // which come before compression. Compressed forms that wait for a checkpoint beside their plain
 // forms count twice, so that compression takes at most half of the free space.
-func (s *Store) roomToPack(id meta.ChunkID, n uint64) error {
-	keep := s.reserve + fullAt
-	need := n + s.packWaits.Load()
-	free, err := s.space.take(s.d, 0, keep+need)
+func (pk *packer) roomToPack(id meta.ChunkID, n uint64) error {
+	keep := pk.s.reserve + fullAt
+	need := n + pk.pending.Load()
+	free, err := pk.s.space.take(pk.s.d, 0, keep+need)
 	if err != nil {
 		return ioError(packOp, id.String(), err)
 	}
@@ -514,17 +527,17 @@ func (s *Store) roomToPack(id meta.ChunkID, n uint64) error {
 
 // writePack writes ID.pack, unsynced, and calls step after each frame with the time that the
 // frame took. No packing and no error: the chunk does not shrink.
-func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compression, h *handle, crcs []uint32, length uint64, step func(time.Duration) error) (*packing, File, error) {
+func (pk *packer) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compression, h *handle, crcs []uint32, length uint64, step func(time.Duration) error) (*packing, File, error) {
 	const op = packOp
-	if err := s.roomToPack(id, length); err != nil {
+	if err := pk.roomToPack(id, length); err != nil {
 		return nil, nil, err
 	}
-	f, err := s.d.Open(packName(id), true)
+	f, err := pk.s.d.Open(packName(id), true)
 	if err != nil {
-		return nil, nil, s.diskError(op, id, err)
+		return nil, nil, pk.s.diskError(op, id, err)
 	}
 	if err := f.Truncate(0); err != nil {
-		return nil, f, s.diskError(op, id, err)
+		return nil, f, pk.s.diskError(op, id, err)
 	}
 	plain, again, coded := make([]byte, FrameSize), make([]byte, FrameSize), make([]byte, 2*FrameSize)
 	lens := make([]uint32, 0, frames(length))
@@ -535,13 +548,13 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 		if len(out) == 0 {
 			return nil
 		}
-		if err := s.roomToPack(id, uint64(len(out))+length-done); err != nil {
+		if err := pk.roomToPack(id, uint64(len(out))+length-done); err != nil {
 			return err
 		}
 		if _, err := f.WriteAt(out, int64(at)); err != nil {
-			return s.diskError(op, id, err)
+			return pk.s.diskError(op, id, err)
 		}
-		if _, err := s.space.take(s.d, uint64(len(out)), s.reserve); err != nil {
+		if _, err := pk.s.space.take(pk.s.d, uint64(len(out)), pk.s.reserve); err != nil {
 			return ioError(op, id.String(), err)
 		}
 		at, out = at+uint64(len(out)), out[:0]
@@ -555,7 +568,7 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 		b := plain[:frameLen(i, length)]
 		for n := uint64(0); n < uint64(len(b)); n += block {
 			off := i*FrameSize + n
-			if err := s.readBlock(id, h, b[n:min(n+block, uint64(len(b)))], off, crcs[off/block]); err != nil {
+			if err := pk.s.readBlock(id, h, b[n:min(n+block, uint64(len(b)))], off, crcs[off/block]); err != nil {
 				return nil, f, err
 			}
 		}
@@ -607,19 +620,19 @@ func differs(at uint64, err error) error {
 func (c *chunk) isDense() bool { return c.dense || c.length < packFrom }
 
 // dropPlain removes the data files of chunks whose compressed files a checkpoint has put in
-// place. The caller holds Store.cpMu.
-func (s *Store) dropPlain(all []*settling) {
+// place. The caller holds checkpoints.mu.
+func (pk *packer) dropPlain(all []*settling) {
 	for _, t := range all {
 		if t.m == nil || t.m.pack == nil {
 			continue
 		}
 		t.c.mu.Lock()
 		if t.c.plain && t.c.pack == t.m.pack {
-			if err := s.d.Remove(dataName(t.c.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-				s.slog.Warn("the plain data of a compressed chunk is still there", "chunk", t.c.id.String(), "err", err)
+			if err := pk.s.d.Remove(dataName(t.c.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				pk.s.slog.Warn("the plain data of a compressed chunk is still there", "chunk", t.c.id.String(), "err", err)
 			}
 			t.c.plain = false
-			s.stats.packed.Add(1)
+			pk.s.stats.packed.Add(1)
 		}
 		t.c.mu.Unlock()
 	}
@@ -627,29 +640,29 @@ func (s *Store) dropPlain(all []*settling) {
 
 // tidy handles the chunks of a directory that have both data files after a crash or a failure:
 // tidy removes the file that .meta does not name.
-func (s *Store) tidy(dir string, ids []meta.ChunkID) {
-	s.cpMu.Lock() // no .meta is replaced meanwhile
-	defer s.cpMu.Unlock()
-	if len(ids) == 0 || s.writable() != nil {
+func (pk *packer) tidy(dir string, ids []meta.ChunkID) {
+	pk.s.points.mu.Lock() // no .meta is replaced meanwhile
+	defer pk.s.points.mu.Unlock()
+	if len(ids) == 0 || pk.s.writable() != nil {
 		return
 	}
 	// A failed checkpoint, or a process killed during a checkpoint, may have renamed a .meta in
 	// the cache only. The plain file goes after the sync.
-	if err := s.syncDir(dir); err != nil {
-		_ = s.fail(ioError("list chunks", dir, err))
+	if err := pk.s.syncDir(dir); err != nil {
+		_ = pk.s.fail(ioError("list chunks", dir, err))
 		return
 	}
 	for _, id := range ids {
-		s.tidyOne(id)
+		pk.tidyOne(id)
 	}
 }
 
-func (s *Store) tidyOne(id meta.ChunkID) {
-	c, err := s.use(id)
+func (pk *packer) tidyOne(id meta.ChunkID) {
+	c, err := pk.s.use(id)
 	if err != nil {
 		return
 	}
-	defer s.leave(c)
+	defer pk.s.leave(c)
 	name := dataName(id)
 	switch {
 	case c.packing != nil, c.next != nil, !c.exists, c.state != meta.ChunkSealed:
@@ -657,8 +670,8 @@ func (s *Store) tidyOne(id meta.ChunkID) {
 	case c.pack == nil:
 		name = packName(id)
 	}
-	if err := s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.slog.Warn("a leftover stays", "chunk", id.String(), "err", err)
+	if err := pk.s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		pk.s.slog.Warn("a leftover stays", "chunk", id.String(), "err", err)
 	}
 }
 

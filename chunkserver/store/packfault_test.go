@@ -202,7 +202,7 @@ func TestPackVoidedByDamage(t *testing.T) {
 		d.mu.Lock()
 		d.inode(dataName(id)).now[1000] ^= 1
 		d.mu.Unlock()
-		if err := s.markDamaged(id); meta.KindOf(err) != meta.Corrupt {
+		if err := s.bad.markDamaged(id); meta.KindOf(err) != meta.Corrupt {
 			t.Errorf("the damage is not seen: %v", err)
 		}
 	}

@@ -27,7 +27,7 @@ func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uin
 		if err = ioError("read chunk", id.String(), err); meta.KindOf(err) == meta.Corrupt {
 			s.stats.corrupt.Add(1)
 		}
-		s.tellFailed(id, err)
+		s.bad.tellFailed(id, err)
 		return err
 	}
 	if n == len(b) && (chunkserver.CRC(b) == crc || s.o.UnsafeNoVerify) {
@@ -38,7 +38,7 @@ func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uin
 	if n < len(b) {
 		bad = meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("the data file ends at %d", off+uint64(n)))
 	}
-	s.tellBad(id)
+	s.bad.tell(id)
 	return bad
 }
 
@@ -74,7 +74,7 @@ func (s *Store) look(id meta.ChunkID, off, n uint64) (view, error) {
 		if n > 0 && errors.Is(err, os.ErrNotExist) {
 			err = meta.E("read chunk", meta.Corrupt, id.String(), err)
 		}
-		s.tellFailed(id, err)
+		s.bad.tellFailed(id, err)
 		return view{}, err
 	}
 	return v, nil
@@ -178,7 +178,7 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 		if err != nil {
 			return Local{}, err
 		}
-		upTo, stamp, err := s.checkedOf(c, h)
+		upTo, stamp, err := s.verified.checkedOf(c, h)
 		h.done()
 		if err != nil {
 			return Local{}, err
@@ -187,7 +187,7 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 		if good = upTo / block; upTo == c.length {
 			good = uint64(len(c.crcs))
 		} else {
-			s.enqueue(id)
+			s.verified.enqueue(id)
 		}
 	}
 	if first < uint64(len(c.crcs)) {
@@ -354,7 +354,7 @@ func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, pace func(n uint6
 	}
 	defer s.leave(c)
 	if after, err := v.h.Stamp(); err == nil && after == stamp && c.exists && c.state == meta.ChunkSealed && c.length == v.length {
-		s.vouch(id, stamp, v.length)
+		s.verified.vouch(id, stamp, v.length)
 	}
 	return nil
 }

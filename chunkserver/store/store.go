@@ -112,37 +112,22 @@ type Store struct {
 	tombQ  []meta.ChunkID
 	coming map[meta.ChunkID]struct{} // chunks being received
 
-	bad      chan meta.ChunkID
-	shut     atomic.Bool                // nothing new begins
-	failed   atomic.Pointer[meta.Error] // the disk's sticky error
-	closed   atomic.Bool
-	sinceCP  atomic.Int64 // bytes appended since the last checkpoint
-	space    spaceCache
-	stats    counters
-	reserve  uint64
-	cpMu     sync.Mutex // one checkpoint at a time
-	kick     chan struct{}
-	stop     chan struct{}
-	off      *replica.Off // nil unless a control is on
-	wg       sync.WaitGroup
-	cpDoneMu sync.Mutex
-	cpDone   chan struct{} // closed and replaced when a checkpoint ends
-	cpErr    error         // of the last checkpoint
+	shut    atomic.Bool                // nothing new begins
+	failed  atomic.Pointer[meta.Error] // the disk's sticky error
+	closed  atomic.Bool
+	space   spaceCache
+	stats   counters
+	reserve uint64
+	stop    chan struct{}
+	off     *replica.Off // nil unless a control is on
+	wg      sync.WaitGroup
 
-	packMu   sync.Mutex
-	packs    map[meta.ChunkID]meta.Compression // chunks that wait for compression
-	packKick chan struct{}
-	frames   frameCache
-	// packWaits is how many bytes of compressed files wait for a checkpoint.
-	packWaits atomic.Uint64
+	points   checkpoints
+	packs    packer
+	verified verifications
+	bad      quarantine
 
-	vmu        sync.Mutex
-	vouched    map[meta.ChunkID]vouched
-	unsaved    bool // vouched is newer than the record on the disk
-	queue      []meta.ChunkID
-	waiting    map[meta.ChunkID]struct{} // chunks in queue that still need verification
-	checks     chan struct{}             // bounds the verifications for waiting callers
-	lastAppend atomic.Int64              // unix nanoseconds
+	lastAppend atomic.Int64 // unix nanoseconds
 	lastRead   atomic.Int64
 }
 
@@ -201,15 +186,17 @@ func Open(d Disk, o Options) (*Store, error) {
 	s := &Store{
 		o: o, d: d, f: f, lock: lock, slog: o.Logger,
 		chunks: map[meta.ChunkID]*chunk{}, dirty: map[*chunk]struct{}{}, tombs: map[meta.ChunkID]meta.Fence{}, coming: map[meta.ChunkID]struct{}{},
-		vouched: map[meta.ChunkID]vouched{}, waiting: map[meta.ChunkID]struct{}{}, checks: make(chan struct{}, maxChecks),
-		packs: map[meta.ChunkID]meta.Compression{}, packKick: make(chan struct{}, 1),
-		kick: make(chan struct{}, 1), stop: make(chan struct{}), cpDone: make(chan struct{}),
+		stop: make(chan struct{}),
 	}
+	s.points.s, s.points.kick, s.points.done = s, make(chan struct{}, 1), make(chan struct{})
+	s.packs.s, s.packs.waiting, s.packs.kick = s, map[meta.ChunkID]meta.Compression{}, make(chan struct{}, 1)
+	s.verified.begin(s)
+	s.bad.s = s
 	if o.UnsafeNoFence {
 		s.off = &replica.Off{Fence: true}
 	}
 	s.lastAppend.Store(time.Now().UnixNano()) // give other starting processes some time
-	s.loadVerified()
+	s.verified.load()
 	if err := s.recover(); err != nil {
 		if s.log != nil {
 			s.log.close()
@@ -227,11 +214,11 @@ func Open(d Disk, o Options) (*Store, error) {
 		s.reserve = min(max(total/50, 16<<20), 1<<30)
 	}
 	if !o.Manual {
-		s.bad = make(chan meta.ChunkID, maxBad)
-		s.wg.Go(s.quarantine)
-		s.wg.Go(s.run)
-		s.wg.Go(s.check)
-		s.wg.Go(s.compress)
+		s.bad.chunks = make(chan meta.ChunkID, maxBad)
+		s.wg.Go(s.bad.run)
+		s.wg.Go(s.points.run)
+		s.wg.Go(s.verified.check)
+		s.wg.Go(s.packs.run)
 	}
 	return s, nil
 }
@@ -251,14 +238,14 @@ func (s *Store) Close() error {
 	close(s.stop)
 	s.wg.Wait()
 	if !s.o.Manual {
-		s.checkLast()
+		s.verified.checkLast()
 	}
 	s.shut.Store(true)
 	if !s.drained() {
 		return meta.E("close chunk store", meta.Busy, "", errors.New("operations on it don't end; its files stay open"))
 	}
 	err := s.Checkpoint()
-	s.saveVerified()
+	s.verified.save()
 	s.release()
 	return err
 }
@@ -281,54 +268,12 @@ func (s *Store) release() {
 	for _, c := range s.chunks {
 		c.mu.Lock()
 		c.closeFile()
-		s.dropNext(c)
+		s.packs.dropNext(c)
 		c.mu.Unlock()
 	}
 	s.mu.Unlock()
 	s.log.close()
 	s.lock.Close()
-}
-
-// run writes checkpoints: when an append asks for a checkpoint, when the log fills up, and at
-// least every CheckpointEvery while the log has new records.
-func (s *Store) run() {
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
-	last := time.Now()
-	for {
-		select {
-		case <-s.stop:
-			return
-		case <-s.kick:
-		case <-tick.C:
-			s.log.mark()
-			s.space.forget()
-			s.mu.Lock()
-			idle := len(s.dirty) == 0
-			s.mu.Unlock()
-			if idle {
-				last = time.Now()
-				continue
-			}
-			if s.log.pressure() == 0 && s.sinceCP.Load() < checkpointBytes && time.Since(last) < s.o.CheckpointEvery {
-				continue
-			}
-		}
-		if s.failed.Load() != nil {
-			_ = s.Checkpoint() // only wakes the waiting callers
-			continue
-		}
-		if err := s.Checkpoint(); err != nil {
-			s.slog.Warn("chunk store checkpoint failed", "err", err)
-			// Leave a full disk some time to be cleared.
-			select {
-			case <-s.stop:
-				return
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
-		last = time.Now()
-	}
 }
 
 // fail marks the disk as failed for good. After an I/O error of a write or a sync, data in the
@@ -371,12 +316,12 @@ func (s *Store) admit(ctx context.Context, n int) error {
 	if free < s.reserve {
 		return meta.E("append", meta.NoSpace, "", fmt.Errorf("%d bytes free, %d are kept in reserve", free, s.reserve))
 	}
-	if s.sinceCP.Add(int64(n)) > checkpointBytes {
-		s.wantCheckpoint()
+	if s.points.since.Add(int64(n)) > checkpointBytes {
+		s.points.want()
 	}
 	for p := s.log.pressure(); p > 0; p = s.log.pressure() {
 		if p == 1 {
-			s.wantCheckpoint()
+			s.points.want()
 			return nil
 		}
 		if s.o.Manual {
@@ -385,10 +330,10 @@ func (s *Store) admit(ctx context.Context, n int) error {
 			}
 			continue
 		}
-		s.cpDoneMu.Lock()
-		done := s.cpDone
-		s.cpDoneMu.Unlock()
-		s.wantCheckpoint()
+		s.points.doneMu.Lock()
+		done := s.points.done
+		s.points.doneMu.Unlock()
+		s.points.want()
 		select {
 		case <-done:
 		case <-ctx.Done():
@@ -396,21 +341,14 @@ func (s *Store) admit(ctx context.Context, n int) error {
 		case <-s.stop:
 			return s.writable()
 		}
-		s.cpDoneMu.Lock()
-		err := s.cpErr
-		s.cpDoneMu.Unlock()
+		s.points.doneMu.Lock()
+		err := s.points.err
+		s.points.doneMu.Unlock()
 		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (s *Store) wantCheckpoint() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
 }
 
 // spaceCache knows the free space without asking the kernel each time.

@@ -56,6 +56,24 @@ type vouched struct {
 	upTo  uint64
 }
 
+// verifications knows which sealed chunks were compared with their checksums, and compares
+// others while the disk is quiet.
+type verifications struct {
+	s *Store
+
+	mu      sync.Mutex // guards all below but checks
+	vouched map[meta.ChunkID]vouched
+	unsaved bool // vouched is newer than the record on the disk
+	queue   []meta.ChunkID
+	waiting map[meta.ChunkID]struct{} // chunks in queue that still need verification
+	checks  chan struct{}             // bounds the verifications for waiting callers
+}
+
+func (vs *verifications) begin(s *Store) {
+	vs.s, vs.vouched, vs.waiting = s, map[meta.ChunkID]vouched{}, map[meta.ChunkID]struct{}{}
+	vs.checks = make(chan struct{}, maxChecks)
+}
+
 // checking is a verification under way.
 type checking struct {
 	done   chan struct{}
@@ -82,68 +100,68 @@ const (
 )
 
 // vouchedFor returns the verified length of a sealed chunk whose data file has the stamp now.
-func (s *Store) vouchedFor(id meta.ChunkID, now Stamp) uint64 {
-	s.vmu.Lock()
-	defer s.vmu.Unlock()
-	if v := s.vouched[id]; v.stamp == now {
+func (vs *verifications) vouchedFor(id meta.ChunkID, now Stamp) uint64 {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	if v := vs.vouched[id]; v.stamp == now {
 		return v.upTo
 	}
 	return 0
 }
 
 // knows reports whether a sealed chunk's data file is unchanged since the last note about it.
-func (s *Store) knows(id meta.ChunkID, now Stamp) bool {
-	s.vmu.Lock()
-	defer s.vmu.Unlock()
-	v, ok := s.vouched[id]
+func (vs *verifications) knows(id meta.ChunkID, now Stamp) bool {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	v, ok := vs.vouched[id]
 	return ok && v.stamp == now
 }
 
 // vouch notes that a sealed chunk is verified up to upTo, and schedules the rest.
-func (s *Store) vouch(id meta.ChunkID, stamp Stamp, upTo uint64) {
-	s.vmu.Lock()
-	defer s.vmu.Unlock()
-	if _, ok := s.vouched[id]; !ok && len(s.vouched) >= maxVerified {
-		for other := range s.vouched { // any chunk: the chunk will be verified again
-			delete(s.vouched, other)
+func (vs *verifications) vouch(id meta.ChunkID, stamp Stamp, upTo uint64) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	if _, ok := vs.vouched[id]; !ok && len(vs.vouched) >= maxVerified {
+		for other := range vs.vouched { // any chunk: the chunk will be verified again
+			delete(vs.vouched, other)
 			break
 		}
 	}
-	s.vouched[id] = vouched{stamp, upTo}
-	s.unsaved = true
+	vs.vouched[id] = vouched{stamp, upTo}
+	vs.unsaved = true
 }
 
 // forget forgets the verification of a deleted chunk.
-func (s *Store) forget(id meta.ChunkID) {
-	s.vmu.Lock()
-	defer s.vmu.Unlock()
-	if _, ok := s.vouched[id]; ok {
-		delete(s.vouched, id)
-		s.unsaved = true
+func (vs *verifications) forget(id meta.ChunkID) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	if _, ok := vs.vouched[id]; ok {
+		delete(vs.vouched, id)
+		vs.unsaved = true
 	}
-	delete(s.waiting, id)
+	delete(vs.waiting, id)
 }
 
 // enqueue has a chunk verified when the disk is quiet.
-func (s *Store) enqueue(id meta.ChunkID) {
-	s.vmu.Lock()
-	defer s.vmu.Unlock()
-	if _, ok := s.waiting[id]; ok || len(s.waiting) >= maxVerified {
+func (vs *verifications) enqueue(id meta.ChunkID) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	if _, ok := vs.waiting[id]; ok || len(vs.waiting) >= maxVerified {
 		return
 	}
-	s.waiting[id] = struct{}{}
-	s.queue = append(s.queue, id)
+	vs.waiting[id] = struct{}{}
+	vs.queue = append(vs.queue, id)
 }
 
 // next takes a chunk from the queue.
-func (s *Store) next() (meta.ChunkID, bool) {
-	s.vmu.Lock()
-	defer s.vmu.Unlock()
-	for len(s.queue) > 0 {
-		id := s.queue[0]
-		s.queue = s.queue[1:]
-		if _, ok := s.waiting[id]; ok {
-			delete(s.waiting, id)
+func (vs *verifications) next() (meta.ChunkID, bool) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	for len(vs.queue) > 0 {
+		id := vs.queue[0]
+		vs.queue = vs.queue[1:]
+		if _, ok := vs.waiting[id]; ok {
+			delete(vs.waiting, id)
 			return id, true
 		}
 	}
@@ -156,18 +174,18 @@ func (s *Store) next() (meta.ChunkID, bool) {
 // chunk, so Verify reads no compressed chunk; ReadAll reads any chunk. Errors: NoSuchChunk,
 // Corrupt, IO, Canceled, Busy (another process writes to the data file).
 func (s *Store) Verify(ctx context.Context, id meta.ChunkID) error {
-	return s.verify(ctx, id, nil)
+	return s.verified.verify(ctx, id, nil)
 }
 
 // verify is Verify. If pace is not nil, verify calls pace between steps, not locked, with the
 // time that the last step took. pace may wait, and may end the verification with an error.
-func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Duration) error) error {
+func (vs *verifications) verify(ctx context.Context, id meta.ChunkID, pace func(time.Duration) error) error {
 	const op = "verify chunk"
-	c, err := s.use(id)
+	c, err := vs.s.use(id)
 	if err != nil {
 		return err
 	}
-	defer s.leave(c)
+	defer vs.s.leave(c)
 	for try := 0; ; try++ {
 		if !c.exists {
 			return c.noSuch(op)
@@ -176,11 +194,11 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 		if c.length == 0 || c.pack != nil { // nobody gets the file of a compressed chunk
 			return nil
 		}
-		h, err := s.hold(c, false, false)
+		h, err := vs.s.hold(c, false, false)
 		if err != nil {
 			return err
 		}
-		from, stamp, err := s.checkedOf(c, h)
+		from, stamp, err := vs.checkedOf(c, h)
 		sealed, to := c.state == meta.ChunkSealed, c.length
 		if !sealed {
 			to = to / block * block
@@ -208,16 +226,16 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 		crcs := append([]uint32(nil), c.crcs[:chunkserver.Blocks(to)]...)
 		c.mu.Unlock()
 		if pace == nil {
-			s.checks <- struct{}{}
+			vs.checks <- struct{}{}
 		}
 		if sealed {
 			if age := time.Since(time.Unix(0, stamp.Changed)); age >= 0 && age < settleTime {
 				time.Sleep(settleTime - age)
 			}
 		}
-		upTo, err := s.compare(ctx, c, k, h, crcs, from, to, pace)
+		upTo, err := vs.compare(ctx, c, k, h, crcs, from, to, pace)
 		if pace == nil {
-			<-s.checks
+			<-vs.checks
 		}
 		var after Stamp
 		serr := error(nil)
@@ -240,7 +258,7 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 				err = meta.E(op, meta.Busy, id.String(), errors.New("another process writes to the data file"))
 			}
 		case sealed:
-			s.vouch(id, stamp, upTo)
+			vs.vouch(id, stamp, upTo)
 		default:
 			c.checked = max(c.checked, upTo)
 		}
@@ -250,19 +268,19 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 
 // checkedOf returns the length up to which a chunk is verified, and the stamp of a sealed
 // chunk. The caller holds c.mu.
-func (s *Store) checkedOf(c *chunk, h *handle) (upTo uint64, stamp Stamp, err error) {
+func (vs *verifications) checkedOf(c *chunk, h *handle) (upTo uint64, stamp Stamp, err error) {
 	if c.state != meta.ChunkSealed {
 		return c.checked, Stamp{}, nil
 	}
 	if stamp, err = h.Stamp(); err != nil {
 		return 0, stamp, ioError("verify chunk", c.id.String(), err)
 	}
-	return s.vouchedFor(c.id, stamp), stamp, nil
+	return vs.vouchedFor(c.id, stamp), stamp, nil
 }
 
 // compare reads [from, to), whole blocks except at the end, and compares the blocks with crcs.
 // compare returns the length up to which all blocks are right.
-func (s *Store) compare(ctx context.Context, c *chunk, k *checking, h *handle, crcs []uint32, from, to uint64, pace func(time.Duration) error) (uint64, error) {
+func (vs *verifications) compare(ctx context.Context, c *chunk, k *checking, h *handle, crcs []uint32, from, to uint64, pace func(time.Duration) error) (uint64, error) {
 	buf := checkPool.Get().(*[]byte)
 	defer checkPool.Put(buf)
 	from = from / block * block
@@ -278,17 +296,17 @@ func (s *Store) compare(ctx context.Context, c *chunk, k *checking, h *handle, c
 		n, err := h.ReadAt(p, int64(from))
 		if err != nil && !errors.Is(err, io.EOF) {
 			err = ioError("verify chunk", c.id.String(), err)
-			s.tellBad(c.id)
+			vs.s.bad.tell(c.id)
 			return from, err
 		}
-		s.stats.checked.Add(uint64(n))
+		vs.s.stats.checked.Add(uint64(n))
 		for at := 0; at < len(p); at += block {
 			q := p[at:min(len(p), at+block)]
-			if (at+len(q) > n || chunkserver.CRC(q) != crcs[from/block]) && !s.o.UnsafeNoVerify {
-				s.stats.corrupt.Add(1)
-				s.slog.Error("verification found a bad block", "chunk", c.id.String(), "offset", from)
+			if (at+len(q) > n || chunkserver.CRC(q) != crcs[from/block]) && !vs.s.o.UnsafeNoVerify {
+				vs.s.stats.corrupt.Add(1)
+				vs.s.slog.Error("verification found a bad block", "chunk", c.id.String(), "offset", from)
 				bad := meta.E("verify chunk", meta.Corrupt, c.id.String(), fmt.Errorf("block at %d", from))
-				s.tellBad(c.id)
+				vs.s.bad.tell(c.id)
 				return from, bad
 			}
 			from += uint64(len(q))
@@ -320,7 +338,7 @@ func (s *Store) quiet() bool {
 }
 
 // check verifies the queued chunks whenever the disk is quiet, at half the possible speed.
-func (s *Store) check() {
+func (vs *verifications) check() {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -329,39 +347,39 @@ func (s *Store) check() {
 	busy := meta.E("verify chunk", meta.Canceled, "", nil)
 	pace := func(took time.Duration) error {
 		select {
-		case <-s.stop:
+		case <-vs.s.stop:
 			return busy
 		case <-time.After(min(took, time.Second)):
 		}
-		if !s.quiet() {
+		if !vs.s.quiet() {
 			return busy
 		}
 		return nil
 	}
 	for {
 		select {
-		case <-s.stop:
+		case <-vs.s.stop:
 			return
 		case <-tick.C:
 		}
-		for s.quiet() && s.failed.Load() == nil {
-			id, ok := s.next()
+		for vs.s.quiet() && vs.s.failed.Load() == nil {
+			id, ok := vs.next()
 			if !ok {
 				break
 			}
-			err := s.verify(ctx, id, pace)
+			err := vs.verify(ctx, id, pace)
 			if meta.KindOf(err) == meta.Canceled {
-				s.enqueue(id) // continues at the same position later
+				vs.enqueue(id) // continues at the same position later
 			}
 			select {
-			case <-s.stop:
+			case <-vs.s.stop:
 				return
 			default:
 			}
 		}
 		if time.Since(saved) >= saveEvery {
 			start := time.Now()
-			s.saveVerified()
+			vs.save()
 			// A large record is written less often.
 			saved = time.Now().Add(50 * time.Since(start))
 		}
@@ -369,64 +387,64 @@ func (s *Store) check() {
 }
 
 // checkLast verifies, on Close, the chunks that were sealed last, for a short while.
-func (s *Store) checkLast() {
+func (vs *verifications) checkLast() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeCheck)
 	defer cancel()
-	for s.failed.Load() == nil && ctx.Err() == nil {
-		id, ok := s.next()
+	for vs.s.failed.Load() == nil && ctx.Err() == nil {
+		id, ok := vs.next()
 		if !ok {
 			return
 		}
-		if i, err := s.Stat(ctx, id); err == nil && i.State == meta.ChunkSealed {
-			_ = s.Verify(ctx, id) // bad blocks were logged; readers find bad blocks, too
+		if i, err := vs.s.Stat(ctx, id); err == nil && i.State == meta.ChunkSealed {
+			_ = vs.s.Verify(ctx, id) // bad blocks were logged; readers find bad blocks, too
 		}
 	}
 }
 
-// loadVerified reads the record.
-func (s *Store) loadVerified() {
-	if s.o.Boot == "" || len(s.o.Boot) > bootLen {
+// load reads the record.
+func (vs *verifications) load() {
+	if vs.s.o.Boot == "" || len(vs.s.o.Boot) > bootLen {
 		return
 	}
-	b, err := readFile(s.d, verifiedName, verifiedHead+verifiedEntry*maxVerified+4)
+	b, err := readFile(vs.s.d, verifiedName, verifiedHead+verifiedEntry*maxVerified+4)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			s.slog.Warn("record of verified chunks unreadable", "err", err)
+			vs.s.slog.Warn("record of verified chunks unreadable", "err", err)
 		}
 		return
 	}
-	all, err := decodeVerified(b, s.f.disk, s.o.Boot)
+	all, err := decodeVerified(b, vs.s.f.disk, vs.s.o.Boot)
 	if err != nil {
-		s.slog.Info("record of verified chunks not used", "err", err)
+		vs.s.slog.Info("record of verified chunks not used", "err", err)
 		return
 	}
-	s.vouched = all
+	vs.vouched = all
 	for id, v := range all {
 		if v.upTo < uint64(v.stamp.Size) {
-			s.enqueue(id)
+			vs.enqueue(id)
 		}
 	}
 }
 
-// saveVerified writes the list if the list changed. Failures cost only time later.
-func (s *Store) saveVerified() {
-	if s.o.Boot == "" || len(s.o.Boot) > bootLen || s.failed.Load() != nil {
+// save writes the list if the list changed. Failures cost only time later.
+func (vs *verifications) save() {
+	if vs.s.o.Boot == "" || len(vs.s.o.Boot) > bootLen || vs.s.failed.Load() != nil {
 		return
 	}
-	s.vmu.Lock()
-	if !s.unsaved {
-		s.vmu.Unlock()
+	vs.mu.Lock()
+	if !vs.unsaved {
+		vs.mu.Unlock()
 		return
 	}
-	s.unsaved = false
-	b := encodeVerified(s.vouched, s.f.disk, s.o.Boot)
-	s.vmu.Unlock()
-	err := writeBeside(s.d, verifiedName, b, false)
+	vs.unsaved = false
+	b := encodeVerified(vs.vouched, vs.s.f.disk, vs.s.o.Boot)
+	vs.mu.Unlock()
+	err := writeBeside(vs.s.d, verifiedName, b, false)
 	if err == nil {
-		err = s.d.Rename(verifiedName+tmpSuffix, verifiedName)
+		err = vs.s.d.Rename(verifiedName+tmpSuffix, verifiedName)
 	}
 	if err != nil {
-		s.slog.Warn("record of verified chunks not written", "err", err)
+		vs.s.slog.Warn("record of verified chunks not written", "err", err)
 	}
 }
 

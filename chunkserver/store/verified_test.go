@@ -68,7 +68,7 @@ func TestVerifiedSurvives(t *testing.T) {
 						t.Fatal(err)
 					}
 				} else {
-					s.saveVerified()
+					s.verified.save()
 					s.Abandon()
 				}
 				s = openDir(t, dir, o)
@@ -90,7 +90,7 @@ func TestVerifiedSurvives(t *testing.T) {
 			if err := s.Delete(ctx, id, meta.Fence{Term: 2}); err != nil {
 				t.Fatal(err)
 			}
-			if len(s.vouched) != 0 {
+			if len(s.verified.vouched) != 0 {
 				t.Fatal("a deleted chunk is remembered")
 			}
 		})
@@ -321,7 +321,7 @@ func BenchmarkVerify(b *testing.B) {
 	time.Sleep(settleTime)
 	b.SetBytes(n)
 	for b.Loop() {
-		s.forget(testID(1))
+		s.verified.forget(testID(1))
 		if err := s.Verify(ctx, testID(1)); err != nil {
 			b.Fatal(err)
 		}
