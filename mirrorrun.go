@@ -45,7 +45,8 @@ const (
 
 // RunMirrors runs the mirrors of a cluster until ctx ends, except paused mirrors and mirrors
 // that another process runs. Any number of processes may call RunMirrors; one process runs
-// each mirror. RunMirrors returns when all work has stopped.
+// each mirror. RunMirrors returns when all work has stopped. Errors: AccessDenied (the client may
+// not list mirrors, which administrators and metadata servers may).
 func RunMirrors(ctx context.Context, cfg MirrorConfig) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -61,8 +62,13 @@ func RunMirrors(ctx context.Context, cfg MirrorConfig) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	running := map[meta.VolumeID]bool{}
+	listed := false
 	for {
 		all, err := m.All(ctx)
+		listed = listed || err == nil
+		if !listed && errors.Is(err, meta.AccessDenied) {
+			return fmt.Errorf("mirrors can't be run with these credentials; use the certificate of an administrator: %w", err)
+		}
 		if err != nil && ctx.Err() == nil {
 			cfg.Logger.Warn("the mirrors could not be listed; the worker tries again", "error", err)
 		}

@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -22,6 +23,7 @@ type fakeMirrors struct {
 	mu     sync.Mutex
 	r      meta.Mirror
 	filled bool
+	denied bool // nothing of mirrors is for the session's role
 }
 
 func (s *fakeMirrors) Mirrors(ctx context.Context) ([]meta.Mirror, error) {
@@ -32,6 +34,9 @@ func (s *fakeMirrors) Mirrors(ctx context.Context) ([]meta.Mirror, error) {
 func (s *fakeMirrors) Mirror(context.Context, meta.VolumeID) (meta.Mirror, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.denied {
+		return meta.Mirror{}, meta.E("call", meta.AccessDenied, "client/a", nil)
+	}
 	return s.r, nil
 }
 
@@ -61,6 +66,33 @@ func (s *fakeMirrors) fills() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.filled
+}
+
+// TestMirrorsAreNotForTheRole: a process that may not list mirrors ends at once. A process that
+// listed them once goes on.
+func TestMirrorsAreNotForTheRole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(Config{Logger: slog.New(slog.DiscardHandler)})
+		s := &fakeMirrors{fakeSession: &fakeSession{w: newWorld(t, meta.Policy{Replicas: 1}), c: c}, denied: true}
+		c.attach(s, &fakeChunks{w: s.w, s: s.fakeSession})
+		began := time.Now()
+		soon, end := context.WithTimeout(t.Context(), time.Hour)
+		defer end()
+		if err := RunMirrors(soon, MirrorConfig{Client: c, Logger: slog.New(slog.DiscardHandler)}); !errors.Is(err, meta.AccessDenied) || time.Since(began) > 0 {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		s.denied, s.r.State = false, meta.MirrorPaused
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		time.AfterFunc(time.Minute, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.denied = true
+		})
+		if err := RunMirrors(ctx, MirrorConfig{Client: c, Logger: slog.New(slog.DiscardHandler)}); err != nil || ctx.Err() == nil {
+			t.Errorf("a process that listed mirrors before: %v", err)
+		}
+	})
 }
 
 // TestMirrorWaitsForNoDeadSource: the copier tries an unreachable source ever more
