@@ -83,8 +83,9 @@ func (t *table) String() string {
 
 // server is a running 'penstock up'.
 type server struct {
-	addr string
-	dir  string
+	addr   string // for Kafka clients
+	ingest string // for gRPC clients
+	dir    string
 }
 
 // freeAddress returns a loopback address that nothing listens on.
@@ -104,9 +105,9 @@ func startServer(t *testing.T) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{addr: freeAddress(t), dir: filepath.Join(t.TempDir(), "d")}
+	s := &server{addr: freeAddress(t), ingest: freeAddress(t), dir: filepath.Join(t.TempDir(), "d")}
 	var logs bytes.Buffer
-	up := exec.Command(bin, "up", "--dir", s.dir, "--kafka", s.addr, "--ingest", freeAddress(t))
+	up := exec.Command(bin, "up", "--dir", s.dir, "--kafka", s.addr, "--ingest", s.ingest)
 	up.Stdout, up.Stderr = &logs, &logs
 	if err := up.Start(); err != nil {
 		t.Fatal(err)

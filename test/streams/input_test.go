@@ -50,7 +50,7 @@ func (n *inputs) gateway() {
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	n.gate = n.Run("gateway", "--cluster", n.Addr, "--node", "2", "--kafka", kafka, "--ingest", n.ingest, "--admin", "none", "--stream-idle", "2s")
+	n.gate = n.Run("gateway", "--cluster", n.Addr, "--name", "lines", "--kafka", kafka, "--ingest", n.ingest, "--admin", "none", "--stream-idle", "2s")
 }
 
 // restart kills the gateway, and starts another one at the same address.
