@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
+
 	"penstock.io/penstock/meta/keep"
 )
 
@@ -93,5 +95,42 @@ func TestInputRestore(t *testing.T) {
 		if string(i.text) != c.text || i.done != c.done || i.next != c.next || i.written != 7 || (i.failed != nil) != c.failed || i.promised != i.next+count(i.text, false) {
 			t.Errorf("%s: %q from %d on, number %d, last WRITE %d, %v", name, i.text, i.done, i.next, i.written, i.failed)
 		}
+	}
+}
+
+// TestInputResent: a WRITE that the kernel sends again counts once, also after more lines were appended
+// and in a second successor.
+func TestInputResent(t *testing.T) {
+	s := &streamFiles{f: &fileSystem{}}
+	begin := func(left []keep.Record, text string) *input {
+		i := &input{s: s, fh: 5, changed: make(chan struct{}), inputTaken: inputTaken{next: 1}}
+		i.restore(left, func(r keep.Record) []byte { return []byte(text)[:r.N[3]] })
+		s.inputs.open = map[uint64]*input{5: i}
+		return i
+	}
+	write := func(unique uint64, text string) {
+		t.Helper()
+		in := &fuse.WriteIn{Fh: 5}
+		in.Unique = unique
+		if n, err := s.writeInput(nil, in, []byte(text)); int(n) != len(text) || err != nil {
+			t.Fatalf("a WRITE of %q: %d, %v", text, n, err)
+		}
+	}
+	i := begin([]keep.Record{{Kind: keep.Line, N: [6]uint64{5, 0, 8, 2, 0}}}, "a\n")
+	write(8|resent, "a\n")
+	write(10, "b\n")
+	write(10|resent, "b\n")
+	if string(i.text) != "a\nb\n" {
+		t.Errorf("DATA: after WRITEs that came again, the text is %q", i.text)
+	}
+	i.advance(4, 2, false, 0, nil, nil)
+	write(10|resent, "b\n")
+	if len(i.text) > 0 || i.next != 3 || len(i.parts) != 1 {
+		t.Errorf("DATA: a WRITE that came again after its lines were appended: %q, number %d, %d records", i.text, i.next, len(i.parts))
+	}
+	i = begin([]keep.Record{{Kind: keep.Line, N: [6]uint64{5, 0, 10, 0, 0}}}, "") // as the last record of i is, after another takeover
+	write(10|resent, "b\n")
+	if len(i.text) > 0 {
+		t.Errorf("DATA: in a second successor, a WRITE that came again is %q", i.text)
 	}
 }
