@@ -38,7 +38,7 @@ func newDigest() *cobra.Command {
 		Long: `Reads a directory with everything below it, wherever it is, and prints the digest
 that a snapshot of the same files has: of names, types, modes, owners, extended
 attributes, link targets and contents; times, inode numbers and hard links do not
-count. So it tells whether an import is complete. Read it as a user who may read
+count. So the digest shows whether an import is complete. Run the command as a user who may read
 everything. Directories on which something else is mounted count as empty names.`,
 		Example: `  penstock digest /data/imagenet
   penstock snapshot show imagenet v1`,

@@ -29,13 +29,13 @@ func newGateway() *cobra.Command {
 		Long: `Serves the streams of a cluster to Kafka clients, and takes records over HTTP and
 gRPC. A cluster may have several gateways, each with a name of its own. Each
 registers with the metadata servers, which give its name a number, the broker's id for
-Kafka clients. The name is that of a gateway's certificate, or --name. When a gateway ends,
-the others take over what it led: at once after an orderly end, else when its session has
-ended.
+Kafka clients. The name is the name in the gateway's certificate, or --name. When a gateway
+ends, other gateways take over its partitions and groups: at once after an orderly end,
+otherwise when the gateway's session has ended.
 
-Clients are told the addresses at which the servers listen. Where clients reach a gateway
-at other addresses, such as behind NAT or with --kafka 0.0.0.0:9092, give these with
---advertise-kafka and --advertise-ingest.
+The gateway tells clients the addresses at which its servers listen. If clients reach the
+gateway at other addresses, such as behind NAT or with --kafka 0.0.0.0:9092, give these
+addresses with --advertise-kafka and --advertise-ingest.
 
 With --stream-users clients must log in, and may do what their user ids may do by the
 modes and ACLs of the streams' directories. Beyond loopback addresses the servers need
@@ -90,9 +90,9 @@ users and TLS.`,
 	f.StringVar(&cfg.Kafka, "kafka", defaultKafka, "address at which the gateway serves streams to Kafka clients")
 	f.StringVar(&cfg.Ingest, "ingest", "", "address at which the gateway takes records over HTTP and gRPC, such as "+defaultIngest+" (default: none)")
 	doorFlags(cmd, &cfg.Doors)
-	f.StringVar(&cfg.Name, "name", "", "name of this gateway, which no other gateway of the cluster has (default: that of its certificate, or the host's)")
-	f.StringVar(&cfg.AdvertiseKafka, "advertise-kafka", "", "HOST:PORT that Kafka clients are told (default: where the server listens)")
-	f.StringVar(&cfg.AdvertiseIngest, "advertise-ingest", "", "HOST:PORT that clients of HTTP and gRPC are told (default: where the server listens)")
+	f.StringVar(&cfg.Name, "name", "", "name of this gateway, different from all other gateways of the cluster (default: the name in its certificate, or the host's name)")
+	f.StringVar(&cfg.AdvertiseKafka, "advertise-kafka", "", "HOST:PORT at which Kafka clients reach the gateway (default: the address at which the server listens)")
+	f.StringVar(&cfg.AdvertiseIngest, "advertise-ingest", "", "HOST:PORT at which clients of HTTP and gRPC reach the gateway (default: the address at which the server listens)")
 	f.DurationVar(&cfg.Idle, "stream-idle", stream.DefaultIdle, "time after the last use of a partition until the gateway gives the partition up; a gateway without partitions has no session, so that volumes can be rolled back")
 	port.flag(cmd, "a socket in the directory for run-time files")
 	port.openFlag(cmd)

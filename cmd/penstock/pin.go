@@ -80,7 +80,7 @@ as long as the mount exists.`,
 				return err
 			}
 			if holder == "" {
-				return usagef("--holder says for whom the snapshot is kept")
+				return usagef("--holder is missing: the name of the pin's holder, such as run-42")
 			}
 			return w.ofVolume(cmd.Context(), volume, func(c *admin.Client, v *admin.VolumeRef) error {
 				made, err := c.Snapshots.PinSnapshot(cmd.Context(), &admin.PinSnapshotRequest{Volume: v, Snapshot: snapshot, Holder: holder, Ttl: durationpb.New(time.Duration(ttl))})
@@ -96,7 +96,7 @@ as long as the mount exists.`,
 	}
 	out.flag(cmd)
 	w.flags(cmd)
-	cmd.Flags().StringVar(&holder, "holder", "", "for whom, such as run-42")
+	cmd.Flags().StringVar(&holder, "holder", "", "name of the pin's holder, such as run-42")
 	cmd.Flags().Var(&ttl, "ttl", "how long the pin lasts unless it is renewed, such as 12h or 7d; at most 366d")
 	cmd.AddCommand(newPinList())
 	return cmd
