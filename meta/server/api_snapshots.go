@@ -50,7 +50,7 @@ func (a snapshotsAPI) ListSnapshots(ctx context.Context, q *admin.ListSnapshotsR
 		return nil, err
 	}
 	if q.Count && len(l.Snapshots) > 0 {
-		o.countHeld(ctx, l)
+		o.usage.countHeld(ctx, l)
 	}
 	markDropped(l, v.Dropped)
 	l.Keep = v.Keep
@@ -79,7 +79,7 @@ func (a snapshotsAPI) CreateSnapshot(ctx context.Context, q *admin.CreateSnapsho
 	if err := checkSnapshotName(q.Name); err != nil {
 		return nil, err
 	}
-	sn, late, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: q.Name, Token: q.RequestId}, takeHow{strict: q.Strict})
+	sn, late, err := o.snapshots.take(ctx, &meta.TakeSnapshot{Name: q.Name, Token: q.RequestId}, takeHow{strict: q.Strict})
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +165,7 @@ func (a snapshotsAPI) GetSnapshotUsage(ctx context.Context, q *admin.GetSnapshot
 	if err != nil {
 		return nil, err
 	}
-	u, err := o.snapshotUse(ctx, q.Delete)
+	u, err := o.usage.count(ctx, q.Delete)
 	if err != nil {
 		return nil, err
 	}

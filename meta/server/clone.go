@@ -192,11 +192,11 @@ func (cl *clones) makeClone(ctx context.Context, name, snapshot string, token ui
 	}
 	if snapshot == "" {
 		from.Implied, from.Snapshot = true, impliedName(name, token)
-		if _, _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: token}, takeHow{}); err != nil {
+		if _, _, err := o.snapshots.take(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: token}, takeHow{}); err != nil {
 			return none, err
 		}
 	}
-	sn, err := o.snapshot(from.Snapshot)
+	sn, err := o.snapshots.find(from.Snapshot)
 	if err != nil {
 		return none, err
 	}
@@ -394,7 +394,7 @@ func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
 	for _, s := range all {
 		if (isImplied(s.Name) || slices.Contains(dropped, s.At)) && !s.Deleting && !s.Rolling && !needed[s.At] {
 			// Delete by generation: another snapshot may have the name by now.
-			switch err := o.deleteGeneration(ctx, s); {
+			switch err := o.snapshots.deleteGeneration(ctx, s); {
 			case errors.Is(err, meta.Busy):
 				held = true
 				o.log.Debug("a snapshot that no clone needs any more is kept still", "name", s.Name, "generation", s.At, "error", err)
@@ -423,7 +423,7 @@ func (cl *clones) cloneGone(ctx context.Context) error {
 // the clones; with later, the snapshot is deleted with the last of these clones.
 func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (meta.SnapshotInfo, error) {
 	o := cl.o
-	sn, err := o.deleteSnapshot(ctx, name, at)
+	sn, err := o.snapshots.delete(ctx, name, at)
 	if !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
@@ -431,7 +431,7 @@ func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Gener
 	if _, serr := cl.settleClones(ctx); serr != nil {
 		return snapshotInfo(sn), errors.Join(err, serr)
 	}
-	if sn, err = o.deleteSnapshot(ctx, name, at); !errors.Is(err, meta.Busy) {
+	if sn, err = o.snapshots.delete(ctx, name, at); !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
 	all, verr := o.srv.cfg.Cluster.Volumes(ctx)
@@ -489,7 +489,7 @@ func (cl *clones) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snap
 // forgetDropped removes snapshots deleted, or being deleted, from the volume's row.
 func (cl *clones) forgetDropped(ctx context.Context, dropped []meta.Generation) error {
 	o := cl.o
-	all, err := o.snapshots()
+	all, err := o.snapshots.list()
 	if err != nil {
 		return err
 	}

@@ -350,9 +350,9 @@ func TestDroppedNameIsAnothers(t *testing.T) {
 	}
 	ran := make(chan error, 1)
 	f := func() {
-		_, err := o.deleteSnapshot(t.Context(), "v1", 0)
+		_, err := o.snapshots.delete(t.Context(), "v1", 0)
 		if err == nil {
-			_, _, err = o.takeSnapshot(t.Context(), &meta.TakeSnapshot{Name: "v1", Token: 9}, takeHow{})
+			_, _, err = o.snapshots.take(t.Context(), &meta.TakeSnapshot{Name: "v1", Token: 9}, takeHow{})
 		}
 		ran <- err
 	}

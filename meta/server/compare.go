@@ -184,13 +184,13 @@ func (o *owner) compare(ctx context.Context, from, to string, exact bool) ([]met
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
-	a, err := o.snapshot(from)
+	a, err := o.snapshots.find(from)
 	if err != nil {
 		return nil, err
 	}
 	var b meta.Snapshot
 	if to != "" {
-		if b, err = o.snapshot(to); err != nil {
+		if b, err = o.snapshots.find(to); err != nil {
 			return nil, err
 		}
 	}

@@ -219,7 +219,7 @@ func newDigestTask(o *owner) *task.Task {
 // failed is skipped until its retry is due; next is when the first retry is due.
 func (d *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
 	o := d.o
-	all, err := o.snapshots()
+	all, err := o.snapshots.list()
 	if err != nil {
 		return sn, false, next, err
 	}
@@ -447,13 +447,13 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		if err := t.take(ctx, 1, 0); err != nil {
 			return nil, err
 		}
-		return o.askAt(ctx, sn.At, op, t.leave)
+		return o.reading.ask(ctx, sn.At, op, t.leave)
 	}
 	// before takes the turn, for the bytes and for the question where the bytes lie; where
 	// takes no turn, since reads run in parallel.
 	before := func(ctx context.Context, n int) error { return t.take(ctx, min(n, 1), n) }
 	where := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
-		return o.askAt(ctx, sn.At, op, func() {})
+		return o.reading.ask(ctx, sn.At, op, func() {})
 	}
 	way := digest.Way{Known: t.blocks, Turn: before, Aside: t.aside}
 	var v *vouching
@@ -473,7 +473,7 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		ctx = v.ctx
 	}
 	sum, p, err := digest.Walk(ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
-		return o.readAt(ctx, where, ino, p, off)
+		return o.reading.readAt(ctx, where, ino, p, off)
 	}}, way)
 	if v != nil {
 		err = v.wait(err)
@@ -501,11 +501,17 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	return nil
 }
 
+// snapshotReading reads the tree and the files of a volume at a snapshot.
+type snapshotReading struct {
+	o *owner
+}
+
 // askAt reads the namespace at a snapshot. It calls waiting before each wait for the owners of
 // other volumes.
-func (o *owner) askAt(ctx context.Context, at meta.Generation, op meta.Op, waiting func()) (*meta.Result, error) {
+func (sr *snapshotReading) ask(ctx context.Context, at meta.Generation, op meta.Op, waiting func()) (*meta.Result, error) {
+	o := sr.o
 	for {
-		res, wait, err := o.tryAt(at, op)
+		res, wait, err := sr.try(at, op)
 		if err != nil || wait == nil {
 			return res, err
 		}
@@ -518,7 +524,8 @@ func (o *owner) askAt(ctx context.Context, at meta.Generation, op meta.Op, waiti
 
 // tryAt reads the namespace at a snapshot. If places of a clone's chunks in other volumes are
 // unknown, it returns a channel to wait for before the next try.
-func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan struct{}, error) {
+func (sr *snapshotReading) try(at meta.Generation, op meta.Op) (*meta.Result, <-chan struct{}, error) {
+	o := sr.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed != nil {
@@ -535,12 +542,12 @@ func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan stru
 }
 
 // readAt reads bytes of a file. ask answers questions about the file's tree.
-func (o *owner) readAt(ctx context.Context, ask func(context.Context, meta.Op) (*meta.Result, error), ino meta.Ino, p []byte, off uint64) error {
+func (sr *snapshotReading) readAt(ctx context.Context, ask func(context.Context, meta.Op) (*meta.Result, error), ino meta.Ino, p []byte, off uint64) error {
 	var m fileMap
 	if err := m.ask(func(op meta.Op) (*meta.Result, error) { return ask(ctx, op) }, ino, off, off+uint64(len(p))); err != nil {
 		return err
 	}
-	return o.readMapped(ctx, &m, p, off)
+	return sr.readMapped(ctx, &m, p, off)
 }
 
 // fileMap says where a part of a file lies.
@@ -572,7 +579,8 @@ func (m *fileMap) ask(ask func(meta.Op) (*meta.Result, error), ino meta.Ino, off
 }
 
 // readMapped reads bytes of a file from the chunks that the map names. Holes read as zeros.
-func (o *owner) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64) error {
+func (sr *snapshotReading) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64) error {
+	o := sr.o
 	clear(p)
 	if off < uint64(len(m.inline)) {
 		copy(p, m.inline[off:])

@@ -43,12 +43,19 @@ type writingEnd struct {
 // late reports whether writing ends without the clients that can't commit in time.
 func (e writingEnd) late() bool { return e.force || e.goesOn }
 
+// openEnds ends the writing of clients: for a moment or for good, with every acknowledged byte
+// committed and no file open-ended.
+type openEnds struct {
+	o *owner
+}
+
 // endWriting runs end at a moment when no client holds uncommitted writes, no file has an open
 // end, and no client may begin to write: end must make sure that no client may write
 // afterwards. end runs without mu. With how.force or how.goesOn, end runs despite clients that
 // can't commit in time. Errors: Unavailable (a client did not commit its writes, or a chunk
 // left open can't be sealed), and end's.
-func (o *owner) endWriting(ctx context.Context, how writingEnd, end func() error) error {
+func (oe *openEnds) endWriting(ctx context.Context, how writingEnd, end func() error) error {
+	o := oe.o
 	if o.srv.cfg.Unsafe.NoRecall {
 		return end()
 	}
@@ -59,7 +66,7 @@ func (o *owner) endWriting(ctx context.Context, how writingEnd, end func() error
 	defer cancel()
 	began := time.Now()
 	for {
-		ended, again, err := o.endBehindBarrier(ctx, sealing, how, end)
+		ended, again, err := oe.endBehindBarrier(ctx, sealing, how, end)
 		if ended || err != nil && !again {
 			return err
 		}
@@ -76,7 +83,8 @@ func (o *owner) endWriting(ctx context.Context, how writingEnd, end func() error
 
 // endBehindBarrier makes a single attempt behind the barrier. ended: end has run, and err is
 // end's error. again: the obstacle may be gone soon.
-func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, end func() error) (ended, again bool, err error) {
+func (oe *openEnds) endBehindBarrier(ctx, sealing context.Context, how writingEnd, end func() error) (ended, again bool, err error) {
+	o := oe.o
 	if err := o.leases.lockWithoutBarrier(ctx, nil); err != nil {
 		return false, false, err
 	}
@@ -99,7 +107,7 @@ func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, e
 		return false, true, meta.E(how.op, meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v: wait until the mounts can write them back, or end the mounts; --force gives the bytes up", late))
 	}
 	o.mu.Lock()
-	seals, err := o.cutOpenEnds(sealing, b)
+	seals, err := oe.cut(sealing, b)
 	o.mu.Unlock()
 	if err == nil && seals != nil && !how.late() {
 		if err = seals.wait(); err == nil {

@@ -114,7 +114,7 @@ func (gs *groupSnapshots) hold(ctx context.Context, name string, id uint64, stri
 		o.mu.Unlock()
 		return nil // the request came twice
 	}
-	before, err := o.mayTake(op)
+	before, err := o.snapshots.mayTake(op)
 	if err == nil && before != nil {
 		err = gs.errHold("it was taken before")
 	}
@@ -166,7 +166,7 @@ func (gs *groupSnapshots) makeReady(ctx context.Context, h *groupHolding, strict
 		err = meta.E("take group", meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", late))
 	}
 	if err == nil {
-		goOn, err = o.cutOpenEnds(sealing, h.b)
+		goOn, err = o.openEnds.cut(sealing, h.b)
 	}
 	if err == nil && goOn != nil {
 		err = gs.errHold("files are still being appended to")
@@ -255,8 +255,8 @@ func (gs *groupSnapshots) takeFrozen(h *groupHolding) (err error) {
 		return err
 	}
 	h.seq = seq
-	o.unanswered[meta.Generation(h.taken.Off)] = h.late
-	o.snapped = max(o.snapped, min(seq, o.newest()))
+	o.snapshots.unanswered[meta.Generation(h.taken.Off)] = h.late
+	o.snapshots.snapped = max(o.snapshots.snapped, min(seq, o.newest()))
 	return nil
 }
 
@@ -325,7 +325,7 @@ func (gs *groupSnapshots) deleteMember(ctx context.Context, name string, id uint
 	case !there:
 		return gs.surelyNone(ctx)
 	case g.State == meta.GroupAborted:
-		return o.deleteGeneration(ctx, sn)
+		return o.snapshots.deleteGeneration(ctx, sn)
 	}
 	if _, err = o.clones.deleteUnpinned(ctx, name, sn.At, true); err != nil {
 		return err
@@ -342,7 +342,7 @@ func (gs *groupSnapshots) deleteMember(ctx context.Context, name string, id uint
 func (gs *groupSnapshots) surelyNone(ctx context.Context) error {
 	o := gs.o
 	o.mu.Lock()
-	wait := o.untilDurable(o.snapped)
+	wait := o.untilDurable(o.snapshots.snapped)
 	o.mu.Unlock()
 	if err := o.await(ctx, wait); err != nil {
 		return err
@@ -463,7 +463,7 @@ func (gs *groupSnapshots) dropUndecided() (more bool, err error) {
 		}
 		if err == nil && open && g.State == meta.GroupAborted {
 			o.log.Warn("a snapshot goes whose group was not completed", "name", s.Name, "generation", s.At)
-			err = o.deleteGeneration(o.ctx, s)
+			err = o.snapshots.deleteGeneration(o.ctx, s)
 			open = err != nil
 		}
 		if err != nil {

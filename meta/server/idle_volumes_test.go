@@ -303,7 +303,7 @@ func TestScheduleOfClosedVolume(t *testing.T) {
 		if o == nil {
 			return errors.New("it is closed")
 		}
-		l, err := o.snapshots()
+		l, err := o.snapshots.list()
 		if err == nil && len(l) == 0 {
 			err = errors.New("there is none")
 		}

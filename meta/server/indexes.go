@@ -76,7 +76,7 @@ func (ix *indexing) index(ctx context.Context, name string) (*admin.SnapshotInde
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
-	sn, err := o.snapshot(name)
+	sn, err := o.snapshots.find(name)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +206,7 @@ func newIndexTask(o *owner) *task.Task {
 // indexes leaves such records when it deletes a snapshot.
 func (ix *indexing) dropLeftIndexes() error {
 	o := ix.o
-	all, err := o.snapshots()
+	all, err := o.snapshots.list()
 	if err != nil {
 		return err
 	}
@@ -321,7 +321,7 @@ func (ix *indexing) buildIndex(at meta.Generation, dir string) (file *os.File, r
 		return nil, record, err
 	}
 	f := feeder{r: frozen, at: at, b: b, foreign: func(ino meta.Ino, e meta.Extent) ([]meta.ChunkPlace, error) {
-		res, err := o.askAt(o.ctx, at, &meta.Open{Ino: ino, Off: e.Off, Len: e.Len}, func() {})
+		res, err := o.reading.ask(o.ctx, at, &meta.Open{Ino: ino, Off: e.Off, Len: e.Len}, func() {})
 		if err != nil {
 			return nil, err
 		}

@@ -56,8 +56,8 @@ func (mt *mirrorTarget) mirrored(s *session, c *wire.Call) (at meta.Generation, 
 	case open && c.Want == meta.LeaseExclusive: // to write
 		re, _ = o.refuse(errMirror("open", o))
 		return 0, re, nil
-	case o.snapped > o.durable:
-		return 0, nil, o.untilDurable(o.snapped)
+	case o.snapshots.snapped > o.durable:
+		return 0, nil, o.untilDurable(o.snapshots.snapped)
 	}
 	return mt.shown, nil, nil
 }
@@ -144,7 +144,7 @@ func (mt *mirrorTarget) show(ctx context.Context, sess *session, name string) er
 	}
 	op := &meta.SetMirror{}
 	if name != "" {
-		sn, err := o.snapshot(name)
+		sn, err := o.snapshots.find(name)
 		if err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (mt *mirrorTarget) show(ctx context.Context, sess *session, name string) er
 		}
 		mt.shown = op.Shown
 		o.leases.OneTree()
-		o.snapped = max(o.snapped, min(seq, o.newest())) // no reader sees the snapshot before the journal has the entry
+		o.snapshots.snapped = max(o.snapshots.snapped, min(seq, o.newest())) // no reader sees the snapshot before the journal has the entry
 		wait = o.untilDurable(seq)
 		return nil
 	})

@@ -52,7 +52,7 @@ func TestOnlyWhoFillsRollsBack(t *testing.T) {
 
 	a.fill(t, meta.LockUnlock)
 	// The right may go while what clients hold is taken back for the snapshot.
-	if _, _, err := s.srv.opened(1).takeSnapshot(ctx, &meta.TakeSnapshot{Name: "late"}, takeHow{filler: s.srv.session(a.ID())}); !errors.Is(err, meta.ReadOnly) {
+	if _, _, err := s.srv.opened(1).snapshots.take(ctx, &meta.TakeSnapshot{Name: "late"}, takeHow{filler: s.srv.session(a.ID())}); !errors.Is(err, meta.ReadOnly) {
 		t.Errorf("a snapshot was taken after the right was lost in between: %v", err)
 	}
 	b.fill(t, meta.LockWrite)

@@ -140,7 +140,7 @@ func (t *turn) sumArrival(a arrival) error {
 		if err := t.take(o.ctx, 1, 0); err != nil {
 			return nil, err
 		}
-		return o.askAt(o.ctx, 0, op, t.leave)
+		return o.reading.ask(o.ctx, 0, op, t.leave)
 	}
 	res, err := ask(&meta.GetAttr{Ino: a.ino})
 	if meta.KindOf(err) == meta.Stale {
@@ -195,7 +195,7 @@ func (t *turn) sumBlocks(m *fileMap, lo, hi uint64) error {
 				buf := arrivedBuffers.Get().(*[digest.BlockSize]byte)
 				defer arrivedBuffers.Put(buf)
 				p := buf[:n]
-				if b.err = t.o.readMapped(t.o.ctx, m, p, at); b.err == nil {
+				if b.err = t.o.reading.readMapped(t.o.ctx, m, p, at); b.err == nil {
 					b.sum = digest.Block(p)
 				}
 			})

@@ -51,6 +51,10 @@ type owner struct {
 	over     []meta.SessionID // sessions in awaited whose end began but was not finished
 
 	sealing    sealing
+	openEnds   openEnds
+	snapshots  snapshots
+	usage      snapshotUsage
+	reading    snapshotReading
 	collection collection
 	losses     losses
 	inspection inspection
@@ -59,22 +63,17 @@ type owner struct {
 
 	checkpoints checkpoints
 	check       *checking // check under way; nil: none
-	snapped     meta.Seq  // last entry that takes or deletes a snapshot
 	groups      groupSnapshots
 	digesting   digesting
 	indexing    indexing
 	foreign     foreign   // the chunks of other volumes
 	promotion   promotion // promotion of a clone
 	clones      clones    // making and releasing clones of this volume
-	freed       uint64    // bytes freed by the deletion of a snapshot under way
 	schedule    schedule  // schedule of snapshots
-	// unanswered maps each snapshot taken by this owner to the files with leases not given back
-	// by clients.
-	unanswered map[meta.Generation]unanswered
-	compaction compaction
-	replays    replays
-	repairing  repairing
-	pinned     pins
+	compaction  compaction
+	replays     replays
+	repairing   repairing
+	pinned      pins
 
 	eventWaits eventWaits
 }
@@ -84,6 +83,7 @@ type owner struct {
 // that the guest names; some guests still use the whole owner.
 func (o *owner) lodge() {
 	k := &o.kernel
+	o.openEnds.o, o.snapshots.o, o.usage.o, o.reading.o = o, o, o, o
 	o.mirror.o, o.digesting.o = o, o
 	o.indexing.o, o.promotion.o, o.schedule.o = o, o, o
 	o.groups.o, o.clones.o, o.pinned.o = o, o, o

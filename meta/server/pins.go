@@ -37,7 +37,7 @@ func (pn *pins) pinSnapshot(ctx context.Context, name string, at meta.Generation
 
 // pinnable returns the snapshot with a name and, unless at is zero, with generation at.
 func (pn *pins) pinnable(name string, at meta.Generation) (meta.Snapshot, error) {
-	sn, err := pn.o.snapshot(name)
+	sn, err := pn.o.snapshots.find(name)
 	if err == nil && at != 0 && at != sn.At {
 		err = meta.E("pin snapshot", meta.NoSuchSnapshot, name, errors.New("it was deleted, and another one has its name"))
 	}

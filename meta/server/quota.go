@@ -211,7 +211,7 @@ func (q *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
 		k.waits++
 		return soon()
 	}
-	if (reaping || o.uncounted() || q.promisesLeave()) && k.waits < roomTries {
+	if (reaping || o.usage.stale() || q.promisesLeave()) && k.waits < roomTries {
 		k.waits++
 		o.tasks.collection.Wake()
 		return soon()

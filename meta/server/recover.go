@@ -93,7 +93,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		},
 		words: words{name: vol.Name}, state: state, locks: newLocks(),
 		allBack: make(chan struct{}, 1),
-		awaited: map[meta.SessionID]bool{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
+		awaited: map[meta.SessionID]bool{}, snapshots: snapshots{unanswered: map[meta.Generation]unanswered{}}, digesting: digesting{hurry: make(chan struct{}, 1)},
 		inspection:  inspection{listed: map[meta.ServerID]listing{}, changed: map[meta.ServerID]time.Time{}},
 		collection:  collection{filling: map[meta.ChunkID]bool{}},
 		checkpoints: checkpoints{since: bytes, recorded: noCheckpoint(vol.Created)},

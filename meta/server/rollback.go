@@ -164,7 +164,7 @@ func (rb *rollbacks) rollBack(ctx context.Context, sess *session, name string, h
 	if err := o.lateEnd(ctx); err != nil {
 		return err
 	}
-	sn, err := o.snapshot(name)
+	sn, err := o.snapshots.find(name)
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (rb *rollbacks) rollBack(ctx context.Context, sess *session, name string, h
 	if err != nil { // refused before any session is held up
 		return err
 	}
-	err = o.endWriting(ctx, writingEnd{op: "roll back", force: true}, func() error { return rb.closeToRoll(sess, how) })
+	err = o.openEnds.endWriting(ctx, writingEnd{op: "roll back", force: true}, func() error { return rb.closeToRoll(sess, how) })
 	if err != nil {
 		return err
 	}

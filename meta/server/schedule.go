@@ -214,7 +214,7 @@ func (sc *schedule) takeDue(every time.Duration) time.Duration {
 	if wait > 0 {
 		return wait
 	}
-	_, _, err := o.takeSnapshot(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}, takeHow{})
+	_, _, err := o.snapshots.take(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}, takeHow{})
 	if o.ctx.Err() != nil {
 		return scheduleRead
 	}
@@ -261,7 +261,7 @@ func (sc *schedule) keepSchedule() time.Duration {
 	o.mu.Lock()
 	sc.open = staysOpen(every, volumes)
 	o.mu.Unlock()
-	all, err := o.snapshots()
+	all, err := o.snapshots.list()
 	if err != nil {
 		return scheduleRetry
 	}
@@ -277,7 +277,7 @@ func (sc *schedule) keepSchedule() time.Duration {
 	}
 	for _, s := range unwanted {
 		ctx, cancel := context.WithTimeout(o.ctx, scheduleRetry)
-		err := o.deleteGeneration(ctx, s)
+		err := o.snapshots.deleteGeneration(ctx, s)
 		switch {
 		case err == nil || o.ctx.Err() != nil:
 		case errors.Is(err, meta.Busy):

@@ -36,7 +36,7 @@ func TestScheduleAcrossOwners(t *testing.T) {
 			err = o.await(t.Context(), o.recovered)
 		}
 		if err == nil {
-			all, err = o.snapshots()
+			all, err = o.snapshots.list()
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -285,7 +285,7 @@ func TestDeletionsStandBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := 0; ; n++ {
-		more, err := o.dropUntil(time.Now())
+		more, err := o.snapshots.dropUntil(time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}

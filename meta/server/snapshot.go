@@ -78,11 +78,24 @@ func endsOpen(op meta.Op) bool {
 	return ok && slices.ContainsFunc(w.Extents, func(e meta.Extent) bool { return e.OpenEnded })
 }
 
+// snapshots takes, finds and deletes the snapshots of a volume, which are records in the store.
+// The owner's mu guards the fields.
+type snapshots struct {
+	o *owner
+
+	snapped meta.Seq // last entry that takes or deletes a snapshot
+	// unanswered maps each snapshot taken by this owner to the files with leases not given back
+	// by clients.
+	unanswered map[meta.Generation]unanswered
+	freed      uint64 // bytes freed by the deletion of a snapshot under way
+}
+
 // takeSnapshot takes a snapshot, and returns which files the snapshot has only as last synced.
 // Errors: the errors of meta.TakeSnapshot; Unavailable (a client's open chunk can't be sealed
 // now; or, in strict mode, some files are only as last synced), ReadOnly (how.filler does not
 // fill this target), NotOwner.
-func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how takeHow) (meta.Snapshot, unanswered, error) {
+func (ss *snapshots) take(ctx context.Context, op *meta.TakeSnapshot, how takeHow) (meta.Snapshot, unanswered, error) {
+	o := ss.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return meta.Snapshot{}, unanswered{}, err
 	}
@@ -91,10 +104,10 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how tak
 	sealing, end := context.WithCancel(ctx)
 	defer end()
 	for try := 1; ; try++ {
-		p, err := o.throughBarrier(ctx, sealing, op, how)
+		p, err := ss.throughBarrier(ctx, sealing, op, how)
 		held = max(held, p.held)
 		if p.before || errors.Is(err, meta.Exists) {
-			if derr := o.notDropped(ctx, op.Name); derr != nil {
+			if derr := ss.notDropped(ctx, op.Name); derr != nil {
 				err = derr
 			}
 		}
@@ -103,7 +116,7 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how tak
 				defer time.AfterFunc(barrierSeals, end).Stop()
 			}
 			if serr := p.seals.wait(); err == nil && serr != nil {
-				err = o.cantSettle(serr)
+				err = o.openEnds.cantSettle(serr)
 			}
 			if err == nil && try == barrierTries {
 				err = meta.E("take snapshot", meta.Unavailable, o.subject(), errors.New("files are still being appended to"))
@@ -118,7 +131,7 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how tak
 		if err != nil {
 			return meta.Snapshot{}, p.late, err
 		}
-		sn, err := o.snapshotOf(meta.Generation(p.res.Off), op.Name)
+		sn, err := ss.taken(meta.Generation(p.res.Off), op.Name)
 		if err != nil {
 			return sn, p.late, err
 		}
@@ -134,8 +147,8 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how tak
 }
 
 // snapshotOf finds the snapshot just taken, by generation.
-func (o *owner) snapshotOf(at meta.Generation, name string) (meta.Snapshot, error) {
-	all, err := o.snapshots()
+func (ss *snapshots) taken(at meta.Generation, name string) (meta.Snapshot, error) {
+	all, err := ss.list()
 	if err != nil {
 		return meta.Snapshot{}, err
 	}
@@ -147,8 +160,9 @@ func (o *owner) snapshotOf(at meta.Generation, name string) (meta.Snapshot, erro
 }
 
 // notDropped refuses the name of a deleted snapshot kept only for its clones or pins.
-func (o *owner) notDropped(ctx context.Context, name string) error {
-	sn, err := o.snapshot(name)
+func (ss *snapshots) notDropped(ctx context.Context, name string) error {
+	o := ss.o
+	sn, err := ss.find(name)
 	if errors.Is(err, meta.NoSuchSnapshot) {
 		return nil // the snapshot was deleted meanwhile
 	}
@@ -166,7 +180,8 @@ func (o *owner) notDropped(ctx context.Context, name string) error {
 	return meta.E("take snapshot", meta.Exists, name, fmt.Errorf("it was deleted, but keeps its name as long as it has %s", why))
 }
 
-func (o *owner) cantSettle(err error) error {
+func (oe *openEnds) cantSettle(err error) error {
+	o := oe.o
 	return meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
 }
 
@@ -185,16 +200,17 @@ type passage struct {
 
 // throughBarrier raises the barrier, and takes a snapshot behind the barrier. sealing is the
 // context of the seals.
-func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
+func (ss *snapshots) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
+	o := ss.o
 	if err := o.leases.lockWithoutBarrier(ctx, nil); err != nil {
 		return p, err
 	}
 	// A request refused in any case, or run before, raises no barrier.
-	if p.res, err = o.mayTake(op); err != nil || p.res != nil {
-		p.durable = o.untilDurable(o.snapped)
+	if p.res, err = ss.mayTake(op); err != nil || p.res != nil {
+		p.durable = o.untilDurable(ss.snapped)
 		if p.res != nil {
 			p.before = true
-			p.late = o.unanswered[meta.Generation(p.res.Off)]
+			p.late = ss.unanswered[meta.Generation(p.res.Off)]
 		}
 		o.mu.Unlock()
 		return p, err
@@ -215,7 +231,7 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 		err = meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", p.late))
 	}
 	if err == nil {
-		p.seals, err = o.cutOpenEnds(sealing, b)
+		p.seals, err = o.openEnds.cut(sealing, b)
 	}
 	if err == nil {
 		err = o.failed
@@ -231,15 +247,16 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 		return p, err
 	}
 	p.late.known = true
-	o.unanswered[meta.Generation(p.res.Off)] = p.late
-	o.snapped = max(o.snapped, min(seq, o.newest()))
+	ss.unanswered[meta.Generation(p.res.Off)] = p.late
+	ss.snapped = max(ss.snapped, min(seq, o.newest()))
 	p.durable = o.untilDurable(seq)
 	return p, nil
 }
 
 // mayTake refuses a snapshot impossible even without open files. If the operation ran before,
 // mayTake returns its result. The caller holds mu.
-func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) {
+func (ss *snapshots) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) {
+	o := ss.o
 	if o.failed != nil {
 		return nil, o.failed
 	}
@@ -260,7 +277,8 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 // nor an error, no file is open-ended, and none becomes so before mu is released. If the seals
 // take longer than barrierHeld, cutOpenEnds returns the running seals. The caller holds mu;
 // cutOpenEnds unlocks mu while waiting.
-func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, err error) {
+func (oe *openEnds) cut(sealing context.Context, b *barrier) (goOn *seals, err error) {
+	o := oe.o
 	over := time.NewTimer(barrierHeld)
 	defer over.Stop()
 	for {
@@ -285,7 +303,7 @@ func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, e
 			return s, nil
 		}
 		if err := s.wait(); err != nil {
-			return nil, o.cantSettle(err)
+			return nil, oe.cantSettle(err)
 		}
 	}
 }
@@ -297,8 +315,8 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 	if c.Op.Code().Mutates() {
 		return o.refuse(meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed")))
 	}
-	if o.snapped > o.durable {
-		return nil, o.untilDurable(o.snapped)
+	if o.snapshots.snapped > o.durable {
+		return nil, o.untilDurable(o.snapshots.snapped)
 	}
 	q := o.context(s.id)
 	q.At = c.At
@@ -319,21 +337,22 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 }
 
 // snapshots lists the snapshots in the journal, oldest first.
-func (o *owner) snapshots() ([]meta.Snapshot, error) {
-	all, _, err := o.shownSnapshots()
+func (ss *snapshots) list() ([]meta.Snapshot, error) {
+	all, _, err := ss.listShown()
 	return all, err
 }
 
 // shownSnapshots is snapshots, and also returns the generation shown to readers of a mirror;
 // zero if the volume is no mirror's target.
-func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
+func (ss *snapshots) listShown() ([]meta.Snapshot, meta.Generation, error) {
+	o := ss.o
 	for {
 		o.mu.Lock()
 		if o.failed != nil {
 			o.mu.Unlock()
 			return nil, 0, o.failed
 		}
-		if o.snapped <= o.durable {
+		if ss.snapped <= o.durable {
 			all, err := namespace.Snapshots(o.view())
 			shown := o.mirror.shown
 			o.mu.Unlock()
@@ -342,7 +361,7 @@ func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 			}
 			return all, shown, err
 		}
-		wait := o.untilDurable(o.snapped)
+		wait := o.untilDurable(ss.snapped)
 		o.mu.Unlock()
 		if err := o.await(o.ctx, wait); err != nil {
 			return nil, 0, err
@@ -351,8 +370,8 @@ func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 }
 
 // snapshot finds a readable snapshot by name. Errors: NoSuchSnapshot.
-func (o *owner) snapshot(name string) (meta.Snapshot, error) {
-	all, err := o.snapshots()
+func (ss *snapshots) find(name string) (meta.Snapshot, error) {
+	all, err := ss.list()
 	if err != nil {
 		return meta.Snapshot{}, err
 	}
@@ -398,7 +417,7 @@ func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 	if err != nil {
 		return err
 	}
-	all, err := o.snapshots()
+	all, err := o.snapshots.list()
 	if err != nil {
 		return err
 	}
@@ -429,13 +448,14 @@ func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) err
 	if err := checkSnapshotName(m.Entry); err != nil {
 		return err
 	}
-	_, _, err = o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: sess})
+	_, _, err = o.snapshots.take(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: sess})
 	return err
 }
 
 // snapshotUse counts the bytes held by snapshots, in the state at one journal entry; changes
 // go on meanwhile. The state includes every operation answered before the call.
-func (o *owner) snapshotUse(ctx context.Context, drop []string) (*meta.SnapshotUse, error) {
+func (su *snapshotUsage) count(ctx context.Context, drop []string) (*meta.SnapshotUse, error) {
+	o := su.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
@@ -463,7 +483,8 @@ const countFor = 2 * time.Second
 
 // countHeld adds to a list the exact number of bytes held by snapshots alone. If the count
 // takes longer than countFor, the list keeps the owner's running sum.
-func (o *owner) countHeld(ctx context.Context, l *meta.SnapshotList) {
+func (su *snapshotUsage) countHeld(ctx context.Context, l *meta.SnapshotList) {
+	o := su.o
 	select {
 	case <-o.recovered:
 	default:
@@ -471,7 +492,7 @@ func (o *owner) countHeld(ctx context.Context, l *meta.SnapshotList) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, countFor)
 	defer cancel()
-	u, err := o.snapshotUse(ctx, nil)
+	u, err := su.count(ctx, nil)
 	if err != nil {
 		o.log.Debug("what snapshots alone hold was not counted for a list of them", "error", err)
 		return
@@ -498,7 +519,7 @@ func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
 
 // listSnapshots describes all snapshots, or only the snapshots named only.
 func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
-	all, shown, err := o.shownSnapshots()
+	all, shown, err := o.snapshots.listShown()
 	if err != nil {
 		return nil, err
 	}
@@ -513,7 +534,7 @@ func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for i := range l.Snapshots {
-		tellUnanswered(&l.Snapshots[i], o.unanswered[l.Snapshots[i].At])
+		tellUnanswered(&l.Snapshots[i], o.snapshots.unanswered[l.Snapshots[i].At])
 		if o.groups.known[all[i].Group] {
 			l.Snapshots[i].Group = all[i].Group
 		}

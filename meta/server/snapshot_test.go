@@ -416,7 +416,7 @@ func TestSnapshotDiff(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	two, err := o.snapshot("two")
+	two, err := o.snapshots.find("two")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,13 +21,18 @@ const (
 	tallyRetry = 5 * time.Second // after an error
 )
 
+// snapshotUsage counts the bytes held by snapshots.
+type snapshotUsage struct {
+	o *owner
+}
+
 // newUsageTask counts whenever the stored count is stale.
 func newUsageTask(o *owner) *task.Task {
 	return task.New(task.Options{
 		Name: "count what snapshots hold", Retry: tallyRetry,
 		Failed: "what snapshots hold could not be counted, it is tried again", Log: o.log,
 		Round: func(context.Context) (time.Duration, error) {
-			again, err := o.tallyOnce()
+			again, err := o.usage.tallyOnce()
 			if again {
 				return tallyEvery, err
 			}
@@ -37,7 +42,8 @@ func newUsageTask(o *owner) *task.Task {
 }
 
 // tallyOnce counts if the stored count is stale. again: a further count is needed.
-func (o *owner) tallyOnce() (again bool, err error) {
+func (su *snapshotUsage) tallyOnce() (again bool, err error) {
+	o := su.o
 	o.mu.Lock()
 	is, err := namespace.Tallied(o.view())
 	o.mu.Unlock()
@@ -75,7 +81,8 @@ func (o *owner) tallyOnce() (again bool, err error) {
 
 // uncounted reports whether snapshots currently count with more bytes than the snapshots hold,
 // and starts a new count. The caller holds mu.
-func (o *owner) uncounted() bool {
+func (su *snapshotUsage) stale() bool {
+	o := su.o
 	is, err := namespace.Tallied(o.view())
 	if err != nil || !is.InForce || !is.Stale {
 		return false

@@ -29,7 +29,7 @@ func newSnapshotTask(o *owner) *task.Task {
 		Name: "keep snapshots", Failed: "work on snapshots and clones failed, it is tried again", Log: o.log,
 		Round: func(ctx context.Context) (time.Duration, error) {
 			again := time.Now().Add(o.schedule.keepSchedule())
-			more, err := o.dropUntil(again)
+			more, err := o.snapshots.dropUntil(again)
 			if more {
 				return 0, nil
 			}
@@ -49,9 +49,10 @@ func newSnapshotTask(o *owner) *task.Task {
 
 // dropUntil dissolves deleted snapshots until again, or until the task is woken. more: deleted
 // snapshots may be left.
-func (o *owner) dropUntil(again time.Time) (more bool, err error) {
+func (ss *snapshots) dropUntil(again time.Time) (more bool, err error) {
+	o := ss.o
 	for {
-		if more, err = o.dropSome(); !more || err != nil || o.ctx.Err() != nil {
+		if more, err = ss.dropSome(); !more || err != nil || o.ctx.Err() != nil {
 			return false, err
 		}
 		if !time.Now().Before(again) {
@@ -88,12 +89,13 @@ func (o *owner) snapshotWork() bool {
 // deleteSnapshot makes a snapshot unreadable; bytes held by the snapshot alone are freed
 // later. at is the snapshot's generation, or zero if the caller knows only the name. Errors:
 // NoSuchSnapshot, Busy (a rollback to the snapshot is running, or the snapshot is pinned).
-func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generation) (meta.Snapshot, error) {
+func (ss *snapshots) delete(ctx context.Context, name string, at meta.Generation) (meta.Snapshot, error) {
+	o := ss.o
 	sn := meta.Snapshot{Name: name, At: at}
 	if err := o.await(ctx, o.recovered); err != nil {
 		return sn, err
 	}
-	all, err := o.snapshots()
+	all, err := ss.list()
 	if err != nil {
 		return sn, err
 	}
@@ -111,7 +113,7 @@ func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generat
 		return sn, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
 	}
 	if i >= 0 && !sn.Deleting {
-		if err := o.deleteGeneration(ctx, sn); err != nil {
+		if err := ss.deleteGeneration(ctx, sn); err != nil {
 			return sn, err
 		}
 	}
@@ -121,7 +123,8 @@ func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generat
 
 // deleteGeneration deletes a known snapshot by generation: a newer snapshot of the same name
 // stays. Errors: Busy. An already deleted snapshot is no error.
-func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
+func (ss *snapshots) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
+	o := ss.o
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
@@ -132,7 +135,7 @@ func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 		return err
 	}
 	delete(o.groups.known, sn.Group)
-	o.snapped = max(o.snapped, min(seq, o.newest()))
+	ss.snapped = max(ss.snapped, min(seq, o.newest()))
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
 	if err := o.await(ctx, wait); err != nil {
@@ -146,7 +149,8 @@ func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 
 // dropSome dissolves a bounded part of a deleted snapshot and waits for the journal. more:
 // further parts may be left.
-func (o *owner) dropSome() (more bool, err error) {
+func (ss *snapshots) dropSome() (more bool, err error) {
+	o := ss.o
 	o.mu.Lock()
 	if o.failed != nil {
 		defer o.mu.Unlock()
@@ -164,11 +168,11 @@ func (o *owner) dropSome() (more bool, err error) {
 		o.mu.Unlock()
 		return false, fmt.Errorf("deleting snapshot %s: %w", all[i].Name, err)
 	}
-	o.freed += res.Off
+	ss.freed += res.Off
 	if res.EOF {
-		o.log.Info("a deleted snapshot is gone", "name", all[i].Name, "generation", all[i].At, "freed", o.freed)
-		o.freed = 0
-		delete(o.unanswered, all[i].At)
+		o.log.Info("a deleted snapshot is gone", "name", all[i].Name, "generation", all[i].At, "freed", ss.freed)
+		ss.freed = 0
+		delete(ss.unanswered, all[i].At)
 	}
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()

@@ -204,7 +204,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 	o.mu.Unlock()
 	// The owner recalls once more the leases of writers that went on since then, and nobody
 	// writes after that: the volume goes into the trash with all acknowledged writes.
-	err = o.endWriting(ctx, writingEnd{op: op, force: true}, condemned)
+	err = o.openEnds.endWriting(ctx, writingEnd{op: op, force: true}, condemned)
 	return v, err
 }
 

@@ -253,10 +253,10 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords)
 		set := func() error { return o.setPolicy(ctx, to) }
 		switch {
 		case to.Immutable && !now.Immutable:
-			err = o.endWriting(ctx, writingEnd{op: "make immutable", force: w.Force}, set)
+			err = o.openEnds.endWriting(ctx, writingEnd{op: "make immutable", force: w.Force}, set)
 		case to.SealOnClose && !now.SealOnClose:
 			// A client with an open file during the change may close the file either way.
-			err = o.endWriting(ctx, writingEnd{op: "seal on close", goesOn: true}, set)
+			err = o.openEnds.endWriting(ctx, writingEnd{op: "seal on close", goesOn: true}, set)
 		default:
 			err = set()
 		}
