@@ -135,7 +135,11 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 
 // clones makes and releases the clones of a volume.
 type clones struct {
-	o *owner
+	k         *kernel
+	leases    *leases
+	mirror    *mirrorTarget
+	rollbacks *rollbacks
+	snapshots *snapshots
 
 	one sync.Mutex // held while a clone is made or released; locked before the owner's mu
 }
@@ -147,10 +151,10 @@ type clones struct {
 // volume is being promoted), ReadOnly (a mirror's target, and no snapshot named), and those of
 // takeSnapshot.
 func (cl *clones) makeClone(ctx context.Context, name, snapshot string, token uint64) (cluster.Volume, error) {
-	o := cl.o
-	c := o.srv.cfg.Cluster
+	k := cl.k
+	c := k.srv.cfg.Cluster
 	var none cluster.Volume
-	if err := o.await(ctx, o.recovered); err != nil {
+	if err := k.await(ctx, k.recovered); err != nil {
 		return none, err
 	}
 	cl.one.Lock()
@@ -161,7 +165,7 @@ func (cl *clones) makeClone(ctx context.Context, name, snapshot string, token ui
 	}
 	row, err := c.VolumeByName(ctx, name)
 	switch {
-	case err == nil && row.Origin != nil && row.Origin.Volume == o.vol && token != 0 && row.Origin.Token == token:
+	case err == nil && row.Origin != nil && row.Origin.Volume == k.vol && token != 0 && row.Origin.Token == token:
 		// The request is a repetition: an earlier owner may not have finished.
 		if row.State == cluster.VolumeCreating {
 			if err := cl.finishClone(ctx, &row); err != nil {
@@ -179,78 +183,78 @@ func (cl *clones) makeClone(ctx context.Context, name, snapshot string, token ui
 		return none, err
 	}
 	for _, x := range all {
-		if snapshot == "" && x.Attach != nil && x.Attach.Parent == o.vol { // before a snapshot is taken in vain
+		if snapshot == "" && x.Attach != nil && x.Attach.Parent == k.vol { // before a snapshot is taken in vain
 			return none, cl.leadsNowInside(x.Name)
 		}
-		if x.ID == o.vol && x.Origin != nil && x.Origin.Promoting {
+		if x.ID == k.vol && x.Origin != nil && x.Origin.Promoting {
 			return none, meta.E("clone", meta.Busy, x.Name, errors.New("it is being promoted: wait for that"))
 		}
 	}
-	from := cluster.Origin{Volume: o.vol, Snapshot: snapshot, Token: token}
-	if snapshot == "" && o.mirror.isMirror() {
-		return none, meta.E("clone", meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, which is being filled: clone one of its snapshots"))
+	from := cluster.Origin{Volume: k.vol, Snapshot: snapshot, Token: token}
+	if snapshot == "" && cl.mirror.isMirror() {
+		return none, meta.E("clone", meta.ReadOnly, k.subject(), errors.New("it is a mirror's target, which is being filled: clone one of its snapshots"))
 	}
 	if snapshot == "" {
 		from.Implied, from.Snapshot = true, impliedName(name, token)
-		if _, _, err := o.snapshots.take(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: token}, takeHow{}); err != nil {
+		if _, _, err := cl.snapshots.take(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: token}, takeHow{}); err != nil {
 			return none, err
 		}
 	}
-	sn, err := o.snapshots.find(from.Snapshot)
+	sn, err := cl.snapshots.find(from.Snapshot)
 	if err != nil {
 		return none, err
 	}
 	from.At = sn.At
-	if isDropped(all, o.vol, sn.At) {
+	if isDropped(all, k.vol, sn.At) {
 		return none, meta.E("clone", meta.NoSuchSnapshot, sn.Name, errors.New("it was deleted, and is only there for the clones that it has"))
 	}
 	if err := cl.noJunctions(ctx, sn.At); err != nil {
-		o.tasks.snapshots.Wake()
+		k.tasks.snapshots.Wake()
 		return none, err
 	}
 	if err := cl.mayClone(ctx, sn.At); err != nil {
-		o.tasks.snapshots.Wake()
+		k.tasks.snapshots.Wake()
 		return none, err
 	}
-	policy, err := o.policy()
+	policy, err := k.policy()
 	if err != nil {
 		return none, err
 	}
-	row, err = c.CreateClone(ctx, name, policy, o.now(), from)
+	row, err = c.CreateClone(ctx, name, policy, k.now(), from)
 	if err == nil {
 		err = cl.finishClone(ctx, &row)
 	}
 	if err != nil {
-		o.tasks.snapshots.Wake() // deletes the rest
+		k.tasks.snapshots.Wake() // deletes the rest
 		return none, err
 	}
-	o.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
+	k.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
 	return row, nil
 }
 
 // mayClone refuses a snapshot whose clone could not be opened. Without this check the first
 // opening would fail, since it makes the clone's state, and the row would stay.
 func (cl *clones) mayClone(ctx context.Context, at meta.Generation) error {
-	o := cl.o
-	if err := o.settled(ctx); err != nil {
+	k := cl.k
+	if err := k.settled(ctx); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	if o.ctx.Err() != nil || o.stClosed {
-		o.mu.Unlock()
-		return o.gone()
+	k.mu.Lock()
+	if k.ctx.Err() != nil || k.stClosed {
+		k.mu.Unlock()
+		return k.gone()
 	}
-	o.wg.Hold() // keeps the store open
-	o.mu.Unlock()
-	defer o.wg.Release()
-	st := o.st.Freeze()
+	k.wg.Hold() // keeps the store open
+	k.mu.Unlock()
+	defer k.wg.Release()
+	st := k.st.Freeze()
 	return errors.Join(namespace.MayClone(st, at), st.Close())
 }
 
 // leadsInside returns the error that refuses a clone because of an attached volume. do says
 // how to go on.
 func (cl *clones) leadsInside(who, do string) error {
-	return meta.E("clone", meta.NotSupported, cl.o.subject(),
+	return meta.E("clone", meta.NotSupported, cl.k.subject(),
 		fmt.Errorf("%s attached inside it, and a clone would lead into that one, not into a copy: %s; that volume is cloned by itself, and its clone attached inside this one's", who, do))
 }
 
@@ -263,20 +267,20 @@ func (cl *clones) leadsNowInside(name string) error {
 // attached, or its detachment left a note. The rows are read before the notes, so that a
 // volume detached in between is found.
 func (cl *clones) noJunctions(ctx context.Context, at meta.Generation) error {
-	o := cl.o
-	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
+	k := cl.k
+	rows, err := k.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
 	}
 	names := map[meta.VolumeID]string{}
 	for _, x := range rows {
 		names[x.ID] = x.Name
-		if x.Attach == nil || x.Attach.Parent != o.vol {
+		if x.Attach == nil || x.Attach.Parent != k.vol {
 			continue
 		}
-		o.mu.Lock()
-		then, err := namespace.JunctionThen(o.view(), at, x.Attach.Ino, x.Attach.Name)
-		o.mu.Unlock()
+		k.mu.Lock()
+		then, err := namespace.JunctionThen(k.view(), at, x.Attach.Ino, x.Attach.Name)
+		k.mu.Unlock()
 		if err != nil {
 			return err
 		}
@@ -284,7 +288,7 @@ func (cl *clones) noJunctions(ctx context.Context, at meta.Generation) error {
 			return cl.leadsNowInside(x.Name)
 		}
 	}
-	return o.rollbacks.junctionsSince(ctx, at, func(c namespace.JunctionChange) error {
+	return cl.rollbacks.junctionsSince(ctx, at, func(c namespace.JunctionChange) error {
 		if c.Was == 0 {
 			return nil
 		}
@@ -300,8 +304,8 @@ func (cl *clones) noJunctions(ctx context.Context, at meta.Generation) error {
 // the snapshot is gone, or can't be pinned for lack of room, finishClone deletes the row. The
 // caller holds clones.one.
 func (cl *clones) finishClone(ctx context.Context, row *cluster.Volume) error {
-	c := cl.o.srv.cfg.Cluster
-	if err := cl.o.leases.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
+	c := cl.k.srv.cfg.Cluster
+	if err := cl.leases.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
 		if errors.Is(err, meta.NoSuchSnapshot) || errors.Is(err, meta.ResourceExceeded) {
 			err = errors.Join(err, c.DeleteVolume(context.WithoutCancel(ctx), row.ID))
 		}
@@ -323,34 +327,34 @@ func (cl *clones) finishClone(ctx context.Context, row *cluster.Volume) error {
 // is authoritative, and deletes snapshots kept for clones only. held: such a snapshot is still
 // pinned or mounted, and the caller must try again.
 func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
-	o := cl.o
+	k := cl.k
 	cl.one.Lock()
 	defer cl.one.Unlock()
-	if err := o.await(ctx, o.recovered); err != nil {
+	if err := k.await(ctx, k.recovered); err != nil {
 		return false, err
 	}
-	o.mu.Lock()
-	if o.failed != nil || o.stClosed {
-		defer o.mu.Unlock()
-		return false, o.failed
+	k.mu.Lock()
+	if k.failed != nil || k.stClosed {
+		defer k.mu.Unlock()
+		return false, k.failed
 	}
-	pins, err := namespace.ClonePins(o.view())
+	pins, err := namespace.ClonePins(k.view())
 	var all []meta.Snapshot
 	if err == nil {
-		all, err = namespace.Snapshots(o.view())
+		all, err = namespace.Snapshots(k.view())
 	}
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if err != nil {
 		return false, err
 	}
 	implied := slices.ContainsFunc(all, func(s meta.Snapshot) bool { return isImplied(s.Name) && !s.Deleting })
-	if v := o.srv.cfg.Cluster.View(); len(pins) == 0 && !implied && v != nil &&
+	if v := k.srv.cfg.Cluster.View(); len(pins) == 0 && !implied && v != nil &&
 		!slices.ContainsFunc(v.Volumes, func(x cluster.Volume) bool {
-			return x.Origin != nil && x.Origin.Volume == o.vol || x.ID == o.vol && len(x.Dropped) > 0
+			return x.Origin != nil && x.Origin.Volume == k.vol || x.ID == k.vol && len(x.Dropped) > 0
 		}) {
 		return false, nil
 	}
-	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
+	rows, err := k.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -358,23 +362,23 @@ func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
 	var dropped []meta.Generation
 	var errs []error
 	for _, x := range rows {
-		if x.ID == o.vol {
+		if x.ID == k.vol {
 			dropped = x.Dropped
 		}
-		if x.Origin == nil || x.Origin.Volume != o.vol {
+		if x.Origin == nil || x.Origin.Volume != k.vol {
 			continue
 		}
 		pin := namespace.ClonePin{At: x.Origin.At, Clone: x.ID}
 		wanted[pin] = true
 		switch {
 		case x.State == cluster.VolumeCreating:
-			o.log.Info("a clone was not finished: this server goes on with it", "clone", x.Name)
+			k.log.Info("a clone was not finished: this server goes on with it", "clone", x.Name)
 			if err := cl.finishClone(ctx, &x); err != nil {
 				errs = append(errs, err)
 			}
 		case !slices.Contains(pins, pin):
 			// A note is lost only when a cluster is restored.
-			if err := o.leases.durably(ctx, &meta.PinClone{At: pin.At, Clone: pin.Clone}); err != nil {
+			if err := cl.leases.durably(ctx, &meta.PinClone{At: pin.At, Clone: pin.Clone}); err != nil {
 				errs = append(errs, meta.E("keep snapshot for clone", meta.KindOf(err), x.Name, err))
 			}
 		}
@@ -385,19 +389,19 @@ func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
 	}
 	for _, p := range pins {
 		if !wanted[p] {
-			if err := o.leases.durably(ctx, &meta.PinClone{At: p.At, Clone: p.Clone, Drop: true}); err != nil {
+			if err := cl.leases.durably(ctx, &meta.PinClone{At: p.At, Clone: p.Clone, Drop: true}); err != nil {
 				return false, errors.Join(append(errs, err)...)
 			}
-			o.log.Info("a clone does not need its origin any more", "clone", p.Clone, "generation", p.At)
+			k.log.Info("a clone does not need its origin any more", "clone", p.Clone, "generation", p.At)
 		}
 	}
 	for _, s := range all {
 		if (isImplied(s.Name) || slices.Contains(dropped, s.At)) && !s.Deleting && !s.Rolling && !needed[s.At] {
 			// Delete by generation: another snapshot may have the name by now.
-			switch err := o.snapshots.deleteGeneration(ctx, s); {
+			switch err := cl.snapshots.deleteGeneration(ctx, s); {
 			case errors.Is(err, meta.Busy):
 				held = true
-				o.log.Debug("a snapshot that no clone needs any more is kept still", "name", s.Name, "generation", s.At, "error", err)
+				k.log.Debug("a snapshot that no clone needs any more is kept still", "name", s.Name, "generation", s.At, "error", err)
 			case err != nil:
 				errs = append(errs, err)
 			}
@@ -414,7 +418,7 @@ func (cl *clones) settleClones(ctx context.Context) (held bool, err error) {
 func (cl *clones) cloneGone(ctx context.Context) error {
 	held, err := cl.settleClones(ctx)
 	if held || err != nil {
-		cl.o.tasks.snapshots.Wake()
+		cl.k.tasks.snapshots.Wake()
 	}
 	return err
 }
@@ -422,8 +426,8 @@ func (cl *clones) cloneGone(ctx context.Context) error {
 // deleteUnpinned is deleteSnapshot for requests. If clones need the snapshot, the error names
 // the clones; with later, the snapshot is deleted with the last of these clones.
 func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (meta.SnapshotInfo, error) {
-	o := cl.o
-	sn, err := o.snapshots.delete(ctx, name, at)
+	k := cl.k
+	sn, err := cl.snapshots.delete(ctx, name, at)
 	if !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
@@ -431,11 +435,11 @@ func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Gener
 	if _, serr := cl.settleClones(ctx); serr != nil {
 		return snapshotInfo(sn), errors.Join(err, serr)
 	}
-	if sn, err = o.snapshots.delete(ctx, name, at); !errors.Is(err, meta.Busy) {
+	if sn, err = cl.snapshots.delete(ctx, name, at); !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
-	all, verr := o.srv.cfg.Cluster.Volumes(ctx)
-	if names := clonesIn(all, o.vol, sn.At); verr == nil && len(names) > 0 {
+	all, verr := k.srv.cfg.Cluster.Volumes(ctx)
+	if names := clonesIn(all, k.vol, sn.At); verr == nil && len(names) > 0 {
 		if later {
 			return cl.dropSnapshot(ctx, sn)
 		}
@@ -449,30 +453,30 @@ func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Gener
 // dropSnapshot, since both hold clones.one, and reads the row. Errors: Busy (the snapshot is
 // pinned, or its last clone was just deleted).
 func (cl *clones) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.SnapshotInfo, error) {
-	o := cl.o
+	k := cl.k
 	cl.one.Lock()
 	defer cl.one.Unlock()
 	i := snapshotInfo(sn)
-	all, err := o.srv.cfg.Cluster.Volumes(ctx)
+	all, err := k.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return i, err
 	}
-	if isDropped(all, o.vol, sn.At) {
+	if isDropped(all, k.vol, sn.At) {
 		i.State = meta.SnapshotDropped
 		return i, nil
 	}
-	if len(clonesIn(all, o.vol, sn.At)) == 0 {
+	if len(clonesIn(all, k.vol, sn.At)) == 0 {
 		return i, meta.E("delete snapshot", meta.Busy, sn.Name, errors.New("a clone of it went at this moment: try again"))
 	}
-	o.mu.Lock()
-	if err = o.failed; err == nil {
-		err = namespace.Unpinned(o.view(), &sn, o.now())
+	k.mu.Lock()
+	if err = k.failed; err == nil {
+		err = namespace.Unpinned(k.view(), &sn, k.now())
 	}
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if err != nil {
 		return i, err
 	}
-	_, err = o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+	_, err = k.srv.cfg.Cluster.UpdateVolume(ctx, k.vol, func(v *cluster.Volume) error {
 		if !slices.Contains(v.Dropped, sn.At) {
 			v.Dropped = append(v.Dropped, sn.At)
 		}
@@ -481,15 +485,15 @@ func (cl *clones) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snap
 	if err != nil {
 		return i, err
 	}
-	o.log.Info("a snapshot will be deleted when no clone needs it", "name", sn.Name, "generation", sn.At)
+	k.log.Info("a snapshot will be deleted when no clone needs it", "name", sn.Name, "generation", sn.At)
 	i.State = meta.SnapshotDropped
 	return i, nil
 }
 
 // forgetDropped removes snapshots deleted, or being deleted, from the volume's row.
 func (cl *clones) forgetDropped(ctx context.Context, dropped []meta.Generation) error {
-	o := cl.o
-	all, err := o.snapshots.list()
+	k := cl.k
+	all, err := cl.snapshots.list()
 	if err != nil {
 		return err
 	}
@@ -499,7 +503,7 @@ func (cl *clones) forgetDropped(ctx context.Context, dropped []meta.Generation) 
 	if !slices.ContainsFunc(dropped, func(at meta.Generation) bool { return !still(at) }) {
 		return nil
 	}
-	_, err = o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+	_, err = k.srv.cfg.Cluster.UpdateVolume(ctx, k.vol, func(v *cluster.Volume) error {
 		v.Dropped = slices.DeleteFunc(v.Dropped, func(at meta.Generation) bool { return slices.Contains(dropped, at) && !still(at) })
 		return nil
 	})

@@ -93,7 +93,10 @@ func newDigests(background, awaited uint64) digests {
 
 // digesting is an owner's state of digests.
 type digesting struct {
-	o *owner
+	k         *kernel
+	mirror    *mirrorTarget
+	reading   *snapshotReading
+	snapshots *snapshots
 
 	hurry chan struct{} // capacity 1: a client began to wait for a digest
 
@@ -135,8 +138,8 @@ func (s *Server) digestsHere() bool { return s.cfg.Chunks != nil && s.cfg.Digest
 
 // digestBusy records whether the owner computes a digest now.
 func (d *digesting) digestBusy(yes bool) {
-	d.o.mu.Lock()
-	defer d.o.mu.Unlock()
+	d.k.mu.Lock()
+	defer d.k.mu.Unlock()
 	d.busy = yes
 }
 
@@ -166,7 +169,7 @@ func (d *digesting) awaitDigest(at meta.Generation, unpaced bool) {
 	d.mu.Unlock()
 	if news {
 		wakeUp(d.hurry)
-		d.o.tasks.digests.Wake()
+		d.k.tasks.digests.Wake()
 	}
 }
 
@@ -218,15 +221,15 @@ func newDigestTask(o *owner) *task.Task {
 // for ever while snapshots are taken faster than digests are computed. A snapshot whose digest
 // failed is skipped until its retry is due; next is when the first retry is due.
 func (d *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
-	o := d.o
-	all, err := o.snapshots.list()
+	k := d.k
+	all, err := d.snapshots.list()
 	if err != nil {
 		return sn, false, next, err
 	}
-	o.mu.Lock()
-	have, err := namespace.Digests(o.view())
-	pins, perr := namespace.Pins(o.view(), o.now())
-	o.mu.Unlock()
+	k.mu.Lock()
+	have, err := namespace.Digests(k.view())
+	pins, perr := namespace.Pins(k.view(), k.now())
+	k.mu.Unlock()
 	if err := errors.Join(err, perr); err != nil {
 		return sn, false, next, err
 	}
@@ -267,7 +270,7 @@ func (d *digesting) undigested() (sn meta.Snapshot, ok bool, next time.Time, err
 // tryDigest computes a digest, and records a failure. blocks are the blocks of the digest
 // interrupted by this digest, or nil.
 func (d *digesting) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
-	o := d.o
+	k := d.k
 	trying := func(yes bool) {
 		if r := d.tried[sn.At]; r != nil {
 			r.now = yes
@@ -281,7 +284,7 @@ func (d *digesting) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	trying(false)
-	if o.ctx.Err() != nil || errors.Is(err, errOvertaken) {
+	if k.ctx.Err() != nil || errors.Is(err, errOvertaken) {
 		return
 	}
 	if err == nil {
@@ -302,16 +305,16 @@ func (d *digesting) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	switch meta.KindOf(err) {
 	case meta.NoSuchSnapshot: // the snapshot was deleted meanwhile
 	case meta.Unavailable: // servers come and go
-		o.log.Info("a snapshot has no digest yet; the owner tries again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
+		k.log.Info("a snapshot has no digest yet; the owner tries again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
 	default:
 		r.due = r.due.Add(min(time.Since(began), digestPause))
-		o.log.Warn("the digest of a snapshot failed; the owner tries again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
+		k.log.Warn("the digest of a snapshot failed; the owner tries again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
 	}
 }
 
 // turn is the right of a digest to read.
 type turn struct {
-	o        *owner
+	d        *digesting
 	sn       meta.Snapshot
 	arrivals bool          // sums arrivals in a mirror's target, not a snapshot
 	blocks   *known.Blocks // nil: before the first turn
@@ -324,24 +327,24 @@ type turn struct {
 // read n more bytes. An awaited digest of another snapshot of the volume is computed first.
 // Errors: the owner's end; errOvertaken.
 func (t *turn) take(ctx context.Context, questions, n int) error {
-	d := &t.o.digesting
+	d := t.d
 	hurried := false
 	select {
 	case <-d.hurry:
 		hurried = true
 	default:
 	}
-	for hurried || t.in == nil || time.Since(t.since) > t.o.srv.cfg.digestTurn {
+	for hurried || t.in == nil || time.Since(t.since) > t.d.k.srv.cfg.digestTurn {
 		t.leave()
-		from := &t.o.srv.digests.background
+		from := &t.d.k.srv.digests.background
 		if t.arrivals {
-			if from = &t.o.srv.digests.unpaced; hurried {
+			if from = &t.d.k.srv.digests.unpaced; hurried {
 				return errOvertaken
 			}
 		} else if awaited, unpaced := d.isAwaited(t.sn.At); unpaced {
-			from = &t.o.srv.digests.unpaced
+			from = &t.d.k.srv.digests.unpaced
 		} else if awaited {
-			from = &t.o.srv.digests.awaited
+			from = &t.d.k.srv.digests.awaited
 		} else if err := t.letPass(); err != nil {
 			return err
 		}
@@ -352,7 +355,7 @@ func (t *turn) take(ctx context.Context, questions, n int) error {
 		case <-d.hurry:
 			hurried = true
 		case <-ctx.Done():
-			return t.o.gone()
+			return t.d.k.gone()
 		}
 	}
 	cost := questions * askCost
@@ -362,7 +365,7 @@ func (t *turn) take(ctx context.Context, questions, n int) error {
 	if cost == 0 {
 		return nil
 	}
-	return t.o.digesting.pace(t.in.limit, cost)
+	return t.d.pace(t.in.limit, cost)
 }
 
 // aside returns how many blocks the digest may read in parallel.
@@ -375,8 +378,8 @@ func (t *turn) aside() int {
 
 // pace waits until the limiter permits n more. Errors: the owner's end.
 func (d *digesting) pace(l *rate.Limiter, n int) error {
-	if err := l.WaitN(d.o.ctx, n); err != nil {
-		return d.o.gone()
+	if err := l.WaitN(d.k.ctx, n); err != nil {
+		return d.k.gone()
 	}
 	return nil
 }
@@ -389,19 +392,19 @@ var errOvertaken = errors.New("another digest comes first")
 // continues from its position afterwards.
 func (t *turn) letPass() error {
 	for !t.nested {
-		sn, ok, _, err := t.o.digesting.undigested()
+		sn, ok, _, err := t.d.undigested()
 		if err != nil {
 			return err
 		}
-		if awaited, _ := t.o.digesting.isAwaited(sn.At); !ok || sn.At == t.sn.At || !awaited {
+		if awaited, _ := t.d.isAwaited(sn.At); !ok || sn.At == t.sn.At || !awaited {
 			return nil
 		}
 		if t.blocks == nil {
 			return errOvertaken
 		}
-		t.o.digesting.tryDigest(sn, t.blocks)
-		if t.o.ctx.Err() != nil {
-			return t.o.gone()
+		t.d.tryDigest(sn, t.blocks)
+		if t.d.k.ctx.Err() != nil {
+			return t.d.k.gone()
 		}
 	}
 	return nil
@@ -418,24 +421,24 @@ func (t *turn) leave() {
 // digest computes and records the digest of a snapshot. blocks are the blocks of the digest
 // interrupted by this digest, which will finish them, or nil.
 func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
-	o := d.o
-	t := &turn{o: o, sn: sn, blocks: blocks, nested: blocks != nil}
+	k := d.k
+	t := &turn{d: d, sn: sn, blocks: blocks, nested: blocks != nil}
 	defer t.leave()
 	if !t.nested {
 		d.digestBusy(true)
 		defer d.digestBusy(false)
 		// Volumes waiting for their first turn use no memory for blocks.
-		if err := t.take(o.ctx, 0, 0); err != nil {
+		if err := t.take(k.ctx, 0, 0); err != nil {
 			return err
 		}
-		if t.blocks, err = known.Open(o.ctx, o.srv.digestDir(o.vol)); err != nil {
+		if t.blocks, err = known.Open(k.ctx, k.srv.digestDir(k.vol)); err != nil {
 			return err
 		}
 		defer func() {
 			if err != nil {
 				err = errors.Join(err, t.blocks.Close())
 			} else if ferr := t.blocks.Finish(); ferr != nil {
-				o.log.Warn("the digests of the read blocks could not be recorded", "error", ferr)
+				k.log.Warn("the digests of the read blocks could not be recorded", "error", ferr)
 			}
 		}()
 	}
@@ -447,33 +450,33 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		if err := t.take(ctx, 1, 0); err != nil {
 			return nil, err
 		}
-		return o.reading.ask(ctx, sn.At, op, t.leave)
+		return d.reading.ask(ctx, sn.At, op, t.leave)
 	}
 	// before takes the turn, for the bytes and for the question where the bytes lie; where
 	// takes no turn, since reads run in parallel.
 	before := func(ctx context.Context, n int) error { return t.take(ctx, min(n, 1), n) }
 	where := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
-		return o.reading.ask(ctx, sn.At, op, func() {})
+		return d.reading.ask(ctx, sn.At, op, func() {})
 	}
 	way := digest.Way{Known: t.blocks, Turn: before, Aside: t.aside}
 	var v *vouching
-	if o.mirror.isMirror() {
+	if d.mirror.isMirror() {
 		if v, err = t.newVouching(); err != nil {
 			return err
 		}
 		defer func() {
 			if err := v.proved.Close(); err != nil {
-				o.log.Warn("the records of a digest could not be removed", "error", err)
+				k.log.Warn("the records of a digest could not be removed", "error", err)
 			}
 		}()
 		way.Known, way.Believe = v, v.believe
 	}
-	ctx := o.ctx
+	ctx := k.ctx
 	if v != nil {
 		ctx = v.ctx
 	}
 	sum, p, err := digest.Walk(ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
-		return o.reading.readAt(ctx, where, ino, p, off)
+		return d.reading.readAt(ctx, where, ino, p, off)
 	}}, way)
 	if v != nil {
 		err = v.wait(err)
@@ -482,41 +485,42 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		return err
 	}
 	t.leave()
-	o.mu.Lock()
-	seq := o.cur.seq
-	op := &meta.SetDigest{At: sn.At, Digest: meta.SnapshotDigest{Version: digest.Version, Sum: sum, Made: o.now(), Inodes: p.Inodes, Bytes: p.Bytes, Read: p.Read}}
-	_, err = o.run(op, 0)
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
+	k.mu.Lock()
+	seq := k.cur.seq
+	op := &meta.SetDigest{At: sn.At, Digest: meta.SnapshotDigest{Version: digest.Version, Sum: sum, Made: k.now(), Inodes: p.Inodes, Bytes: p.Bytes, Read: p.Read}}
+	_, err = k.run(op, 0)
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	o.log.Info("digest of a snapshot", "name", sn.Name, "digest", sum.String(), "inodes", p.Inodes, "bytes", p.Bytes, "read", p.Read, "took", time.Since(began).Round(time.Millisecond))
-	if err := o.await(o.ctx, wait); err != nil || v == nil {
+	k.log.Info("digest of a snapshot", "name", sn.Name, "digest", sum.String(), "inodes", p.Inodes, "bytes", p.Bytes, "read", p.Read, "took", time.Since(began).Round(time.Millisecond))
+	if err := k.await(k.ctx, wait); err != nil || v == nil {
 		return err
 	}
-	if err := v.proved.Keep(); err != nil && o.ctx.Err() == nil {
-		o.log.Warn("the digests of the verified blocks could not be recorded", "error", err)
+	if err := v.proved.Keep(); err != nil && k.ctx.Err() == nil {
+		k.log.Warn("the digests of the verified blocks could not be recorded", "error", err)
 	}
 	return nil
 }
 
 // snapshotReading reads the tree and the files of a volume at a snapshot.
 type snapshotReading struct {
-	o *owner
+	k       *kernel
+	foreign *foreign
 }
 
 // askAt reads the namespace at a snapshot. It calls waiting before each wait for the owners of
 // other volumes.
 func (sr *snapshotReading) ask(ctx context.Context, at meta.Generation, op meta.Op, waiting func()) (*meta.Result, error) {
-	o := sr.o
+	k := sr.k
 	for {
 		res, wait, err := sr.try(at, op)
 		if err != nil || wait == nil {
 			return res, err
 		}
 		waiting()
-		if err := o.await(ctx, wait); err != nil {
+		if err := k.await(ctx, wait); err != nil {
 			return nil, err
 		}
 	}
@@ -525,19 +529,19 @@ func (sr *snapshotReading) ask(ctx context.Context, at meta.Generation, op meta.
 // tryAt reads the namespace at a snapshot. If places of a clone's chunks in other volumes are
 // unknown, it returns a channel to wait for before the next try.
 func (sr *snapshotReading) try(at meta.Generation, op meta.Op) (*meta.Result, <-chan struct{}, error) {
-	o := sr.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return nil, nil, o.failed
+	k := sr.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return nil, nil, k.failed
 	}
-	q := o.context(0)
+	q := k.context(0)
 	q.At = at
-	res, err := namespace.Query(o.view(), q, op)
+	res, err := namespace.Query(k.view(), q, op)
 	if err != nil {
 		return nil, nil, err
 	}
-	wait, err := o.foreign.fillPlaces(res)
+	wait, err := sr.foreign.fillPlaces(res)
 	return res, wait, err
 }
 
@@ -580,7 +584,7 @@ func (m *fileMap) ask(ask func(meta.Op) (*meta.Result, error), ino meta.Ino, off
 
 // readMapped reads bytes of a file from the chunks that the map names. Holes read as zeros.
 func (sr *snapshotReading) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64) error {
-	o := sr.o
+	k := sr.k
 	clear(p)
 	if off < uint64(len(m.inline)) {
 		copy(p, m.inline[off:])
@@ -593,9 +597,9 @@ func (sr *snapshotReading) readMapped(ctx context.Context, m *fileMap, p []byte,
 		}
 		pl, ok := m.places[e.Chunk]
 		if !ok {
-			return meta.E("digest", meta.Unavailable, o.subject(), fmt.Errorf("the place of chunk %v is not known", e.Chunk))
+			return meta.E("digest", meta.Unavailable, k.subject(), fmt.Errorf("the place of chunk %v is not known", e.Chunk))
 		}
-		if err := o.srv.cfg.Chunks.ReadAt(ctx, pl, p[lo-off:hi-off], e.ChunkOff+lo-e.Off); err != nil {
+		if err := k.srv.cfg.Chunks.ReadAt(ctx, pl, p[lo-off:hi-off], e.ChunkOff+lo-e.Off); err != nil {
 			return err
 		}
 	}
@@ -615,7 +619,7 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 // listDigests adds to snapshots their digests, or the error of the last try and whether
 // another try is running. The caller holds the owner's mu.
 func (d *digesting) listDigests(l []meta.SnapshotInfo) error {
-	all, err := namespace.Digests(d.o.view())
+	all, err := namespace.Digests(d.k.view())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i := range l {

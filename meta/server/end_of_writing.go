@@ -46,7 +46,9 @@ func (e writingEnd) late() bool { return e.force || e.goesOn }
 // openEnds ends the writing of clients: for a moment or for good, with every acknowledged byte
 // committed and no file open-ended.
 type openEnds struct {
-	o *owner
+	k       *kernel
+	leases  *leases
+	sealing *sealing
 }
 
 // endWriting runs end at a moment when no client holds uncommitted writes, no file has an open
@@ -55,11 +57,11 @@ type openEnds struct {
 // can't commit in time. Errors: Unavailable (a client did not commit its writes, or a chunk
 // left open can't be sealed), and end's.
 func (oe *openEnds) endWriting(ctx context.Context, how writingEnd, end func() error) error {
-	o := oe.o
-	if o.srv.cfg.Unsafe.NoRecall {
+	k := oe.k
+	if k.srv.cfg.Unsafe.NoRecall {
 		return end()
 	}
-	if err := o.await(ctx, o.recovered); err != nil {
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
 	sealing, cancel := context.WithCancel(ctx)
@@ -70,7 +72,7 @@ func (oe *openEnds) endWriting(ctx context.Context, how writingEnd, end func() e
 		if ended || err != nil && !again {
 			return err
 		}
-		if time.Since(began) > cmp.Or(o.srv.cfg.endingFor, endingFor) {
+		if time.Since(began) > cmp.Or(k.srv.cfg.endingFor, endingFor) {
 			return err
 		}
 		select {
@@ -84,34 +86,34 @@ func (oe *openEnds) endWriting(ctx context.Context, how writingEnd, end func() e
 // endBehindBarrier makes a single attempt behind the barrier. ended: end has run, and err is
 // end's error. again: the obstacle may be gone soon.
 func (oe *openEnds) endBehindBarrier(ctx, sealing context.Context, how writingEnd, end func() error) (ended, again bool, err error) {
-	o := oe.o
-	if err := o.leases.lockWithoutBarrier(ctx, nil); err != nil {
+	k := oe.k
+	if err := oe.leases.lockWithoutBarrier(ctx, nil); err != nil {
 		return false, false, err
 	}
-	if o.failed != nil {
-		defer o.mu.Unlock()
-		return false, false, o.failed
+	if k.failed != nil {
+		defer k.mu.Unlock()
+		return false, false, k.failed
 	}
-	b := o.leases.raiseBarrier(endingWait)
-	o.mu.Unlock()
+	b := oe.leases.raiseBarrier(endingWait)
+	k.mu.Unlock()
 	defer func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.leases.lowerBarrier()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		oe.leases.lowerBarrier()
 	}()
-	late, err := o.leases.recallWriters(ctx, b.patience)
+	late, err := oe.leases.recallWriters(ctx, b.patience)
 	if err != nil {
 		return false, false, err
 	}
 	if late.files > 0 && !how.late() {
-		return false, true, meta.E(how.op, meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v: wait until the mounts can write them back, or end the mounts; --force gives the bytes up", late))
+		return false, true, meta.E(how.op, meta.Unavailable, k.subject(), fmt.Errorf("not all written bytes have arrived yet: %v: wait until the mounts can write them back, or end the mounts; --force gives the bytes up", late))
 	}
-	o.mu.Lock()
+	k.mu.Lock()
 	seals, err := oe.cut(sealing, b)
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if err == nil && seals != nil && !how.late() {
 		if err = seals.wait(); err == nil {
-			err = meta.E(how.op, meta.Unavailable, o.subject(), errors.New("files are still being appended to"))
+			err = meta.E(how.op, meta.Unavailable, k.subject(), errors.New("files are still being appended to"))
 		}
 		return false, err != nil && ctx.Err() == nil, err
 	}
@@ -119,7 +121,7 @@ func (oe *openEnds) endBehindBarrier(ctx, sealing context.Context, how writingEn
 		return false, true, err
 	}
 	if late.files > 0 && !how.goesOn {
-		o.log.Warn("writing to the volume ends: bytes that mounts had not written back are given up", "why", how.op, "files", late.files, "by", late.clients)
+		k.log.Warn("writing to the volume ends: bytes that mounts had not written back are given up", "why", how.op, "files", late.files, "by", late.clients)
 	}
 	return true, false, end()
 }

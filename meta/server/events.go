@@ -70,7 +70,7 @@ func (o *owner) events(ctx context.Context, q eventsQuery) (*admin.ReadEventsRes
 			return nil, o.gone()
 		}
 		if o.mirror.shown != 0 && !q.newest {
-			err := errMirror("events", o)
+			err := errMirror("events", &o.kernel)
 			o.mu.Unlock()
 			return nil, err
 		}

@@ -65,21 +65,25 @@ type groupHolding struct {
 
 // groupSnapshots is an owner's state of group snapshots. The owner's mu guards it.
 type groupSnapshots struct {
-	o *owner
+	k         *kernel
+	clones    *clones
+	leases    *leases
+	openEnds  *openEnds
+	snapshots *snapshots
 
 	held  *groupHolding   // group snapshot under way; nil: none
 	known map[uint64]bool // group snapshots already decided; false: the group has no record
 }
 
 func (gs *groupSnapshots) errHold(why string) error {
-	return meta.E("take group", meta.Again, gs.o.subject(), errors.New(why))
+	return meta.E("take group", meta.Again, gs.k.subject(), errors.New(why))
 }
 
 // holding gives the hold of a group. The caller holds the owner's mu.
 func (gs *groupSnapshots) holding(id uint64) (*groupHolding, error) {
 	switch h := gs.held; {
-	case gs.o.failed != nil:
-		return nil, gs.o.failed
+	case gs.k.failed != nil:
+		return nil, gs.k.failed
 	case h == nil || h.id != id:
 		return nil, gs.errHold("the time was over, or the volume has another owner by now")
 	default:
@@ -95,46 +99,46 @@ func (gs *groupSnapshots) endHold(h *groupHolding) {
 	h.over.Stop()
 	h.stop()
 	gs.held = nil
-	gs.o.leases.lowerBarrier()
-	gs.o.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
+	gs.leases.lowerBarrier()
+	gs.k.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
 }
 
 // hold raises the barrier for the undecided group name, and begins to recall exclusive leases.
 // strict: the group fails if some clients do not commit. Errors: those of mayTake, Again.
 func (gs *groupSnapshots) hold(ctx context.Context, name string, id uint64, strict bool) error {
-	o := gs.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := gs.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
 	op := &meta.TakeSnapshot{Name: name, Token: id}
-	if err := o.leases.lockWithoutBarrier(ctx, func() bool { return gs.held != nil && gs.held.id == id }); err != nil {
+	if err := gs.leases.lockWithoutBarrier(ctx, func() bool { return gs.held != nil && gs.held.id == id }); err != nil {
 		return err
 	}
 	if gs.held != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return nil // the request came twice
 	}
-	before, err := o.snapshots.mayTake(op)
+	before, err := gs.snapshots.mayTake(op)
 	if err == nil && before != nil {
 		err = gs.errHold("it was taken before")
 	}
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return err
 	}
 	h := &groupHolding{
-		id: id, op: op, began: time.Now(), ready: make(chan struct{}), b: o.leases.raiseBarrier(barrierWait),
+		id: id, op: op, began: time.Now(), ready: make(chan struct{}), b: gs.leases.raiseBarrier(barrierWait),
 	}
-	waiting, stop := context.WithCancel(o.ctx)
+	waiting, stop := context.WithCancel(k.ctx)
 	h.stop = stop
-	h.over = time.AfterFunc(cmp.Or(o.srv.cfg.groupHold, groupHold), func() { gs.giveUp(h) })
+	h.over = time.AfterFunc(cmp.Or(k.srv.cfg.groupHold, groupHold), func() { gs.giveUp(h) })
 	gs.held = h
-	o.mu.Unlock()
-	o.wg.Go(func() { gs.makeReady(waiting, h, strict) })
+	k.mu.Unlock()
+	k.wg.Go(func() { gs.makeReady(waiting, h, strict) })
 	// Read the record only after o.groups.held is set: a server that aborts the group from now on
 	// ends this hold, too.
-	g, err := o.srv.cfg.Cluster.Group(ctx, name)
-	if err == nil && (g.ID != id || g.State != meta.GroupTaking || !slices.Contains(g.Volumes(), o.vol)) {
+	g, err := k.srv.cfg.Cluster.Group(ctx, name)
+	if err == nil && (g.ID != id || g.State != meta.GroupTaking || !slices.Contains(g.Volumes(), k.vol)) {
 		err = gs.errHold("the group was given up")
 	}
 	if err != nil {
@@ -144,29 +148,29 @@ func (gs *groupSnapshots) hold(ctx context.Context, name string, id uint64, stri
 }
 
 func (gs *groupSnapshots) giveUp(h *groupHolding) {
-	gs.o.mu.Lock()
+	gs.k.mu.Lock()
 	gs.endHold(h)
-	gs.o.mu.Unlock()
+	gs.k.mu.Unlock()
 }
 
 // makeReady recalls exclusive leases and settles the ends of files.
 func (gs *groupSnapshots) makeReady(ctx context.Context, h *groupHolding, strict bool) {
-	o := gs.o
-	late, err := o.leases.recallWriters(ctx, h.b.patience)
-	sealing, end := context.WithTimeout(o.ctx, barrierSeals)
+	k := gs.k
+	late, err := gs.leases.recallWriters(ctx, h.b.patience)
+	sealing, end := context.WithTimeout(k.ctx, barrierSeals)
 	defer end()
 	var goOn *seals
-	o.mu.Lock()
+	k.mu.Lock()
 	h.late = late
 	h.late.known = true
 	if gs.held != h {
 		err = gs.errHold("the time was over")
 	}
 	if err == nil && strict && late.files > 0 {
-		err = meta.E("take group", meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", late))
+		err = meta.E("take group", meta.Unavailable, k.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", late))
 	}
 	if err == nil {
-		goOn, err = o.openEnds.cut(sealing, h.b)
+		goOn, err = gs.openEnds.cut(sealing, h.b)
 	}
 	if err == nil && goOn != nil {
 		err = gs.errHold("files are still being appended to")
@@ -179,36 +183,36 @@ func (gs *groupSnapshots) makeReady(ctx context.Context, h *groupHolding, strict
 		gs.endHold(h)
 	}
 	close(h.ready)
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if goOn != nil {
 		if err := goOn.wait(); err != nil { // the next attempt finds the chunks sealed
-			o.log.Warn("a group's snapshot waits for the ends of files", "name", h.op.Name, "error", err)
+			k.log.Warn("a group's snapshot waits for the ends of files", "name", h.op.Name, "error", err)
 		}
 	}
 }
 
 // awaitReady waits until the volume can be snapshot. Errors: Again, Unavailable.
 func (gs *groupSnapshots) awaitReady(ctx context.Context, id uint64) error {
-	o := gs.o
-	o.mu.Lock()
+	k := gs.k
+	k.mu.Lock()
 	h, err := gs.holding(id)
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if err == nil {
-		err = o.await(ctx, h.ready)
+		err = k.await(ctx, h.ready)
 	}
 	if err != nil {
 		return err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	return h.failed
 }
 
 // takeHeld takes the snapshot of a volume that is ready. From then on the owner answers no
 // change until the hold ends. Errors: Again, and those of meta.TakeSnapshot.
 func (gs *groupSnapshots) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, err error) {
-	o := gs.o
-	o.mu.Lock()
+	k := gs.k
+	k.mu.Lock()
 	h, err := gs.holding(id)
 	if err == nil && !h.b.cut {
 		err = gs.errHold("the volume is not ready")
@@ -219,19 +223,19 @@ func (gs *groupSnapshots) takeHeld(ctx context.Context, id uint64) (m meta.Group
 		}
 	}
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return m, err
 	}
 	at, late := meta.Generation(h.taken.Off), h.late
-	wait := o.untilDurable(h.seq)
-	o.mu.Unlock()
-	if err := o.await(ctx, wait); err != nil {
+	wait := k.untilDurable(h.seq)
+	k.mu.Unlock()
+	if err := k.await(ctx, wait); err != nil {
 		return m, err
 	}
-	o.tasks.snapshots.Wake() // the task checks the group's record
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	all, err := namespace.Snapshots(o.view())
+	k.tasks.snapshots.Wake() // the task checks the group's record
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all, err := namespace.Snapshots(k.view())
 	if err != nil {
 		return m, err
 	}
@@ -240,23 +244,23 @@ func (gs *groupSnapshots) takeHeld(ctx context.Context, id uint64) (m meta.Group
 		return m, gs.errHold("the group was given up")
 	}
 	s := all[i]
-	return meta.GroupMember{Volume: o.vol, At: at, Created: s.Created, Inodes: s.Inodes, Bytes: s.Bytes, Unanswered: uint64(late.files), UnansweredBy: late.clients}, nil
+	return meta.GroupMember{Volume: k.vol, At: at, Created: s.Created, Inodes: s.Inodes, Bytes: s.Bytes, Unanswered: uint64(late.files), UnansweredBy: late.clients}, nil
 }
 
 // takeFrozen stops changes, and takes the snapshot in the same moment. The caller holds the owner's mu.
 func (gs *groupSnapshots) takeFrozen(h *groupHolding) (err error) {
-	o := gs.o
-	if !h.over.Reset(cmp.Or(o.srv.cfg.groupFrozen, groupFrozen)) {
+	k := gs.k
+	if !h.over.Reset(cmp.Or(k.srv.cfg.groupFrozen, groupFrozen)) {
 		return gs.errHold("the time was over")
 	}
-	h.b.frozen = !o.srv.cfg.Unsafe.NoFreeze
-	seq := o.cur.seq
-	if h.taken, err = o.run(h.op, 0); err != nil {
+	h.b.frozen = !k.srv.cfg.Unsafe.NoFreeze
+	seq := k.cur.seq
+	if h.taken, err = k.run(h.op, 0); err != nil {
 		return err
 	}
 	h.seq = seq
-	o.snapshots.unanswered[meta.Generation(h.taken.Off)] = h.late
-	o.snapshots.snapped = max(o.snapshots.snapped, min(seq, o.newest()))
+	gs.snapshots.unanswered[meta.Generation(h.taken.Off)] = h.late
+	gs.snapshots.snapped = max(gs.snapshots.snapped, min(seq, k.newest()))
 	return nil
 }
 
@@ -264,15 +268,15 @@ func (gs *groupSnapshots) takeFrozen(h *groupHolding) (err error) {
 // taken: this owner held changes up and still has the right to the volume, so no other owner
 // answered either. Errors: Again.
 func (gs *groupSnapshots) releaseHold(id uint64) error {
-	o := gs.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k := gs.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	h, err := gs.holding(id)
 	if err != nil {
 		return err
 	}
 	defer gs.endHold(h)
-	if h.taken == nil || o.leaving != nil || o.outsideLease() {
+	if h.taken == nil || k.leaving != nil || k.outsideLease() {
 		return gs.errHold("the snapshot was not taken, or the volume goes to another owner")
 	}
 	return nil
@@ -283,13 +287,13 @@ func (gs *groupSnapshots) releaseHold(id uint64) error {
 // member returns the group's snapshot of this volume, also a hidden snapshot, but not a
 // snapshot being deleted.
 func (gs *groupSnapshots) member(name string, id uint64) (meta.Snapshot, bool, error) {
-	o := gs.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return meta.Snapshot{}, false, o.failed
+	k := gs.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return meta.Snapshot{}, false, k.failed
 	}
-	all, err := namespace.Snapshots(o.view())
+	all, err := namespace.Snapshots(k.view())
 	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && s.Group == id && !s.Deleting })
 	if err != nil || i < 0 {
 		return meta.Snapshot{}, false, err
@@ -302,22 +306,22 @@ func (gs *groupSnapshots) member(name string, id uint64) (meta.Snapshot, bool, e
 // such snapshot. Errors: Busy (the group is undecided, or the snapshot is pinned), NotOwner
 // (another server may own the volume and know of the snapshot).
 func (gs *groupSnapshots) deleteMember(ctx context.Context, name string, id uint64) error {
-	o := gs.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := gs.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
-	g, err := groupRecords{o.srv.cfg.Cluster}.endOverdue(ctx, name, id)
+	g, err := groupRecords{k.srv.cfg.Cluster}.endOverdue(ctx, name, id)
 	if err == nil && (g.ID != id || g.State == meta.GroupTaking) {
 		err = meta.E("delete group", meta.Busy, name, errors.New("it is another one, or being taken"))
 	}
 	if err != nil {
 		return err
 	}
-	o.mu.Lock()
+	k.mu.Lock()
 	if gs.held != nil && gs.held.id == id {
 		gs.endHold(gs.held)
 	}
-	o.mu.Unlock()
+	k.mu.Unlock()
 	sn, there, err := gs.member(name, id)
 	switch {
 	case err != nil:
@@ -325,14 +329,14 @@ func (gs *groupSnapshots) deleteMember(ctx context.Context, name string, id uint
 	case !there:
 		return gs.surelyNone(ctx)
 	case g.State == meta.GroupAborted:
-		return o.snapshots.deleteGeneration(ctx, sn)
+		return gs.snapshots.deleteGeneration(ctx, sn)
 	}
-	if _, err = o.clones.deleteUnpinned(ctx, name, sn.At, true); err != nil {
+	if _, err = gs.clones.deleteUnpinned(ctx, name, sn.At, true); err != nil {
 		return err
 	}
-	o.mu.Lock()
+	k.mu.Lock()
 	delete(gs.known, id) // the record will be dropped; the snapshot may stay for clones
-	o.mu.Unlock()
+	k.mu.Unlock()
 	return nil
 }
 
@@ -340,20 +344,20 @@ func (gs *groupSnapshots) deleteMember(ctx context.Context, name string, id uint
 // owner will not find the snapshot either: the deletion is in the journal, and no other server
 // can have taken the snapshot. Errors: NotOwner.
 func (gs *groupSnapshots) surelyNone(ctx context.Context) error {
-	o := gs.o
-	o.mu.Lock()
-	wait := o.untilDurable(o.snapshots.snapped)
-	o.mu.Unlock()
-	if err := o.await(ctx, wait); err != nil {
+	k := gs.k
+	k.mu.Lock()
+	wait := k.untilDurable(gs.snapshots.snapped)
+	k.mu.Unlock()
+	if err := k.await(ctx, wait); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	switch {
-	case o.failed != nil:
-		return o.failed
-	case o.leaving != nil || o.outsideLease():
-		return meta.E("delete group", meta.NotOwner, "", fmt.Errorf("volume %d goes to another owner, or may have one", o.vol))
+	case k.failed != nil:
+		return k.failed
+	case k.leaving != nil || k.outsideLease():
+		return meta.E("delete group", meta.NotOwner, "", fmt.Errorf("volume %d goes to another owner, or may have one", k.vol))
 	}
 	return nil
 }
@@ -403,14 +407,14 @@ func unreadable(err error) bool { return errors.Is(err, meta.Version) || errors.
 // aborted (then undecided also returns the group), or the group's record can't be read (errors
 // Version, Corrupt), or the snapshot was deleted meanwhile.
 func (gs *groupSnapshots) undecided(s meta.Snapshot) (bool, meta.Group, error) {
-	o := gs.o
-	o.mu.Lock()
+	k := gs.k
+	k.mu.Lock()
 	_, known := gs.known[s.Group]
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if known {
 		return false, meta.Group{}, nil
 	}
-	g, err := o.srv.cfg.Cluster.Group(o.ctx, s.Name)
+	g, err := k.srv.cfg.Cluster.Group(k.ctx, s.Name)
 	switch {
 	case err != nil && !errors.Is(err, meta.NotFound):
 		return unreadable(err), g, err
@@ -418,13 +422,13 @@ func (gs *groupSnapshots) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 		return true, g, nil
 	}
 	ready := err == nil && g.ID == s.Group
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return false, g, o.failed
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return false, g, k.failed
 	}
 	// The snapshot may be deleted since the caller listed it, and then the record.
-	all, err := namespace.Snapshots(o.view())
+	all, err := namespace.Snapshots(k.view())
 	if err != nil || !slices.ContainsFunc(all, func(x meta.Snapshot) bool { return x.At == s.At && !x.Deleting }) {
 		return err == nil, meta.Group{}, err
 	}
@@ -438,14 +442,14 @@ func (gs *groupSnapshots) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 // dropUndecided deletes the snapshots of aborted groups, and aborts overdue groups. more: some
 // groups need another look. An error about a group does not stop the work on other groups.
 func (gs *groupSnapshots) dropUndecided() (more bool, err error) {
-	o := gs.o
-	o.mu.Lock()
-	if o.failed != nil {
-		o.mu.Unlock()
-		return false, o.failed
+	k := gs.k
+	k.mu.Lock()
+	if k.failed != nil {
+		k.mu.Unlock()
+		return false, k.failed
 	}
-	all, err := namespace.Snapshots(o.view())
-	o.mu.Unlock()
+	all, err := namespace.Snapshots(k.view())
+	k.mu.Unlock()
 	if err != nil {
 		return false, err
 	}
@@ -456,14 +460,14 @@ func (gs *groupSnapshots) dropUndecided() (more bool, err error) {
 		}
 		open, g, err := gs.undecided(s)
 		if err == nil && open && g.State == meta.GroupTaking {
-			if g, err = (groupRecords{o.srv.cfg.Cluster}).abortOverdue(o.ctx, g); errors.Is(err, meta.Again) {
+			if g, err = (groupRecords{k.srv.cfg.Cluster}).abortOverdue(k.ctx, g); errors.Is(err, meta.Again) {
 				more = true // the group was decided this moment
 				continue
 			}
 		}
 		if err == nil && open && g.State == meta.GroupAborted {
-			o.log.Warn("a snapshot goes whose group was not completed", "name", s.Name, "generation", s.At)
-			err = o.snapshots.deleteGeneration(o.ctx, s)
+			k.log.Warn("a snapshot goes whose group was not completed", "name", s.Name, "generation", s.At)
+			err = gs.snapshots.deleteGeneration(k.ctx, s)
 			open = err != nil
 		}
 		if err != nil {

@@ -49,7 +49,11 @@ const (
 
 // indexing is an owner's state for making indexes.
 type indexing struct {
-	o *owner
+	k         *kernel
+	digesting *digesting
+	reading   *snapshotReading
+	sealing   *sealing
+	snapshots *snapshots
 
 	mu     sync.Mutex
 	wanted map[meta.Generation]*retry // requested, and not yet made
@@ -72,11 +76,11 @@ func tooLarge(err error) bool { return errors.Is(err, meta.ResourceExceeded) }
 // index returns the index of a snapshot, or, if there is none, requests it from the task and
 // returns its state. Errors: NoSuchSnapshot.
 func (ix *indexing) index(ctx context.Context, name string) (*admin.SnapshotIndex, error) {
-	o := ix.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := ix.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return nil, err
 	}
-	sn, err := o.snapshots.find(name)
+	sn, err := ix.snapshots.find(name)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +89,7 @@ func (ix *indexing) index(ctx context.Context, name string) (*admin.SnapshotInde
 		return nil, err
 	}
 	if a == nil {
-		if o.srv.cfg.ChunkWriter == nil {
+		if k.srv.cfg.ChunkWriter == nil {
 			return &admin.SnapshotIndex{Generation: uint64(sn.At), State: admin.IndexState_INDEX_NONE}, nil
 		}
 		a = &admin.SnapshotIndex{Generation: uint64(sn.At), State: admin.IndexState_INDEX_BUILDING}
@@ -106,34 +110,34 @@ func (ix *indexing) index(ctx context.Context, name string) (*admin.SnapshotInde
 			}
 		}
 		x.mu.Unlock()
-		o.tasks.indexes.Wake()
+		k.tasks.indexes.Wake()
 		return a, nil
 	}
-	return a, o.await(ctx, wait)
+	return a, k.await(ctx, wait)
 }
 
 // indexOf returns a snapshot's recorded index, and the channel to wait for until the record is
 // durable. nil: no index of this program's version or a newer version is recorded.
 func (ix *indexing) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-chan struct{}, err error) {
-	o := ix.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return nil, nil, o.failed
+	k := ix.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return nil, nil, k.failed
 	}
-	all, err := namespace.Indexes(o.view())
+	all, err := namespace.Indexes(k.view())
 	x, ok := all[at]
 	if err != nil || !ok || x.Version < index.Version {
 		return nil, nil, err
 	}
 	a = &admin.SnapshotIndex{Generation: uint64(at), State: admin.IndexState_INDEX_READY, Version: uint32(x.Version), Digest: x.Sum[:], Length: x.Length, Inodes: x.Inodes}
 	for _, p := range x.Parts {
-		c, _, err := namespace.ReadChunk(o.view(), p.Chunk)
+		c, _, err := namespace.ReadChunk(k.view(), p.Chunk)
 		if err != nil {
 			return nil, nil, err
 		}
 		if c.Lost { // an operator said so: another index is made
-			_, err := o.run(&meta.SetIndex{At: at}, 0)
+			_, err := k.run(&meta.SetIndex{At: at}, 0)
 			return nil, nil, err
 		}
 		id := p.Chunk.Bytes()
@@ -143,7 +147,7 @@ func (ix *indexing) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-
 		}
 		a.Parts = append(a.Parts, part)
 	}
-	return a, o.untilDurable(o.newest()), nil
+	return a, k.untilDurable(k.newest()), nil
 }
 
 // newIndexTask returns the task that makes the requested indexes.
@@ -205,14 +209,14 @@ func newIndexTask(o *owner) *task.Task {
 // dropLeftIndexes removes the index records of deleted snapshots. A program version without
 // indexes leaves such records when it deletes a snapshot.
 func (ix *indexing) dropLeftIndexes() error {
-	o := ix.o
-	all, err := o.snapshots.list()
+	k := ix.k
+	all, err := ix.snapshots.list()
 	if err != nil {
 		return err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	have, err := namespace.Indexes(o.view())
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	have, err := namespace.Indexes(k.view())
 	if err != nil {
 		return err
 	}
@@ -220,7 +224,7 @@ func (ix *indexing) dropLeftIndexes() error {
 		if slices.ContainsFunc(all, func(s meta.Snapshot) bool { return s.At == at && !s.Deleting }) {
 			continue
 		}
-		if _, err := o.run(&meta.SetIndex{At: at}, 0); err != nil {
+		if _, err := k.run(&meta.SetIndex{At: at}, 0); err != nil {
 			return err
 		}
 	}
@@ -229,24 +233,24 @@ func (ix *indexing) dropLeftIndexes() error {
 
 // makeIndex makes and records the index of a snapshot.
 func (ix *indexing) makeIndex(at meta.Generation) (err error) {
-	o := ix.o
+	k := ix.k
 	began := time.Now()
 	if a, _, err := ix.indexOf(at); err != nil || a != nil {
 		return err
 	}
 	busy := func(yes bool) {
-		o.mu.Lock()
+		k.mu.Lock()
 		ix.busy = yes
 		if !yes {
 			ix.parts = nil // the collector seals the parts that are still open
 		}
-		o.mu.Unlock()
+		k.mu.Unlock()
 	}
 	busy(true)
 	defer busy(false)
-	dir, err := os.MkdirTemp(o.srv.cfg.ScratchDir, "index-")
+	dir, err := os.MkdirTemp(k.srv.cfg.ScratchDir, "index-")
 	if err != nil {
-		return meta.E("make index", meta.IO, o.srv.cfg.ScratchDir, err)
+		return meta.E("make index", meta.IO, k.srv.cfg.ScratchDir, err)
 	}
 	defer os.RemoveAll(dir)
 	file, record, err := ix.buildIndex(at, dir)
@@ -257,41 +261,41 @@ func (ix *indexing) makeIndex(at meta.Generation) (err error) {
 	if err := ix.putIndex(file, &record); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	seq := o.cur.seq
-	_, err = o.run(&meta.SetIndex{At: at, Index: record}, 0)
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
+	k.mu.Lock()
+	seq := k.cur.seq
+	_, err = k.run(&meta.SetIndex{At: at, Index: record}, 0)
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
 	if err == nil {
-		err = o.await(o.ctx, wait)
+		err = k.await(k.ctx, wait)
 	}
 	if err != nil {
 		return err
 	}
 	for _, p := range record.Parts {
-		if _, err := o.sealing.seal(o.ctx, p.Chunk, &p.Length); err != nil && o.ctx.Err() == nil {
-			o.log.Info("a chunk of an index is sealed later", "chunk", p.Chunk, "error", err)
+		if _, err := ix.sealing.seal(k.ctx, p.Chunk, &p.Length); err != nil && k.ctx.Err() == nil {
+			k.log.Info("a chunk of an index is sealed later", "chunk", p.Chunk, "error", err)
 		}
 	}
-	o.log.Info("index of a snapshot", "generation", at, "inodes", record.Inodes, "bytes", record.Length, "took", time.Since(began).Round(time.Millisecond))
+	k.log.Info("index of a snapshot", "generation", at, "inodes", record.Inodes, "bytes", record.Length, "took", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 
 // buildIndex makes the index in a file of a folder.
 func (ix *indexing) buildIndex(at meta.Generation, dir string) (file *os.File, record meta.SnapshotIndex, err error) {
-	o := ix.o
-	if err := o.settled(o.ctx); err != nil {
+	k := ix.k
+	if err := k.settled(k.ctx); err != nil {
 		return nil, record, err
 	}
-	o.mu.Lock()
-	if o.ctx.Err() != nil || o.stClosed {
-		o.mu.Unlock()
-		return nil, record, o.gone()
+	k.mu.Lock()
+	if k.ctx.Err() != nil || k.stClosed {
+		k.mu.Unlock()
+		return nil, record, k.gone()
 	}
-	o.wg.Hold() // the store stays open meanwhile
-	defer o.wg.Release()
-	frozen := o.st.Freeze()
-	o.mu.Unlock()
+	k.wg.Hold() // the store stays open meanwhile
+	defer k.wg.Release()
+	frozen := k.st.Freeze()
+	k.mu.Unlock()
 	defer frozen.Close()
 	temp := func() (*os.File, error) {
 		f, err := os.CreateTemp(dir, "")
@@ -310,7 +314,7 @@ func (ix *indexing) buildIndex(at meta.Generation, dir string) (file *os.File, r
 	if err != nil {
 		return nil, record, err
 	}
-	b, err := index.NewBuilder(index.Head{Volume: o.vol, At: at, UsedBytes: stat.StatFS.UsedBytes, UsedInodes: stat.StatFS.UsedInodes}, func() (index.Spool, error) {
+	b, err := index.NewBuilder(index.Head{Volume: k.vol, At: at, UsedBytes: stat.StatFS.UsedBytes, UsedInodes: stat.StatFS.UsedInodes}, func() (index.Spool, error) {
 		f, err := temp()
 		if err == nil {
 			spools = append(spools, f)
@@ -321,12 +325,12 @@ func (ix *indexing) buildIndex(at meta.Generation, dir string) (file *os.File, r
 		return nil, record, err
 	}
 	f := feeder{r: frozen, at: at, b: b, foreign: func(ino meta.Ino, e meta.Extent) ([]meta.ChunkPlace, error) {
-		res, err := o.reading.ask(o.ctx, at, &meta.Open{Ino: ino, Off: e.Off, Len: e.Len}, func() {})
+		res, err := ix.reading.ask(k.ctx, at, &meta.Open{Ino: ino, Off: e.Off, Len: e.Len}, func() {})
 		if err != nil {
 			return nil, err
 		}
 		return res.Places, nil
-	}, pace: func() error { return o.digesting.pace(o.srv.indexes.limit, 1) }}
+	}, pace: func() error { return ix.digesting.pace(k.srv.indexes.limit, 1) }}
 	if err := f.feed(); err != nil {
 		return nil, record, err
 	}
@@ -341,7 +345,7 @@ func (ix *indexing) buildIndex(at meta.Generation, dir string) (file *os.File, r
 		file.Close()
 		return nil, record, err
 	}
-	return file, meta.SnapshotIndex{Version: index.Version, Sum: sum, Length: length, Inodes: f.inodes, Made: o.now()}, nil
+	return file, meta.SnapshotIndex{Version: index.Version, Sum: sum, Length: length, Inodes: f.inodes, Made: k.now()}, nil
 }
 
 // feeder gives a builder all inodes of a snapshot.
@@ -473,14 +477,14 @@ func (f *feeder) extents(n *index.Node) error {
 
 // putIndex writes an index into chunks, which stay open.
 func (ix *indexing) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
-	policy, err := ix.o.policy()
+	policy, err := ix.k.policy()
 	if err != nil {
 		return err
 	}
 	for left := record.Length; left > 0; {
 		n := min(left, indexPart, maxLen(policy, false))
 		if len(record.Parts) == meta.MaxIndexParts {
-			return meta.E("make index", meta.ResourceExceeded, ix.o.subject(), fmt.Errorf("its %d bytes do not fit into %d chunks of at most %d (the volume's --max-chunk): metadata servers answer", record.Length, len(record.Parts), n))
+			return meta.E("make index", meta.ResourceExceeded, ix.k.subject(), fmt.Errorf("its %d bytes do not fit into %d chunks of at most %d (the volume's --max-chunk): metadata servers answer", record.Length, len(record.Parts), n))
 		}
 		id, err := ix.putPart(&policy, io.LimitReader(file, int64(n)), n)
 		if err != nil {
@@ -493,25 +497,25 @@ func (ix *indexing) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
 }
 
 func (ix *indexing) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.ChunkID, err error) {
-	o := ix.o
-	servers, err := o.srv.place(1, policy, placement.Writer{}, nil)
+	k := ix.k
+	servers, err := k.srv.place(1, policy, placement.Writer{}, nil)
 	if err != nil {
 		return id, err
 	}
-	fence := meta.Fence{Term: o.own.Term()}
+	fence := meta.Fence{Term: k.own.Term()}
 	op := &meta.AllocChunks{N: 1, Servers: servers, Fence: fence}
-	o.mu.Lock()
-	if err = o.failed; err == nil {
-		err = o.full(op)
+	k.mu.Lock()
+	if err = k.failed; err == nil {
+		err = k.full(op)
 	}
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return id, err
 	}
-	seq := o.cur.seq
-	res, err := o.run(op, 0)
+	seq := k.cur.seq
+	res, err := k.run(op, 0)
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return id, err
 	}
 	id = res.Chunks[0].ID
@@ -519,17 +523,17 @@ func (ix *indexing) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta
 		ix.parts = map[meta.ChunkID]bool{}
 	}
 	ix.parts[id] = true
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	if err := o.await(o.ctx, wait); err != nil {
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
+	if err := k.await(k.ctx, wait); err != nil {
 		return id, err
 	}
-	rights := capability.Append | capability.Read | o.srv.bulkRights(o.vol)
-	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: o.srv.sign(capability.MaxLife, capability.Claims{
-		Volume: o.vol, Chunk: id, Rights: rights, Fence: fence, MaxLen: n,
-		Client: o.srv.cfg.Identity, Class: policy.Class,
+	rights := capability.Append | capability.Read | k.srv.bulkRights(k.vol)
+	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: k.srv.sign(capability.MaxLife, capability.Claims{
+		Volume: k.vol, Chunk: id, Rights: rights, Fence: fence, MaxLen: n,
+		Client: k.srv.cfg.Identity, Class: policy.Class,
 	})}
-	wrote, err := o.srv.cfg.ChunkWriter.Write(o.ctx, grant, r)
+	wrote, err := k.srv.cfg.ChunkWriter.Write(k.ctx, grant, r)
 	if err == nil && wrote != n {
 		err = meta.E("make index", meta.IO, id.String(), fmt.Errorf("%d bytes were written, not %d", wrote, n))
 	}

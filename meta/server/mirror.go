@@ -32,7 +32,12 @@ const readsHeldUpAtFirst = 250 * time.Millisecond
 
 // mirrorTarget is a volume's state as the target of a mirror. The owner's mu guards it.
 type mirrorTarget struct {
-	o *owner
+	k         *kernel
+	digesting *digesting
+	leases    *leases
+	locks     *locks
+	repairing *repairing
+	snapshots *snapshots
 
 	// shown is the snapshot that readers see if the volume is a mirror's target, else zero.
 	// The journal entry with shown is durable, or about to be.
@@ -46,7 +51,7 @@ type mirrorTarget struct {
 // mirrored returns the generation to answer a read from (zero: the live tree), or a reply with
 // an error, or a channel to wait for. The caller holds the owner's mu.
 func (mt *mirrorTarget) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
-	o := mt.o
+	k := mt.k
 	if mt.fillsNow(s) || mt.shown == 0 && mt.flip == nil {
 		return 0, nil, nil
 	}
@@ -54,10 +59,10 @@ func (mt *mirrorTarget) mirrored(s *session, c *wire.Call) (at meta.Generation, 
 	case mt.flip != nil:
 		return 0, nil, mt.flip
 	case open && c.Want == meta.LeaseExclusive: // to write
-		re, _ = o.refuse(errMirror("open", o))
+		re, _ = refuse(errMirror("open", k))
 		return 0, re, nil
-	case o.snapshots.snapped > o.durable:
-		return 0, nil, o.untilDurable(o.snapshots.snapped)
+	case mt.snapshots.snapped > k.durable:
+		return 0, nil, k.untilDurable(mt.snapshots.snapped)
 	}
 	return mt.shown, nil, nil
 }
@@ -74,61 +79,61 @@ func (mt *mirrorTarget) fillsNow(s *session) bool {
 		return false
 	}
 	if mt.shown != 0 {
-		mt.o.leases.EnterLiveTree(s)
+		mt.leases.EnterLiveTree(s)
 	}
 	return true
 }
 
-func errMirror(op string, o *owner) error {
-	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, whose live tree is the mirror's alone"))
+func errMirror(op string, k *kernel) error {
+	return meta.E(op, meta.ReadOnly, k.subject(), errors.New("it is a mirror's target, whose live tree is the mirror's alone"))
 }
 
 // fills reports whether a session fills the target: the session holds meta.MirrorLock for
 // writing. The caller holds the owner's mu.
 func (mt *mirrorTarget) fills(id meta.SessionID) bool {
-	l, held := mt.o.locks.Get(meta.Lock{Ino: meta.MirrorLock, Flock: true, Type: meta.LockWrite})
+	l, held := mt.locks.Get(meta.Lock{Ino: meta.MirrorLock, Flock: true, Type: meta.LockWrite})
 	return held && l.Type == meta.LockWrite && l.Session == id
 }
 
 func (mt *mirrorTarget) isMirror() bool {
-	mt.o.mu.Lock()
-	defer mt.o.mu.Unlock()
+	mt.k.mu.Lock()
+	defer mt.k.mu.Unlock()
 	return mt.shown != 0
 }
 
 // mayMirror refuses a request about the live tree of a mirror's target from any session but
 // the session filling the target. Errors: ReadOnly.
 func (mt *mirrorTarget) mayMirror(ctx context.Context, sess *session, op string) error {
-	o := mt.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := mt.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if mt.shown == 0 || mt.fills(sess.id) {
 		return nil
 	}
-	return errMirror(op, o)
+	return errMirror(op, k)
 }
 
 // filledBy reports whether the volume is a mirror's target and sess fills it. The caller holds the owner's mu.
 func (mt *mirrorTarget) filledBy(sess *session) bool { return mt.shown != 0 && mt.fills(sess.id) }
 
-func errNoFiller(op string, o *owner) error {
-	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is no mirror's target any more, or another session fills it"))
+func errNoFiller(op string, k *kernel) error {
+	return meta.E(op, meta.ReadOnly, k.subject(), errors.New("it is no mirror's target any more, or another session fills it"))
 }
 
 // mayFill refuses a request reserved for the session filling a target, from any other session
 // or if the volume is no target. Errors: ReadOnly.
 func (mt *mirrorTarget) mayFill(ctx context.Context, sess *session, op string) error {
-	o := mt.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := mt.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if !mt.filledBy(sess) {
-		return errNoFiller(op, o)
+		return errNoFiller(op, k)
 	}
 	return nil
 }
@@ -138,72 +143,72 @@ func (mt *mirrorTarget) mayFill(ctx context.Context, sess *session, op string) e
 // meta.MirrorLock. Errors: NoSuchSnapshot, ReadOnly (the session does not fill the target),
 // Busy (another call of show runs).
 func (mt *mirrorTarget) show(ctx context.Context, sess *session, name string) error {
-	o := mt.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := mt.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
 	op := &meta.SetMirror{}
 	if name != "" {
-		sn, err := o.snapshots.find(name)
+		sn, err := mt.snapshots.find(name)
 		if err != nil {
 			return err
 		}
 		op.Shown = sn.At
 	}
-	o.mu.Lock()
-	if o.failed != nil {
-		defer o.mu.Unlock()
-		return o.failed
+	k.mu.Lock()
+	if k.failed != nil {
+		defer k.mu.Unlock()
+		return k.failed
 	}
 	if !mt.fills(sess.id) {
-		defer o.mu.Unlock()
-		return errMirror("show snapshot", o)
+		defer k.mu.Unlock()
+		return errMirror("show snapshot", k)
 	}
 	if mt.changing {
-		defer o.mu.Unlock()
-		return meta.E("show snapshot", meta.Busy, o.subject(), errors.New("another one is about to be shown"))
+		defer k.mu.Unlock()
+		return meta.E("show snapshot", meta.Busy, k.subject(), errors.New("another one is about to be shown"))
 	}
 	mt.changing = true
 	defer func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
+		k.mu.Lock()
+		defer k.mu.Unlock()
 		mt.changing = false
 	}()
-	o.mu.Unlock()
+	k.mu.Unlock()
 	var wait <-chan struct{}
 	err := mt.whenUnleased(ctx, func() error {
 		if !mt.fills(sess.id) { // the lock may be lost since the check above
-			return errMirror("show snapshot", o)
+			return errMirror("show snapshot", k)
 		}
-		seq := o.cur.seq
-		if _, err := o.run(op, 0); err != nil {
+		seq := k.cur.seq
+		if _, err := k.run(op, 0); err != nil {
 			return err
 		}
 		mt.shown = op.Shown
-		o.leases.OneTree()
-		o.snapshots.snapped = max(o.snapshots.snapped, min(seq, o.newest())) // no reader sees the snapshot before the journal has the entry
-		wait = o.untilDurable(seq)
+		mt.leases.OneTree()
+		mt.snapshots.snapped = max(mt.snapshots.snapped, min(seq, k.newest())) // no reader sees the snapshot before the journal has the entry
+		wait = k.untilDurable(seq)
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if err := o.await(ctx, wait); err != nil {
+	if err := k.await(ctx, wait); err != nil {
 		return err
 	}
-	o.log.Info("readers of the mirror see a new snapshot", "snapshot", name, "generation", op.Shown)
+	k.log.Info("readers of the mirror see a new snapshot", "snapshot", name, "generation", op.Shown)
 	return nil
 }
 
 // whenUnleased runs do, under mu, while no lease is held on the volume.
 func (mt *mirrorTarget) whenUnleased(ctx context.Context, do func() error) error {
-	o := mt.o
+	k := mt.k
 	for hold := readsHeldUpAtFirst; ; hold *= 2 {
-		o.mu.Lock()
-		asked := o.leases.recallEverything()
-		o.mu.Unlock()
+		k.mu.Lock()
+		asked := mt.leases.recallEverything()
+		k.mu.Unlock()
 		for _, answered := range asked {
-			if err := o.await(ctx, answered); err != nil {
+			if err := k.await(ctx, answered); err != nil {
 				return err
 			}
 		}
@@ -217,20 +222,20 @@ func (mt *mirrorTarget) whenUnleased(ctx context.Context, do func() error) error
 // done is false. The session filling a target is not held up, and may get leases at any time
 // except while do runs.
 func (mt *mirrorTarget) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (done bool, err error) {
-	o := mt.o
+	k := mt.k
 	over := make(chan struct{})
-	o.mu.Lock()
+	k.mu.Lock()
 	mt.flip = over
-	o.mu.Unlock()
+	k.mu.Unlock()
 	defer func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
+		k.mu.Lock()
+		defer k.mu.Unlock()
 		mt.flip = nil
 		close(over)
 	}()
 	short, cancel := context.WithTimeout(ctx, hold)
 	defer cancel()
-	err = o.leases.recallAll(short, func() error {
+	err = mt.leases.recallAll(short, func() error {
 		done = true
 		return do()
 	})

@@ -51,9 +51,9 @@ type arrival struct {
 
 // arrived queues the extents of a write to a mirror's target for summing.
 func (mt *mirrorTarget) arrived(w *meta.Write) {
-	o := mt.o
-	d := &o.digesting
-	if !o.srv.digestsHere() {
+	k := mt.k
+	d := mt.digesting
+	if !k.srv.digestsHere() {
 		return
 	}
 	d.mu.Lock()
@@ -67,7 +67,7 @@ func (mt *mirrorTarget) arrived(w *meta.Write) {
 	some := len(d.arrivals) > 0
 	d.mu.Unlock()
 	if some {
-		o.tasks.digests.Wake()
+		k.tasks.digests.Wake()
 	}
 }
 
@@ -100,47 +100,47 @@ func (d *digesting) forgetArrivals() {
 // sumArrivals sums the queued arrivals until the queue is empty or a caller waits for a
 // digest.
 func (mt *mirrorTarget) sumArrivals() (err error) {
-	o := mt.o
-	t := &turn{o: o, arrivals: true}
+	k := mt.k
+	t := &turn{d: mt.digesting, arrivals: true}
 	defer t.leave()
-	o.digesting.digestBusy(true)
-	defer o.digesting.digestBusy(false)
-	if err := t.take(o.ctx, 0, 0); errors.Is(err, errOvertaken) {
+	mt.digesting.digestBusy(true)
+	defer mt.digesting.digestBusy(false)
+	if err := t.take(k.ctx, 0, 0); errors.Is(err, errOvertaken) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	if t.blocks, err = known.Open(o.ctx, o.srv.digestDir(o.vol)); err != nil {
+	if t.blocks, err = known.Open(k.ctx, k.srv.digestDir(k.vol)); err != nil {
 		return err
 	}
 	t.blocks.Growing = t.leave
 	defer func() { err = errors.Join(err, t.blocks.Close()) }()
 	for {
-		a, ok := o.digesting.nextArrival()
+		a, ok := mt.digesting.nextArrival()
 		if !ok {
 			return nil
 		}
 		if err := t.sumArrival(a); err != nil {
 			switch {
-			case o.ctx.Err() != nil:
-				return o.gone()
+			case k.ctx.Err() != nil:
+				return k.gone()
 			case errors.Is(err, errOvertaken):
 				return nil
 			}
 			// The digest reads the blocks later, and reports an error that lasts.
-			o.log.Debug("what arrived could not be summed yet", "inode", a.ino, "error", err)
+			k.log.Debug("what arrived could not be summed yet", "inode", a.ino, "error", err)
 		}
 	}
 }
 
 // sumArrival sums the blocks of the live tree that lie at least partly in an arrival.
 func (t *turn) sumArrival(a arrival) error {
-	o := t.o
+	k := t.d.k
 	ask := func(op meta.Op) (*meta.Result, error) {
-		if err := t.take(o.ctx, 1, 0); err != nil {
+		if err := t.take(k.ctx, 1, 0); err != nil {
 			return nil, err
 		}
-		return o.reading.ask(o.ctx, 0, op, t.leave)
+		return t.d.reading.ask(k.ctx, 0, op, t.leave)
 	}
 	res, err := ask(&meta.GetAttr{Ino: a.ino})
 	if meta.KindOf(err) == meta.Stale {
@@ -185,7 +185,7 @@ func (t *turn) sumBlocks(m *fileMap, lo, hi uint64) error {
 			if _, ok := anyKnown(t.blocks, places); ok {
 				continue
 			}
-			if err := t.take(t.o.ctx, 0, int(n)); err != nil {
+			if err := t.take(t.d.k.ctx, 0, int(n)); err != nil {
 				wg.Wait()
 				return err
 			}
@@ -195,7 +195,7 @@ func (t *turn) sumBlocks(m *fileMap, lo, hi uint64) error {
 				buf := arrivedBuffers.Get().(*[digest.BlockSize]byte)
 				defer arrivedBuffers.Put(buf)
 				p := buf[:n]
-				if b.err = t.o.reading.readMapped(t.o.ctx, m, p, at); b.err == nil {
+				if b.err = t.d.reading.readMapped(t.d.k.ctx, m, p, at); b.err == nil {
 					b.sum = digest.Block(p)
 				}
 			})
@@ -238,7 +238,7 @@ func (t *turn) newVouching() (*vouching, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(t.o.ctx)
+	ctx, cancel := context.WithCancel(t.d.k.ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(vouchers)
 	return &vouching{t: t, proved: proved, group: g, ctx: ctx, cancel: cancel, begun: map[meta.ChunkID]bool{}}, nil
@@ -262,9 +262,9 @@ func (v *vouching) wait(err error) error {
 // rate is the speed limit of one chunk's verification, in bytes a second: all vouchers
 // together verify as fast as the digest may read. Zero: unlimited.
 func (v *vouching) rate() uint64 {
-	d := &v.t.o.srv.digests
+	d := &v.t.d.k.srv.digests
 	lane := &d.background
-	if awaited, unpaced := v.t.o.digesting.isAwaited(v.t.sn.At); unpaced {
+	if awaited, unpaced := v.t.d.isAwaited(v.t.sn.At); unpaced {
 		return 0
 	} else if awaited {
 		lane = &d.awaited
@@ -308,10 +308,10 @@ func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 		} else if ok || e.Chunk.IsZero() {
 			continue
 		}
-		o := v.t.o
-		o.mu.Lock()
-		rec, _, err := namespace.ReadChunk(o.view(), e.Chunk)
-		o.mu.Unlock()
+		k := v.t.d.k
+		k.mu.Lock()
+		rec, _, err := namespace.ReadChunk(k.view(), e.Chunk)
+		k.mu.Unlock()
 		if err != nil || rec.Lost || len(rec.Servers) == 0 {
 			return false
 		}
@@ -321,7 +321,7 @@ func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 		enough := rec.State == meta.ChunkSealed
 		v.begun[e.Chunk] = enough
 		rate := v.rate()
-		vouch := func() error { return o.mirror.vouch(v.ctx, &rec, rate) }
+		vouch := func() error { return v.t.d.mirror.vouch(v.ctx, &rec, rate) }
 		if !v.group.TryGo(vouch) {
 			v.t.leave()
 			v.group.Go(vouch)
@@ -345,7 +345,7 @@ func (mt *mirrorTarget) vouch(ctx context.Context, rec *meta.ChunkRecord, rate u
 		patience += time.Duration(length/rate) * time.Second
 	}
 	for _, id := range rec.Servers {
-		err := mt.o.repairing.verifyReplica(ctx, rec, id, rate, patience)
+		err := mt.repairing.verifyReplica(ctx, rec, id, rate, patience)
 		if err == nil {
 			return nil
 		}

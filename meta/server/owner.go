@@ -80,38 +80,57 @@ type owner struct {
 
 // lodge tells the owner's guests whose guests they are. Each guest has the state and the methods
 // of a task of the owner's, such as compaction. A guest uses the kernel, and the other guests
-// that the guest names; some guests still use the whole owner.
+// that the guest names. Only the quota and rollbacks use the whole owner.
 func (o *owner) lodge() {
-	k := &o.kernel
-	o.openEnds.o, o.snapshots.o, o.usage.o, o.reading.o = o, o, o, o
-	o.mirror.o, o.digesting.o = o, o
-	o.indexing.o, o.promotion.o, o.schedule.o = o, o, o
-	o.groups.o, o.clones.o, o.pinned.o = o, o, o
+	k, leases, faults, mirror := &o.kernel, o.leases, &o.faults, &o.mirror
 	o.quota.o, o.rollbacks.o = o, o
-	o.use = &o.quota
-	o.lost = func(cause error) {
+	k.use = &o.quota
+	k.lost = func(cause error) {
 		o.dismiss("", cause)
 		o.srv.wg.Go(func() { o.srv.retire(o) })
 	}
-	o.checkpoints.k = k
-	o.words.k, o.words.inspection, o.words.leases = k, &o.inspection, o.leases
-	o.sealing.k, o.sealing.words = k, &o.words
+	o.words.k, o.words.inspection, o.words.leases = k, &o.inspection, leases
 	o.foreign.k, o.foreign.sealing = k, &o.sealing
-	cn := &o.compaction
-	cn.k, cn.collection, cn.faults, cn.leases, cn.sealing = k, &o.collection, &o.faults, o.leases, &o.sealing
+	o.checkpoints.k = k
 
-	r := &o.repairing
-	r.k, r.faults, r.sealing, r.stale, r.words = k, &o.faults, &o.sealing, &o.stale, &o.words
-	o.stale.k, o.stale.repairing = k, r
+	// Chunks.
+	o.sealing.k, o.sealing.words = k, &o.words
+	o.stale.k, o.stale.repairing = k, &o.repairing
+	rp := &o.repairing
+	rp.k, rp.faults, rp.sealing, rp.stale, rp.words = k, faults, &o.sealing, &o.stale, &o.words
 	in := &o.inspection
-	in.k, in.checkpoints, in.faults, in.repairing = k, &o.checkpoints, &o.faults, r
+	in.k, in.checkpoints, in.faults, in.repairing = k, &o.checkpoints, faults, &o.repairing
 	in.sealing, in.stale, in.words = &o.sealing, &o.stale, &o.words
 	ls := &o.losses
-	ls.k, ls.faults, ls.inspection = k, &o.faults, in
-	ls.repairing, ls.sealing, ls.stale = r, &o.sealing, &o.stale
-	c := &o.collection
-	c.k, c.checkpoints, c.faults, c.indexing = k, &o.checkpoints, &o.faults, &o.indexing
-	c.repairing, c.sealing = r, &o.sealing
+	ls.k, ls.faults, ls.inspection = k, faults, &o.inspection
+	ls.repairing, ls.sealing, ls.stale = &o.repairing, &o.sealing, &o.stale
+	cl := &o.collection
+	cl.k, cl.checkpoints, cl.faults, cl.indexing = k, &o.checkpoints, faults, &o.indexing
+	cl.repairing, cl.sealing = &o.repairing, &o.sealing
+	c := &o.compaction
+	c.k, c.collection, c.faults, c.leases, c.sealing = k, &o.collection, faults, leases, &o.sealing
+
+	// Snapshots, clones and mirrors.
+	o.openEnds.k, o.openEnds.leases, o.openEnds.sealing = k, leases, &o.sealing
+	o.reading.k, o.reading.foreign = k, &o.foreign
+	o.usage.k, o.usage.leases = k, leases
+	o.pinned.k, o.pinned.mirror, o.pinned.snapshots = k, mirror, &o.snapshots
+	o.schedule.k, o.schedule.mirror, o.schedule.snapshots = k, mirror, &o.snapshots
+	ss := &o.snapshots
+	ss.k, ss.groups, ss.leases, ss.mirror, ss.openEnds = k, &o.groups, leases, mirror, &o.openEnds
+	gs := &o.groups
+	gs.k, gs.clones, gs.leases, gs.openEnds, gs.snapshots = k, &o.clones, leases, &o.openEnds, &o.snapshots
+	d := &o.digesting
+	d.k, d.mirror, d.reading, d.snapshots = k, mirror, &o.reading, &o.snapshots
+	ix := &o.indexing
+	ix.k, ix.digesting, ix.reading, ix.sealing, ix.snapshots = k, &o.digesting, &o.reading, &o.sealing, &o.snapshots
+	cs := &o.clones
+	cs.k, cs.leases, cs.mirror, cs.rollbacks, cs.snapshots = k, leases, mirror, &o.rollbacks, &o.snapshots
+	pr := &o.promotion
+	pr.k, pr.checkpoints, pr.clones, pr.collection = k, &o.checkpoints, &o.clones, &o.collection
+	pr.compaction, pr.foreign, pr.leases, pr.sealing = &o.compaction, &o.foreign, leases, &o.sealing
+	mirror.k, mirror.digesting, mirror.leases, mirror.locks = k, &o.digesting, leases, &o.locks
+	mirror.repairing, mirror.snapshots = &o.repairing, &o.snapshots
 }
 
 // journaled is the part of the volume's state about a session known to the journal.
@@ -175,14 +194,14 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 		if s.ended.Load() {
 			return nil, never // the session's connection is being closed
 		}
-		return o.refuse(o.srv.elsewhere(o.vol))
+		return refuse(o.srv.elsewhere(o.vol))
 	}
 	if k.entry == 0 {
 		k.entry = entry
 	} else if k.entry != entry {
 		// The session ended and entered again while the call waited. The client has already
 		// given up the call.
-		return o.refuse(meta.E("call", meta.SessionExpired, s.name, nil))
+		return refuse(meta.E("call", meta.SessionExpired, s.name, nil))
 	}
 	if o.leaving != nil {
 		return nil, o.leaving // closed if the volume stays; once the volume is gone, retry ends by o.ctx
@@ -202,7 +221,7 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 	return o.query(s, c, k)
 }
 
-func (o *owner) refuse(err error) (*wire.Reply, <-chan struct{}) {
+func refuse(err error) (*wire.Reply, <-chan struct{}) {
 	return &wire.Reply{Status: wire.StatusOf(err)}, nil
 }
 
@@ -231,7 +250,7 @@ func (o *owner) journalSession(s *session) (<-chan struct{}, error) {
 
 func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan struct{}) {
 	if c.ID.IsZero() {
-		return o.refuse(meta.E("call", meta.Protocol, "", errors.New("a mutation without an operation id")))
+		return refuse(meta.E("call", meta.Protocol, "", errors.New("a mutation without an operation id")))
 	}
 	if k.led != nil {
 		if k.led.Seq > o.durable {
@@ -260,7 +279,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		}
 	}
 	if err := o.checkReplay(s, c); err != nil {
-		return o.refuse(err)
+		return refuse(err)
 	}
 	select {
 	case <-o.recovered:
@@ -270,14 +289,14 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		}
 	}
 	if err := o.full(c.Op); err != nil && !c.Replay {
-		return o.refuse(err)
+		return refuse(err)
 	}
 	if !c.Replay && !o.mirror.mayChange(s, c.Op) {
-		return o.refuse(errMirror("change", o))
+		return refuse(errMirror("change", &o.kernel))
 	}
 	if wait, err := o.journalSession(s); wait != nil || err != nil {
 		if err != nil {
-			return o.refuse(err)
+			return refuse(err)
 		}
 		return nil, wait
 	}
@@ -292,13 +311,13 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	}
 	w := &view{k: &o.kernel, session: s.id, squash: s.squash(o.vol), noStreams: !s.streams && !o.srv.cfg.Unsafe.NoStreams}
 	if err := o.leases.leaders.admit(o, s, c.Op); err != nil {
-		return o.refuse(err)
+		return refuse(err)
 	}
 	var orphaned meta.Ino
 	if !o.leases.Alone(s) {
 		wait, ino, err := o.leases.recallFor(s, c.Op, k, w)
 		if err != nil {
-			return o.refuse(err)
+			return refuse(err)
 		}
 		if wait != nil {
 			return nil, wait
@@ -433,10 +452,10 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 			return nil, o.leases.barrier.over
 		}
 		if o.immutable() {
-			return o.refuse(meta.E("open", meta.ReadOnly, o.subject(), errors.New("the volume is immutable")))
+			return refuse(meta.E("open", meta.ReadOnly, o.subject(), errors.New("the volume is immutable")))
 		}
 		if err := o.leases.leaders.check(s, c.Op); err != nil {
-			return o.refuse(err)
+			return refuse(err)
 		}
 	}
 	w := &view{k: &o.kernel, session: s.id}
@@ -456,7 +475,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	}
 	if wait, err := o.foreign.fillPlaces(res); wait != nil || err != nil {
 		if err != nil {
-			return o.refuse(err)
+			return refuse(err)
 		}
 		return nil, wait
 	}

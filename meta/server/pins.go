@@ -14,7 +14,9 @@ import (
 
 // pins keeps the pins of a volume's snapshots, which are records in the store.
 type pins struct {
-	o *owner
+	k         *kernel
+	mirror    *mirrorTarget
+	snapshots *snapshots
 }
 
 // pinSnapshot protects a snapshot from deletion for ttl, for a holder. by is the identity of
@@ -37,7 +39,7 @@ func (pn *pins) pinSnapshot(ctx context.Context, name string, at meta.Generation
 
 // pinnable returns the snapshot with a name and, unless at is zero, with generation at.
 func (pn *pins) pinnable(name string, at meta.Generation) (meta.Snapshot, error) {
-	sn, err := pn.o.snapshots.find(name)
+	sn, err := pn.snapshots.find(name)
 	if err == nil && at != 0 && at != sn.At {
 		err = meta.E("pin snapshot", meta.NoSuchSnapshot, name, errors.New("it was deleted, and another one has its name"))
 	}
@@ -56,7 +58,7 @@ func (pn *pins) unpin(ctx context.Context, sess *session, name, holder string) (
 		return false, err
 	}
 	if sess.who.Role.Granted() && p.By != sess.who.String() {
-		if err := sess.authorize(pn.o.vol, cluster.AdminRights); err != nil {
+		if err := sess.authorize(pn.k.vol, cluster.AdminRights); err != nil {
 			return false, meta.E("unpin snapshot", meta.AccessDenied, holder, fmt.Errorf("it was pinned by %s: %w", p.By, err))
 		}
 	}
@@ -69,34 +71,34 @@ func (pn *pins) unpin(ctx context.Context, sess *session, name, holder string) (
 
 // changePin runs an operation about pins and waits for the journal.
 func (pn *pins) changePin(ctx context.Context, op meta.Op) (*meta.Result, error) {
-	o := pn.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := pn.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return nil, err
 	}
-	o.mu.Lock()
-	if err := o.full(op); err != nil {
-		o.mu.Unlock()
+	k.mu.Lock()
+	if err := k.full(op); err != nil {
+		k.mu.Unlock()
 		return nil, err
 	}
-	seq := o.cur.seq
-	res, err := o.run(op, 0)
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
+	seq := k.cur.seq
+	res, err := k.run(op, 0)
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	return res, o.await(ctx, wait)
+	return res, k.await(ctx, wait)
 }
 
 // pin returns a holder's pin unless the pin has surely ended.
 func (pn *pins) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err error) {
-	o := pn.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return p, false, o.failed
+	k := pn.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return p, false, k.failed
 	}
-	all, err := namespace.Pins(o.view(), o.now())
+	all, err := namespace.Pins(k.view(), k.now())
 	i := slices.IndexFunc(all, func(p meta.Pin) bool { return p.Snapshot == at && p.Holder == holder })
 	if err != nil || i < 0 {
 		return p, false, err
@@ -111,7 +113,7 @@ func pinInfo(p meta.Pin) meta.PinInfo {
 // listPins adds the pins to their snapshots, as many as fit into a page, and counts the other
 // pins in MorePins. The caller holds the owner's mu.
 func (pn *pins) listPins(l []meta.SnapshotInfo) error {
-	all, err := namespace.Pins(pn.o.view(), pn.o.now())
+	all, err := namespace.Pins(pn.k.view(), pn.k.now())
 	left := pageBytes
 	for _, p := range all {
 		i := slices.IndexFunc(l, func(s meta.SnapshotInfo) bool { return s.At == p.Snapshot })
@@ -130,22 +132,22 @@ func (pn *pins) listPins(l []meta.SnapshotInfo) error {
 
 // mayGo refuses the deletion of a volume of which a snapshot is pinned.
 func (pn *pins) mayGo(ctx context.Context) error {
-	o := pn.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := pn.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil {
-		return o.failed
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return k.failed
 	}
-	if o.mirror.shown != 0 {
-		return meta.E("delete volume", meta.Busy, o.subject(), errors.New("it is a mirror's target: 'penstock mirror delete' comes first"))
+	if pn.mirror.shown != 0 {
+		return meta.E("delete volume", meta.Busy, k.subject(), errors.New("it is a mirror's target: 'penstock mirror delete' comes first"))
 	}
-	all, err := namespace.Pins(o.view(), o.now())
+	all, err := namespace.Pins(k.view(), k.now())
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	return meta.E("delete volume", meta.Busy, o.subject(), fmt.Errorf("snapshots of it are pinned, one by %s until %s: 'penstock pin list' shows them",
+	return meta.E("delete volume", meta.Busy, k.subject(), fmt.Errorf("snapshots of it are pinned, one by %s until %s: 'penstock pin list' shows them",
 		all[0].Holder, time.Unix(0, int64(all[0].Until)).UTC().Format(time.RFC3339)))
 }

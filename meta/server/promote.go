@@ -43,7 +43,14 @@ const (
 
 // promotion is the progress of the work, and its rate.
 type promotion struct {
-	o *owner
+	k           *kernel
+	checkpoints *checkpoints
+	clones      *clones
+	collection  *collection
+	compaction  *compaction
+	foreign     *foreign
+	leases      *leases
+	sealing     *sealing
 
 	copied, left atomic.Uint64
 
@@ -67,18 +74,18 @@ var errHeld = errors.New("clients that are away, or can't commit, have cached th
 // promote begins a promotion, or returns the progress of a promotion under way. rate, unless
 // nil, holds from now on. Errors: Invalid (the rate), Busy (the volume has clones itself).
 func (pr *promotion) promote(ctx context.Context, rate *uint64) (meta.PromoteStatus, error) {
-	o := pr.o
+	k := pr.k
 	const op = "promote volume"
 	if rate != nil && *rate != 0 && *rate < meta.MinPromoteRate {
 		return meta.PromoteStatus{}, meta.E(op, meta.Invalid, "", fmt.Errorf("a rate of %d: it is 0 or at least %d bytes a second", *rate, meta.MinPromoteRate))
 	}
-	if err := o.await(ctx, o.recovered); err != nil {
+	if err := k.await(ctx, k.recovered); err != nil {
 		return meta.PromoteStatus{}, err
 	}
-	o.clones.one.Lock()
-	defer o.clones.one.Unlock()
-	c := o.srv.cfg.Cluster
-	row, err := c.Volume(ctx, o.vol)
+	pr.clones.one.Lock()
+	defer pr.clones.one.Unlock()
+	c := k.srv.cfg.Cluster
+	row, err := c.Volume(ctx, k.vol)
 	if err != nil {
 		return meta.PromoteStatus{}, err
 	}
@@ -91,12 +98,12 @@ func (pr *promotion) promote(ctx context.Context, rate *uint64) (meta.PromoteSta
 		if err != nil {
 			return meta.PromoteStatus{}, err
 		}
-		if names := clonesIn(all, o.vol, 0); len(names) > 0 {
+		if names := clonesIn(all, k.vol, 0); len(names) > 0 {
 			return meta.PromoteStatus{}, meta.E(op, meta.Busy, row.Name, fmt.Errorf("its own clones need its origin, too: %s; promote or delete the clones first", strings.Join(names, ", ")))
 		}
 	}
 	if !begun || rate != nil && *rate != row.Origin.Rate {
-		if row, err = c.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+		if row, err = c.UpdateVolume(ctx, k.vol, func(v *cluster.Volume) error {
 			if v.Origin != nil {
 				v.Origin.Promoting = true
 				if rate != nil {
@@ -110,10 +117,10 @@ func (pr *promotion) promote(ctx context.Context, rate *uint64) (meta.PromoteSta
 		if row.Origin == nil { // the promotion ended just now
 			return meta.PromoteStatus{Done: true, Copied: pr.copied.Load()}, nil
 		}
-		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot, "rate", row.Origin.Rate)
+		k.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot, "rate", row.Origin.Rate)
 	}
 	pr.rate.Store(row.Origin.Rate)
-	o.tasks.promotion.Wake()
+	k.tasks.promotion.Wake()
 	return meta.PromoteStatus{Copied: pr.copied.Load(), Left: pr.left.Load(), Rate: row.Origin.Rate}, nil
 }
 
@@ -140,14 +147,14 @@ func (pr *promotion) promoteTurn(ctx context.Context, n uint64) error {
 
 // rolledBack waits until the volume is not being rolled back.
 func (pr *promotion) rolledBack(ctx context.Context) error {
-	o := pr.o
-	o.mu.Lock()
-	closed := o.closed
-	o.mu.Unlock()
+	k := pr.k
+	k.mu.Lock()
+	closed := k.closed
+	k.mu.Unlock()
 	if closed == nil {
 		return nil
 	}
-	return o.await(ctx, closed)
+	return k.await(ctx, closed)
 }
 
 // newPromotionTask returns the task that continues a promotion, after promote and after the
@@ -174,11 +181,11 @@ func newPromotionTask(o *owner) *task.Task {
 // and sets the rate from the row. clones.one is held meanwhile, so that a rate set by promote at
 // the same time is stored later, and stays.
 func (pr *promotion) toPromote() (*cluster.Origin, error) {
-	o := pr.o
-	o.clones.one.Lock()
-	defer o.clones.one.Unlock()
+	k := pr.k
+	pr.clones.one.Lock()
+	defer pr.clones.one.Unlock()
 	defer pr.looks.Add(1)
-	row, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
+	row, err := k.srv.cfg.Cluster.Volume(k.ctx, k.vol)
 	if err != nil || row.Origin == nil || !row.Origin.Promoting {
 		return nil, err
 	}
@@ -187,27 +194,27 @@ func (pr *promotion) toPromote() (*cluster.Origin, error) {
 }
 
 func (pr *promotion) setPromoting(yes bool) {
-	pr.o.mu.Lock()
+	pr.k.mu.Lock()
 	pr.busy = yes
-	pr.o.mu.Unlock()
+	pr.k.mu.Unlock()
 }
 
 // step runs an operation of the owner and waits for the journal.
 func (pr *promotion) step(ctx context.Context, op meta.Op) (*meta.Result, error) {
-	o := pr.o
-	o.mu.Lock()
-	seq := o.cur.seq
-	res, err := o.run(op, 0)
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
+	k := pr.k
+	k.mu.Lock()
+	seq := k.cur.seq
+	res, err := k.run(op, 0)
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	return res, o.await(ctx, wait)
+	return res, k.await(ctx, wait)
 }
 
 func (pr *promotion) promoteAll(ctx context.Context, origin *cluster.Origin) error {
-	o := pr.o
+	k := pr.k
 	var base meta.Generation
 	for sweep := (&meta.SweepClone{}); ; {
 		res, err := pr.step(ctx, sweep)
@@ -237,33 +244,33 @@ func (pr *promotion) promoteAll(ctx context.Context, origin *cluster.Origin) err
 		switch {
 		case errors.Is(err, errHeld):
 			select {
-			case <-time.After(o.srv.cfg.SessionTTL):
+			case <-time.After(k.srv.cfg.SessionTTL):
 			case <-ctx.Done():
-				return o.gone()
+				return k.gone()
 			}
 		case err != nil && !errors.Is(err, errRolled):
 			return err
 		}
 	}
-	o.tasks.usage.Wake()
+	k.tasks.usage.Wake()
 	if _, err := pr.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
 		return err
 	}
 	// From now on, the state loaded by other servers is the clone's own.
-	if err := o.settled(ctx); err != nil {
+	if err := k.settled(ctx); err != nil {
 		return err
 	}
-	if err := o.checkpoints.checkpoint(ctx); err != nil {
+	if err := pr.checkpoints.checkpoint(ctx); err != nil {
 		return err
 	}
-	if _, err := o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error { v.Origin = nil; return nil }); err != nil {
+	if _, err := k.srv.cfg.Cluster.UpdateVolume(ctx, k.vol, func(v *cluster.Volume) error { v.Origin = nil; return nil }); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	o.foreign.clone = false
-	o.mu.Unlock()
-	o.log.Info("the clone was promoted", "copied", pr.copied.Load())
-	o.srv.settleOrigin(ctx, origin)
+	k.mu.Lock()
+	pr.foreign.clone = false
+	k.mu.Unlock()
+	k.log.Info("the clone was promoted", "copied", pr.copied.Load())
+	k.srv.settleOrigin(ctx, origin)
 	return nil
 }
 
@@ -271,20 +278,20 @@ func (pr *promotion) promoteAll(ctx context.Context, origin *cluster.Origin) err
 // generation, none can come later, since only existing data can be copied by reference.
 // Errors: errHeld, errRolled.
 func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
-	o := pr.o
-	if err := o.settled(ctx); err != nil {
+	k := pr.k
+	if err := k.settled(ctx); err != nil {
 		return false, err
 	}
-	o.mu.Lock()
-	if o.ctx.Err() != nil || o.stClosed {
-		o.mu.Unlock()
-		return false, o.gone()
+	k.mu.Lock()
+	if k.ctx.Err() != nil || k.stClosed {
+		k.mu.Unlock()
+		return false, k.gone()
 	}
-	o.wg.Hold() // the store stays open meanwhile
-	defer o.wg.Release()
-	frozen := o.st.Freeze()
-	beyond := o.leases.AllOutOfReach(time.Now(), isAway)
-	o.mu.Unlock()
+	k.wg.Hold() // the store stays open meanwhile
+	defer k.wg.Release()
+	frozen := k.st.Freeze()
+	beyond := pr.leases.AllOutOfReach(time.Now(), isAway)
+	k.mu.Unlock()
 	refs := map[meta.ChunkID][]namespace.ForeignExtent{}
 	n, left := 0, uint64(0)
 	err = namespace.ForeignExtents(frozen, func(e namespace.ForeignExtent) bool {
@@ -293,7 +300,7 @@ func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
 			refs[e.Chunk] = append(refs[e.Chunk], e)
 			n++
 		}
-		return o.ctx.Err() == nil
+		return k.ctx.Err() == nil
 	})
 	if err = errors.Join(err, frozen.Close()); err != nil {
 		return false, err
@@ -315,15 +322,15 @@ func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
 		for some < min(len(ids), most) && ids[some].Volume == ids[0].Volume {
 			some++
 		}
-		places, err := o.srv.placesIn(ctx, ids[0].Volume, ids[:some], true)
+		places, err := k.srv.placesIn(ctx, ids[0].Volume, ids[:some], true)
 		if err != nil {
 			return false, err
 		}
 		for _, p := range places {
 			// A file may have got out of reach since, while an earlier chunk was copied.
-			o.mu.Lock()
-			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return o.leases.outOfReach(e.Ino) })
-			o.mu.Unlock()
+			k.mu.Lock()
+			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return pr.leases.outOfReach(e.Ino) })
+			k.mu.Unlock()
 			if len(reach) == 0 {
 				continue
 			}
@@ -340,9 +347,9 @@ func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
 // the original, and swaps the extents. Errors: errRolled (a rollback began: the collector
 // seals the unfinished chunk, which is garbage).
 func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) (err error) {
-	o := pr.o
+	k := pr.k
 	const op = "promote volume"
-	m := o.srv.servers()
+	m := k.srv.servers()
 	var servers []meta.ServerID
 	for _, id := range from.Servers {
 		if s, ok := m.Server(id); ok && s.State == placement.Live {
@@ -352,39 +359,39 @@ func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs 
 	if len(servers) == 0 || !from.Sealed {
 		return meta.E(op, meta.Unavailable, from.ID.String(), fmt.Errorf("it lies on %v, sealed: %v", from.Servers, from.Sealed))
 	}
-	policy, err := o.policy()
+	policy, err := k.policy()
 	if err != nil {
 		return err
 	}
 	runs := union(refs)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	o.mu.Lock()
-	if o.closed != nil {
-		o.mu.Unlock()
+	k.mu.Lock()
+	if k.closed != nil {
+		k.mu.Unlock()
 		return errRolled // before a chunk is open, or the rollback would wait for it
 	}
-	seq := o.cur.seq
-	fence := meta.Fence{Term: o.own.Term()}
-	res, err := o.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
+	seq := k.cur.seq
+	fence := meta.Fence{Term: k.own.Term()}
+	res, err := k.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return err
 	}
 	target := res.Chunks[0].ID
-	o.collection.filling[target], pr.stop = true, stop
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
+	pr.collection.filling[target], pr.stop = true, stop
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
 	defer func() {
-		o.mu.Lock()
-		delete(o.collection.filling, target)
+		k.mu.Lock()
+		delete(pr.collection.filling, target)
 		pr.stop = nil
-		o.mu.Unlock()
+		k.mu.Unlock()
 		if err != nil && context.Cause(ctx) == errRolled {
 			err = errRolled
 		}
 	}()
-	if err := o.await(ctx, wait); err != nil {
+	if err := k.await(ctx, wait); err != nil {
 		return err
 	}
 	class := classOn(m, servers, policy.Class)
@@ -406,7 +413,7 @@ func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs 
 		if err := pr.promoteTurn(ctx, length-order.Length); err != nil {
 			return err
 		}
-		if err := o.compaction.copyOn(ctx, servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
+		if err := pr.compaction.copyOn(ctx, servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
 			return err // the collector seals the unfinished chunk, which is garbage
 		}
 	}
@@ -425,7 +432,7 @@ func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs 
 			}
 		}
 	}
-	_, err = o.sealing.seal(ctx, target, nil)
+	_, err = pr.sealing.seal(ctx, target, nil)
 	return err
 }
 
@@ -459,7 +466,7 @@ func union(refs []namespace.ForeignExtent) (runs []meta.CopyRun) {
 // adopt1 swaps extents of an inode. Sessions that cached the extents' places are asked to drop
 // them first, as for compaction.
 func (pr *promotion) adopt1(ino meta.Ino, l []meta.Adopted) error {
-	res, err := pr.o.compaction.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
+	res, err := pr.compaction.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
 	if err == nil {
 		pr.copied.Add(res.Off)
 		pr.left.Add(-min(res.Off, pr.left.Load()))

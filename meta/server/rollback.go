@@ -240,7 +240,7 @@ func (rb *rollbacks) mayRoll(sess *session, how rollHow) error {
 		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
 	case how.filler && !o.mirror.filledBy(sess):
 		// A filler that slept may find a volume with other writers.
-		err = errNoFiller("roll back", o)
+		err = errNoFiller("roll back", &o.kernel)
 	case !how.force && len(o.sessions) > 0:
 		err = meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("in use by %s: end that, or force it", rb.users()))
 	}

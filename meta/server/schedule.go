@@ -130,7 +130,9 @@ const (
 
 // schedule is the schedule of a volume's snapshots. Guarded by the owner's mu.
 type schedule struct {
-	o *owner
+	k         *kernel
+	mirror    *mirrorTarget
+	snapshots *snapshots
 
 	keep  string    // the rules as read from the volume's row
 	read  time.Time // when keep was read; zero: read again
@@ -175,25 +177,25 @@ func staysOpen(every time.Duration, volumes int) bool {
 // scheduleChanged makes the owner read the changed schedule from the row again. (After two
 // concurrent changes only the row shows the last.)
 func (sc *schedule) scheduleChanged() {
-	o := sc.o
-	o.mu.Lock()
+	k := sc.k
+	k.mu.Lock()
 	sc.read, sc.going = time.Time{}, scheduling{}
 	sc.set++
-	o.mu.Unlock()
-	o.tasks.snapshots.Wake()
+	k.mu.Unlock()
+	k.tasks.snapshots.Wake()
 }
 
 // readSchedule returns the schedule, from the row if the last read is older than scheduleRead
 // or if the schedule was changed.
 func (sc *schedule) readSchedule() (string, error) {
-	o := sc.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k := sc.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	for sc.read.IsZero() || time.Since(sc.read) >= scheduleRead {
 		set := sc.set
-		o.mu.Unlock()
-		v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
-		o.mu.Lock()
+		k.mu.Unlock()
+		v, err := k.srv.cfg.Cluster.Volume(k.ctx, k.vol)
+		k.mu.Lock()
 		if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 			return "", err
 		}
@@ -207,25 +209,25 @@ func (sc *schedule) readSchedule() (string, error) {
 // takeDue takes the due snapshot, except during the pause after a failed try, and returns the
 // time until the next look.
 func (sc *schedule) takeDue(every time.Duration) time.Duration {
-	o := sc.o
-	o.mu.Lock()
+	k := sc.k
+	k.mu.Lock()
 	wait := time.Until(sc.going.next)
-	o.mu.Unlock()
+	k.mu.Unlock()
 	if wait > 0 {
 		return wait
 	}
-	_, _, err := o.snapshots.take(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}, takeHow{})
-	if o.ctx.Err() != nil {
+	_, _, err := sc.snapshots.take(k.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}, takeHow{})
+	if k.ctx.Err() != nil {
 		return scheduleRead
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	switch {
 	case errors.Is(err, meta.Exists): // a snapshot of another schedule, of this second
 		return time.Second
 	case err != nil:
 		wait = sc.going.failed(err, time.Now(), every)
-		o.log.Warn("a due snapshot could not be taken", "error", err, "tries", sc.going.tries, "again in", wait)
+		k.log.Warn("a due snapshot could not be taken", "error", err, "tries", sc.going.tries, "again in", wait)
 		return wait
 	}
 	sc.going = scheduling{}
@@ -235,33 +237,33 @@ func (sc *schedule) takeDue(every time.Duration) time.Duration {
 // keepSchedule takes and deletes the due snapshots, and returns the time until more can be
 // due.
 func (sc *schedule) keepSchedule() time.Duration {
-	o := sc.o
+	k := sc.k
 	text, err := sc.readSchedule()
 	if err != nil {
 		return scheduleRetry
 	}
 	rules, err := parseKeep(text)
 	if err != nil {
-		o.log.Error("the schedule of snapshots can't be read", "error", err)
+		k.log.Error("the schedule of snapshots can't be read", "error", err)
 	}
-	if o.mirror.isMirror() {
+	if sc.mirror.isMirror() {
 		rules = nil // a mirror is being filled; each complete state has a snapshot
 	}
 	if len(rules) == 0 {
-		o.mu.Lock()
+		k.mu.Lock()
 		sc.open, sc.going = false, scheduling{}
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return scheduleRead
 	}
 	every := finest(rules)
 	volumes := 0
-	if view := o.srv.cfg.Cluster.View(); view != nil {
+	if view := k.srv.cfg.Cluster.View(); view != nil {
 		volumes = len(view.Volumes)
 	}
-	o.mu.Lock()
+	k.mu.Lock()
 	sc.open = staysOpen(every, volumes)
-	o.mu.Unlock()
-	all, err := o.snapshots.list()
+	k.mu.Unlock()
+	all, err := sc.snapshots.list()
 	if err != nil {
 		return scheduleRetry
 	}
@@ -271,19 +273,19 @@ func (sc *schedule) keepSchedule() time.Duration {
 	if due {
 		wait = min(wait, sc.takeDue(every))
 	} else {
-		o.mu.Lock()
+		k.mu.Lock()
 		sc.going = scheduling{} // the failed snapshot was taken after all
-		o.mu.Unlock()
+		k.mu.Unlock()
 	}
 	for _, s := range unwanted {
-		ctx, cancel := context.WithTimeout(o.ctx, scheduleRetry)
-		err := o.snapshots.deleteGeneration(ctx, s)
+		ctx, cancel := context.WithTimeout(k.ctx, scheduleRetry)
+		err := sc.snapshots.deleteGeneration(ctx, s)
 		switch {
-		case err == nil || o.ctx.Err() != nil:
+		case err == nil || k.ctx.Err() != nil:
 		case errors.Is(err, meta.Busy):
-			o.log.Debug("a snapshot that the schedule keeps no longer is needed still", "name", s.Name, "error", err)
+			k.log.Debug("a snapshot that the schedule keeps no longer is needed still", "name", s.Name, "error", err)
 		default:
-			o.log.Warn("a snapshot beyond the schedule's keep could not be deleted", "name", s.Name, "error", err)
+			k.log.Warn("a snapshot beyond the schedule's keep could not be deleted", "name", s.Name, "error", err)
 		}
 		cancel()
 	}
@@ -296,7 +298,7 @@ func (sc *schedule) setSchedule(ctx context.Context, keep string) error {
 	if _, err := parseKeep(keep); err != nil {
 		return err
 	}
-	if _, err := sc.o.srv.cfg.Cluster.UpdateVolume(ctx, sc.o.vol, func(v *cluster.Volume) error { v.Keep = keep; return nil }); err != nil {
+	if _, err := sc.k.srv.cfg.Cluster.UpdateVolume(ctx, sc.k.vol, func(v *cluster.Volume) error { v.Keep = keep; return nil }); err != nil {
 		return err
 	}
 	sc.scheduleChanged()

@@ -81,7 +81,11 @@ func endsOpen(op meta.Op) bool {
 // snapshots takes, finds and deletes the snapshots of a volume, which are records in the store.
 // The owner's mu guards the fields.
 type snapshots struct {
-	o *owner
+	k        *kernel
+	groups   *groupSnapshots
+	leases   *leases
+	mirror   *mirrorTarget
+	openEnds *openEnds
 
 	snapped meta.Seq // last entry that takes or deletes a snapshot
 	// unanswered maps each snapshot taken by this owner to the files with leases not given back
@@ -95,8 +99,8 @@ type snapshots struct {
 // now; or, in strict mode, some files are only as last synced), ReadOnly (how.filler does not
 // fill this target), NotOwner.
 func (ss *snapshots) take(ctx context.Context, op *meta.TakeSnapshot, how takeHow) (meta.Snapshot, unanswered, error) {
-	o := ss.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := ss.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return meta.Snapshot{}, unanswered{}, err
 	}
 	began := time.Now()
@@ -116,17 +120,17 @@ func (ss *snapshots) take(ctx context.Context, op *meta.TakeSnapshot, how takeHo
 				defer time.AfterFunc(barrierSeals, end).Stop()
 			}
 			if serr := p.seals.wait(); err == nil && serr != nil {
-				err = o.openEnds.cantSettle(serr)
+				err = ss.openEnds.cantSettle(serr)
 			}
 			if err == nil && try == barrierTries {
-				err = meta.E("take snapshot", meta.Unavailable, o.subject(), errors.New("files are still being appended to"))
+				err = meta.E("take snapshot", meta.Unavailable, k.subject(), errors.New("files are still being appended to"))
 			}
 			if err == nil {
 				continue
 			}
 		}
 		if err == nil {
-			err = o.await(ctx, p.durable)
+			err = k.await(ctx, p.durable)
 		}
 		if err != nil {
 			return meta.Snapshot{}, p.late, err
@@ -135,12 +139,12 @@ func (ss *snapshots) take(ctx context.Context, op *meta.TakeSnapshot, how takeHo
 		if err != nil {
 			return sn, p.late, err
 		}
-		o.tasks.digests.Wake()
+		k.tasks.digests.Wake()
 		level := slog.LevelInfo
 		if p.late.files > 0 {
 			level = slog.LevelWarn
 		}
-		o.log.Log(ctx, level, "snapshot taken", "name", op.Name, "generation", p.res.Off, "written", p.written, "unanswered", p.late.files, "by", p.late.clients,
+		k.log.Log(ctx, level, "snapshot taken", "name", op.Name, "generation", p.res.Off, "written", p.written, "unanswered", p.late.files, "by", p.late.clients,
 			"held", held.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
 		return sn, p.late, nil
 	}
@@ -161,7 +165,7 @@ func (ss *snapshots) taken(at meta.Generation, name string) (meta.Snapshot, erro
 
 // notDropped refuses the name of a deleted snapshot kept only for its clones or pins.
 func (ss *snapshots) notDropped(ctx context.Context, name string) error {
-	o := ss.o
+	k := ss.k
 	sn, err := ss.find(name)
 	if errors.Is(err, meta.NoSuchSnapshot) {
 		return nil // the snapshot was deleted meanwhile
@@ -169,20 +173,20 @@ func (ss *snapshots) notDropped(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	all, err := o.srv.cfg.Cluster.Volumes(ctx)
-	if err != nil || !isDropped(all, o.vol, sn.At) {
+	all, err := k.srv.cfg.Cluster.Volumes(ctx)
+	if err != nil || !isDropped(all, k.vol, sn.At) {
 		return err
 	}
 	why := "pins"
-	if names := clonesIn(all, o.vol, sn.At); len(names) > 0 {
+	if names := clonesIn(all, k.vol, sn.At); len(names) > 0 {
 		why = "clones: " + strings.Join(names, ", ")
 	}
 	return meta.E("take snapshot", meta.Exists, name, fmt.Errorf("it was deleted, but keeps its name as long as it has %s", why))
 }
 
 func (oe *openEnds) cantSettle(err error) error {
-	o := oe.o
-	return meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
+	k := oe.k
+	return meta.E("take snapshot", meta.Unavailable, k.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
 }
 
 // passage is the result of raising the barrier once.
@@ -201,70 +205,70 @@ type passage struct {
 // throughBarrier raises the barrier, and takes a snapshot behind the barrier. sealing is the
 // context of the seals.
 func (ss *snapshots) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
-	o := ss.o
-	if err := o.leases.lockWithoutBarrier(ctx, nil); err != nil {
+	k := ss.k
+	if err := ss.leases.lockWithoutBarrier(ctx, nil); err != nil {
 		return p, err
 	}
 	// A request refused in any case, or run before, raises no barrier.
 	if p.res, err = ss.mayTake(op); err != nil || p.res != nil {
-		p.durable = o.untilDurable(ss.snapped)
+		p.durable = k.untilDurable(ss.snapped)
 		if p.res != nil {
 			p.before = true
 			p.late = ss.unanswered[meta.Generation(p.res.Off)]
 		}
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return p, err
 	}
 	began := time.Now()
-	b := o.leases.raiseBarrier(barrierWait)
-	p.written = o.leases.Exclusive()
-	o.mu.Unlock()
+	b := ss.leases.raiseBarrier(barrierWait)
+	p.written = ss.leases.Exclusive()
+	k.mu.Unlock()
 
-	p.late, err = o.leases.recallWriters(ctx, b.patience)
-	o.mu.Lock()
+	p.late, err = ss.leases.recallWriters(ctx, b.patience)
+	k.mu.Lock()
 	defer func() {
-		o.leases.lowerBarrier()
+		ss.leases.lowerBarrier()
 		p.held = time.Since(began)
-		o.mu.Unlock()
+		k.mu.Unlock()
 	}()
 	if err == nil && how.strict && p.late.files > 0 {
-		err = meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", p.late))
+		err = meta.E("take snapshot", meta.Unavailable, k.subject(), fmt.Errorf("not all written bytes have arrived yet: %v", p.late))
 	}
 	if err == nil {
-		p.seals, err = o.openEnds.cut(sealing, b)
+		p.seals, err = ss.openEnds.cut(sealing, b)
 	}
 	if err == nil {
-		err = o.failed
+		err = k.failed
 	}
-	if err == nil && how.filler != nil && !o.mirror.filledBy(how.filler) {
-		err = errNoFiller("take snapshot", o) // other sessions may have written since the barrier
+	if err == nil && how.filler != nil && !ss.mirror.filledBy(how.filler) {
+		err = errNoFiller("take snapshot", k) // other sessions may have written since the barrier
 	}
 	if err != nil || p.seals != nil {
 		return p, err
 	}
-	seq := o.cur.seq
-	if p.res, err = o.run(op, 0); err != nil {
+	seq := k.cur.seq
+	if p.res, err = k.run(op, 0); err != nil {
 		return p, err
 	}
 	p.late.known = true
 	ss.unanswered[meta.Generation(p.res.Off)] = p.late
-	ss.snapped = max(ss.snapped, min(seq, o.newest()))
-	p.durable = o.untilDurable(seq)
+	ss.snapped = max(ss.snapped, min(seq, k.newest()))
+	p.durable = k.untilDurable(seq)
 	return p, nil
 }
 
 // mayTake refuses a snapshot impossible even without open files. If the operation ran before,
 // mayTake returns its result. The caller holds mu.
 func (ss *snapshots) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) {
-	o := ss.o
-	if o.failed != nil {
-		return nil, o.failed
+	k := ss.k
+	if k.failed != nil {
+		return nil, k.failed
 	}
-	res, effects, err := namespace.Execute(o.view(), o.context(0), op)
+	res, effects, err := namespace.Execute(k.view(), k.context(0), op)
 	if err == nil && len(effects) == 0 {
 		return res, nil // the repeated operation takes no room
 	}
-	if err := o.full(op); err != nil {
+	if err := k.full(op); err != nil {
 		return nil, err
 	}
 	if errors.Is(err, meta.Busy) {
@@ -278,12 +282,12 @@ func (ss *snapshots) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err er
 // take longer than barrierHeld, cutOpenEnds returns the running seals. The caller holds mu;
 // cutOpenEnds unlocks mu while waiting.
 func (oe *openEnds) cut(sealing context.Context, b *barrier) (goOn *seals, err error) {
-	o := oe.o
+	k := oe.k
 	over := time.NewTimer(barrierHeld)
 	defer over.Stop()
 	for {
 		var open []meta.ChunkID
-		if err := namespace.OpenEnded(o.view(), func(_ meta.Ino, c meta.ChunkRecord) bool {
+		if err := namespace.OpenEnded(k.view(), func(_ meta.Ino, c meta.ChunkRecord) bool {
 			open = append(open, c.ID)
 			return true
 		}); err != nil {
@@ -293,13 +297,13 @@ func (oe *openEnds) cut(sealing context.Context, b *barrier) (goOn *seals, err e
 			return nil, nil
 		}
 		b.cut = true
-		s := o.sealing.sealThese(sealing, open)
-		o.mu.Unlock()
+		s := oe.sealing.sealThese(sealing, open)
+		k.mu.Unlock()
 		select {
 		case <-s.done:
-			o.mu.Lock()
+			k.mu.Lock()
 		case <-over.C:
-			o.mu.Lock()
+			k.mu.Lock()
 			return s, nil
 		}
 		if err := s.wait(); err != nil {
@@ -313,7 +317,7 @@ func (oe *openEnds) cut(sealing context.Context, b *barrier) (goOn *seals, err e
 // after a change of owner. The caller holds mu.
 func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{}) {
 	if c.Op.Code().Mutates() {
-		return o.refuse(meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed")))
+		return refuse(meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed")))
 	}
 	if o.snapshots.snapped > o.durable {
 		return nil, o.untilDurable(o.snapshots.snapped)
@@ -322,11 +326,11 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 	q.At = c.At
 	res, err := namespace.Query(&view{k: &o.kernel, session: s.id}, q, c.Op)
 	if err != nil {
-		return o.refuse(err)
+		return refuse(err)
 	}
 	if wait, err := o.foreign.fillPlaces(res); wait != nil || err != nil {
 		if err != nil {
-			return o.refuse(err)
+			return refuse(err)
 		}
 		return nil, wait
 	}
@@ -345,25 +349,25 @@ func (ss *snapshots) list() ([]meta.Snapshot, error) {
 // shownSnapshots is snapshots, and also returns the generation shown to readers of a mirror;
 // zero if the volume is no mirror's target.
 func (ss *snapshots) listShown() ([]meta.Snapshot, meta.Generation, error) {
-	o := ss.o
+	k := ss.k
 	for {
-		o.mu.Lock()
-		if o.failed != nil {
-			o.mu.Unlock()
-			return nil, 0, o.failed
+		k.mu.Lock()
+		if k.failed != nil {
+			k.mu.Unlock()
+			return nil, 0, k.failed
 		}
-		if ss.snapped <= o.durable {
-			all, err := namespace.Snapshots(o.view())
-			shown := o.mirror.shown
-			o.mu.Unlock()
+		if ss.snapped <= k.durable {
+			all, err := namespace.Snapshots(k.view())
+			shown := ss.mirror.shown
+			k.mu.Unlock()
 			if err == nil {
-				all, err = o.groups.decided(all)
+				all, err = ss.groups.decided(all)
 			}
 			return all, shown, err
 		}
-		wait := o.untilDurable(ss.snapped)
-		o.mu.Unlock()
-		if err := o.await(o.ctx, wait); err != nil {
+		wait := k.untilDurable(ss.snapped)
+		k.mu.Unlock()
+		if err := k.await(k.ctx, wait); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -455,14 +459,14 @@ func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) err
 // snapshotUse counts the bytes held by snapshots, in the state at one journal entry; changes
 // go on meanwhile. The state includes every operation answered before the call.
 func (su *snapshotUsage) count(ctx context.Context, drop []string) (*meta.SnapshotUse, error) {
-	o := su.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := su.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return nil, err
 	}
-	if err := o.settled(ctx); err != nil {
+	if err := k.settled(ctx); err != nil {
 		return nil, err
 	}
-	view, release, err := o.freezeState(ctx, &checking{})
+	view, release, err := k.freezeState(ctx, &checking{})
 	if err != nil {
 		return nil, err
 	}
@@ -484,9 +488,9 @@ const countFor = 2 * time.Second
 // countHeld adds to a list the exact number of bytes held by snapshots alone. If the count
 // takes longer than countFor, the list keeps the owner's running sum.
 func (su *snapshotUsage) countHeld(ctx context.Context, l *meta.SnapshotList) {
-	o := su.o
+	k := su.k
 	select {
-	case <-o.recovered:
+	case <-k.recovered:
 	default:
 		return // a list of snapshots is no reason to end sessions
 	}
@@ -494,7 +498,7 @@ func (su *snapshotUsage) countHeld(ctx context.Context, l *meta.SnapshotList) {
 	defer cancel()
 	u, err := su.count(ctx, nil)
 	if err != nil {
-		o.log.Debug("what snapshots alone hold was not counted for a list of them", "error", err)
+		k.log.Debug("what snapshots alone hold was not counted for a list of them", "error", err)
 		return
 	}
 	l.Held, l.Counted = u.Alone, true

@@ -23,7 +23,8 @@ const (
 
 // snapshotUsage counts the bytes held by snapshots.
 type snapshotUsage struct {
-	o *owner
+	k      *kernel
+	leases *leases
 }
 
 // newUsageTask counts whenever the stored count is stale.
@@ -43,18 +44,18 @@ func newUsageTask(o *owner) *task.Task {
 
 // tallyOnce counts if the stored count is stale. again: a further count is needed.
 func (su *snapshotUsage) tallyOnce() (again bool, err error) {
-	o := su.o
-	o.mu.Lock()
-	is, err := namespace.Tallied(o.view())
-	o.mu.Unlock()
+	k := su.k
+	k.mu.Lock()
+	is, err := namespace.Tallied(k.view())
+	k.mu.Unlock()
 	if err != nil || !is.Stale {
 		return false, err
 	}
-	if err := o.settled(o.ctx); err != nil {
+	if err := k.settled(k.ctx); err != nil {
 		return false, err
 	}
 	began := time.Now()
-	v, release, err := o.freezeState(o.ctx, &checking{})
+	v, release, err := k.freezeState(k.ctx, &checking{})
 	if err != nil {
 		return false, err
 	}
@@ -64,29 +65,29 @@ func (su *snapshotUsage) tallyOnce() (again bool, err error) {
 	if err != nil || op == nil {
 		return op == nil, err
 	}
-	if err = o.leases.durably(o.ctx, op); meta.KindOf(err) == meta.Again {
+	if err = su.leases.durably(k.ctx, op); meta.KindOf(err) == meta.Again {
 		return true, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if is, err = namespace.Tallied(o.view()); err != nil {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if is, err = namespace.Tallied(k.view()); err != nil {
 		return false, err
 	}
-	o.log.Info("the bytes that only snapshots hold were counted", "bytes", is.Alone, "took", time.Since(began).Round(time.Millisecond))
+	k.log.Info("the bytes that only snapshots hold were counted", "bytes", is.Alone, "took", time.Since(began).Round(time.Millisecond))
 	return is.Stale, nil
 }
 
 // uncounted reports whether snapshots currently count with more bytes than the snapshots hold,
 // and starts a new count. The caller holds mu.
 func (su *snapshotUsage) stale() bool {
-	o := su.o
-	is, err := namespace.Tallied(o.view())
+	k := su.k
+	is, err := namespace.Tallied(k.view())
 	if err != nil || !is.InForce || !is.Stale {
 		return false
 	}
-	o.tasks.usage.Wake()
+	k.tasks.usage.Wake()
 	return true
 }

@@ -50,15 +50,15 @@ func newSnapshotTask(o *owner) *task.Task {
 // dropUntil dissolves deleted snapshots until again, or until the task is woken. more: deleted
 // snapshots may be left.
 func (ss *snapshots) dropUntil(again time.Time) (more bool, err error) {
-	o := ss.o
+	k := ss.k
 	for {
-		if more, err = ss.dropSome(); !more || err != nil || o.ctx.Err() != nil {
+		if more, err = ss.dropSome(); !more || err != nil || k.ctx.Err() != nil {
 			return false, err
 		}
 		if !time.Now().Before(again) {
 			return true, nil
 		}
-		if o.tasks.snapshots.Woken() { // the schedule may have changed
+		if k.tasks.snapshots.Woken() { // the schedule may have changed
 			return true, nil
 		}
 	}
@@ -90,9 +90,9 @@ func (o *owner) snapshotWork() bool {
 // later. at is the snapshot's generation, or zero if the caller knows only the name. Errors:
 // NoSuchSnapshot, Busy (a rollback to the snapshot is running, or the snapshot is pinned).
 func (ss *snapshots) delete(ctx context.Context, name string, at meta.Generation) (meta.Snapshot, error) {
-	o := ss.o
+	k := ss.k
 	sn := meta.Snapshot{Name: name, At: at}
-	if err := o.await(ctx, o.recovered); err != nil {
+	if err := k.await(ctx, k.recovered); err != nil {
 		return sn, err
 	}
 	all, err := ss.list()
@@ -124,64 +124,64 @@ func (ss *snapshots) delete(ctx context.Context, name string, at meta.Generation
 // deleteGeneration deletes a known snapshot by generation: a newer snapshot of the same name
 // stays. Errors: Busy. An already deleted snapshot is no error.
 func (ss *snapshots) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
-	o := ss.o
-	if err := o.await(ctx, o.recovered); err != nil {
+	k := ss.k
+	if err := k.await(ctx, k.recovered); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	seq := o.cur.seq
-	if _, err := o.run(&meta.DropSnapshot{At: sn.At, Max: 1}, 0); err != nil {
-		o.mu.Unlock()
+	k.mu.Lock()
+	seq := k.cur.seq
+	if _, err := k.run(&meta.DropSnapshot{At: sn.At, Max: 1}, 0); err != nil {
+		k.mu.Unlock()
 		return err
 	}
-	delete(o.groups.known, sn.Group)
-	ss.snapped = max(ss.snapped, min(seq, o.newest()))
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	if err := o.await(ctx, wait); err != nil {
+	delete(ss.groups.known, sn.Group)
+	ss.snapped = max(ss.snapped, min(seq, k.newest()))
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
+	if err := k.await(ctx, wait); err != nil {
 		return err
 	}
-	o.log.Info("a snapshot was deleted: its bytes are freed in the background", "name", sn.Name, "generation", sn.At)
-	o.tasks.snapshots.Wake()
-	o.tasks.usage.Wake() // the snapshot may be dissolved already
+	k.log.Info("a snapshot was deleted: its bytes are freed in the background", "name", sn.Name, "generation", sn.At)
+	k.tasks.snapshots.Wake()
+	k.tasks.usage.Wake() // the snapshot may be dissolved already
 	return nil
 }
 
 // dropSome dissolves a bounded part of a deleted snapshot and waits for the journal. more:
 // further parts may be left.
 func (ss *snapshots) dropSome() (more bool, err error) {
-	o := ss.o
-	o.mu.Lock()
-	if o.failed != nil {
-		defer o.mu.Unlock()
-		return false, o.failed
+	k := ss.k
+	k.mu.Lock()
+	if k.failed != nil {
+		defer k.mu.Unlock()
+		return false, k.failed
 	}
-	all, err := namespace.Snapshots(o.view())
+	all, err := namespace.Snapshots(k.view())
 	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Deleting })
 	if err != nil || i < 0 {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return false, err
 	}
-	seq := o.cur.seq
-	res, err := o.run(&meta.DropSnapshot{At: all[i].At, Max: dropStep}, 0)
+	seq := k.cur.seq
+	res, err := k.run(&meta.DropSnapshot{At: all[i].At, Max: dropStep}, 0)
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return false, fmt.Errorf("deleting snapshot %s: %w", all[i].Name, err)
 	}
 	ss.freed += res.Off
 	if res.EOF {
-		o.log.Info("a deleted snapshot is gone", "name", all[i].Name, "generation", all[i].At, "freed", ss.freed)
+		k.log.Info("a deleted snapshot is gone", "name", all[i].Name, "generation", all[i].At, "freed", ss.freed)
 		ss.freed = 0
 		delete(ss.unanswered, all[i].At)
 	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	if err := o.await(o.ctx, wait); err != nil {
+	wait := k.untilDurable(seq)
+	k.mu.Unlock()
+	if err := k.await(k.ctx, wait); err != nil {
 		return false, err
 	}
-	o.tasks.collection.Wake()
+	k.tasks.collection.Wake()
 	if res.EOF {
-		o.tasks.usage.Wake()
+		k.tasks.usage.Wake()
 	}
 	return true, nil
 }
