@@ -22,9 +22,9 @@ type barrier struct {
 	frozen bool
 }
 
-// lockWithoutBarrier locks mu at a moment when no barrier is up and every session may enter,
-// or when enough, if not nil, returns true; enough is called with mu held. With an error, mu
-// is not locked.
+// lockWithoutBarrier locks mu at a moment when no barrier is up and every session may enter, or
+// when enough, if not nil, returns true; enough is called with the owner's mu held. With an
+// error, mu is not locked.
 func (l *leases) lockWithoutBarrier(ctx context.Context, enough func() bool) error {
 	k := l.k
 	k.mu.Lock()
@@ -42,14 +42,14 @@ func (l *leases) lockWithoutBarrier(ctx context.Context, enough func() bool) err
 	return nil
 }
 
-// raiseBarrier puts a barrier up. No barrier may be up. The caller holds mu.
+// raiseBarrier puts a barrier up. No barrier may be up. The caller holds the owner's mu.
 func (l *leases) raiseBarrier(patience time.Duration) *barrier {
 	l.barrier = &barrier{over: make(chan struct{}), patience: patience}
 	l.RaiseBarrier()
 	return l.barrier
 }
 
-// lowerBarrier takes the barrier down. The caller holds mu.
+// lowerBarrier takes the barrier down. The caller holds the owner's mu.
 func (l *leases) lowerBarrier() {
 	over := l.barrier.over
 	l.barrier = nil
@@ -106,7 +106,7 @@ func (l *leases) recallWriters(ctx context.Context, patience time.Duration) (lat
 }
 
 // stillOut counts the files with an exclusive lease, and names some holders. The caller holds
-// mu.
+// the owner's mu.
 func (l *leases) stillOut() (u unanswered) {
 	if l.NoRecall {
 		return u // no lease was recalled

@@ -85,7 +85,7 @@ func (cps *checkpoints) maybeCheckpoint() {
 }
 
 // startCheckpoint makes a checkpoint in the background if none is being made. The caller holds
-// mu.
+// the owner's mu.
 func (cps *checkpoints) startCheckpoint() {
 	k := cps.k
 	if cps.making || k.failed != nil {

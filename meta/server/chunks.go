@@ -283,7 +283,7 @@ func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (met
 // listPage is how many replicas are asked for, and looked up, at a time.
 const listPage = 1024
 
-// ordering is how a server is given an order: Server.Order or owner.order.
+// ordering is how a server is given an order: Server.Order or kernel.order.
 type ordering func(ctx context.Context, id meta.ServerID, o meta.Order) (meta.OrderResult, error)
 
 // listReplicas gives page a server's replicas of a volume, some at a time. Only without an
@@ -406,14 +406,11 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	if err != nil {
 		return nil, err
 	}
-	seq := o.cur.seq
-	res, err := o.run(&meta.AllocChunks{N: uint32(n), Own: own, Servers: servers, Fence: meta.Fence{Term: o.own.Term()}}, s.id)
+	res, wait, err := o.start(&meta.AllocChunks{N: uint32(n), Own: own, Servers: servers, Fence: meta.Fence{Term: o.own.Term()}}, s.id)
+	o.mu.Unlock()
 	if err != nil {
-		o.mu.Unlock()
 		return nil, err
 	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
 	if err := o.await(s.ctx, wait); err != nil {
 		return nil, err
 	}
@@ -533,7 +530,7 @@ type collection struct {
 }
 
 // abandoned lists the open chunks that no session, compaction or indexing holds. files counts
-// the listed chunks with a file's open end, of unknown length. The caller holds mu.
+// the listed chunks with a file's open end, of unknown length. The caller holds the owner's mu.
 func (cl *collection) abandoned() (ids []meta.ChunkID, files int, err error) {
 	k := cl.k
 	err = namespace.AllOpenChunks(k.view(), func(c meta.ChunkRecord, file meta.Ino) bool {

@@ -149,7 +149,7 @@ type clones struct {
 // name), NotSupported (volumes are attached inside this volume), ResourceExceeded (too many
 // clones, or too many files were unlinked and open when the snapshot was taken), Busy (the
 // volume is being promoted), ReadOnly (a mirror's target, and no snapshot named), and those of
-// takeSnapshot.
+// snapshots.take.
 func (cl *clones) makeClone(ctx context.Context, name, snapshot string, token uint64) (cluster.Volume, error) {
 	k := cl.k
 	c := k.srv.cfg.Cluster
@@ -423,7 +423,7 @@ func (cl *clones) cloneGone(ctx context.Context) error {
 	return err
 }
 
-// deleteUnpinned is deleteSnapshot for requests. If clones need the snapshot, the error names
+// deleteUnpinned is snapshots.delete for requests. If clones need the snapshot, the error names
 // the clones; with later, the snapshot is deleted with the last of these clones.
 func (cl *clones) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (meta.SnapshotInfo, error) {
 	k := cl.k

@@ -86,7 +86,7 @@ type compaction struct {
 	seen     meta.Seq                  // the newest entry at the last look that joined all fragments
 	passed   map[meta.ChunkID]struct{} // not worth copying at a look (a snapshot keeps some of each, say): skipped
 	vain     time.Time                 // until when passed chunks are skipped
-	heldBack bool                      // the last look left extents: see owner.outOfReach; guarded by the owner's mu
+	heldBack bool                      // the last look left extents: see leases.outOfReach; guarded by the owner's mu
 
 	files, fragments atomic.Uint64 // to be joined, as of the last walk
 	looks            atomic.Uint64 // looks begun
@@ -791,15 +791,13 @@ func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 		k.mu.Unlock()
 		return err
 	}
-	seq := k.cur.seq
-	res, err := k.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: f.fence}, 0)
+	res, wait, err := k.start(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: f.fence}, 0)
 	if err != nil {
 		k.mu.Unlock()
 		return err
 	}
 	f.target = res.Chunks[0].ID
 	f.collection.filling[f.target] = true
-	wait := k.untilDurable(seq)
 	k.mu.Unlock()
 	return k.await(k.ctx, wait)
 }
@@ -900,11 +898,11 @@ func (f *filler) swap(some []move) (moved int, err error) {
 // bytes are to be moved.
 const moveWait = 2 * time.Second
 
-// swapped runs an operation that changes where bytes of a file lie. The owner first recalls
-// the leases of sessions that cached the file's extents: they commit buffered writes, and drop
-// the cache. No client loses bytes: a session that can't commit in time keeps its lease, and
-// the file stays as before. swapped calls make with mu held, when no session has a lease on
-// the file. Errors: Again (a session with a lease is away or does not give the lease up, for
+// swapped runs an operation that changes where bytes of a file lie. The owner first recalls the
+// leases of sessions that cached the file's extents: they commit buffered writes, and drop the
+// cache. No client loses bytes: a session that can't commit in time keeps its lease, and the
+// file stays as before. swapped calls make with the owner's mu held, when no session has a lease
+// on the file. Errors: Again (a session with a lease is away or does not give the lease up, for
 // an unknown time), and make's.
 func (c *compaction) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Result, error) {
 	k := c.k

@@ -29,7 +29,7 @@ import (
 //   - its volume is to be rolled back or deleted;
 //   - its process is known to be gone, or it was late for longer than it is kept.
 //
-// The owner's background work ends no session: see owner.askInBackground.
+// The owner's background work ends no session: see leases.askInBackground.
 
 const (
 	// DefaultCourtesy is how long the server keeps the session of a silent client.

@@ -486,10 +486,8 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	}
 	t.leave()
 	k.mu.Lock()
-	seq := k.cur.seq
 	op := &meta.SetDigest{At: sn.At, Digest: meta.SnapshotDigest{Version: digest.Version, Sum: sum, Made: k.now(), Inodes: p.Inodes, Bytes: p.Bytes, Read: p.Read}}
-	_, err = k.run(op, 0)
-	wait := k.untilDurable(seq)
+	_, wait, err := k.start(op, 0)
 	k.mu.Unlock()
 	if err != nil {
 		return err
@@ -500,108 +498,6 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	}
 	if err := v.proved.Keep(); err != nil && k.ctx.Err() == nil {
 		k.log.Warn("the digests of the verified blocks could not be recorded", "error", err)
-	}
-	return nil
-}
-
-// snapshotReading reads the tree and the files of a volume at a snapshot.
-type snapshotReading struct {
-	k       *kernel
-	foreign *foreign
-}
-
-// askAt reads the namespace at a snapshot. It calls waiting before each wait for the owners of
-// other volumes.
-func (sr *snapshotReading) ask(ctx context.Context, at meta.Generation, op meta.Op, waiting func()) (*meta.Result, error) {
-	k := sr.k
-	for {
-		res, wait, err := sr.try(at, op)
-		if err != nil || wait == nil {
-			return res, err
-		}
-		waiting()
-		if err := k.await(ctx, wait); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// tryAt reads the namespace at a snapshot. If places of a clone's chunks in other volumes are
-// unknown, it returns a channel to wait for before the next try.
-func (sr *snapshotReading) try(at meta.Generation, op meta.Op) (*meta.Result, <-chan struct{}, error) {
-	k := sr.k
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.failed != nil {
-		return nil, nil, k.failed
-	}
-	q := k.context(0)
-	q.At = at
-	res, err := namespace.Query(k.view(), q, op)
-	if err != nil {
-		return nil, nil, err
-	}
-	wait, err := sr.foreign.fillPlaces(res)
-	return res, wait, err
-}
-
-// readAt reads bytes of a file. ask answers questions about the file's tree.
-func (sr *snapshotReading) readAt(ctx context.Context, ask func(context.Context, meta.Op) (*meta.Result, error), ino meta.Ino, p []byte, off uint64) error {
-	var m fileMap
-	if err := m.ask(func(op meta.Op) (*meta.Result, error) { return ask(ctx, op) }, ino, off, off+uint64(len(p))); err != nil {
-		return err
-	}
-	return sr.readMapped(ctx, &m, p, off)
-}
-
-// fileMap says where a part of a file lies.
-type fileMap struct {
-	extents []meta.Extent // in order, holes left out
-	inline  []byte        // the file's first bytes
-	places  map[meta.ChunkID]meta.ChunkPlace
-}
-
-// ask fills in the map of the bytes [off, end).
-func (m *fileMap) ask(ask func(meta.Op) (*meta.Result, error), ino meta.Ino, off, end uint64) error {
-	m.places = map[meta.ChunkID]meta.ChunkPlace{}
-	for off < end {
-		res, err := ask(&meta.Open{Ino: ino, Off: off, Len: end - off})
-		if err != nil {
-			return err
-		}
-		m.inline = res.Data
-		for _, pl := range res.Places {
-			m.places[pl.ID] = pl
-		}
-		m.extents = append(m.extents, res.Extents...)
-		if res.EOF || len(res.Extents) == 0 {
-			break
-		}
-		off = m.extents[len(m.extents)-1].End()
-	}
-	return nil
-}
-
-// readMapped reads bytes of a file from the chunks that the map names. Holes read as zeros.
-func (sr *snapshotReading) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64) error {
-	k := sr.k
-	clear(p)
-	if off < uint64(len(m.inline)) {
-		copy(p, m.inline[off:])
-	}
-	end := off + uint64(len(p))
-	for _, e := range m.extents {
-		lo, hi := max(e.Off, off), min(e.End(), end)
-		if e.Chunk.IsZero() || lo >= hi {
-			continue
-		}
-		pl, ok := m.places[e.Chunk]
-		if !ok {
-			return meta.E("digest", meta.Unavailable, k.subject(), fmt.Errorf("the place of chunk %v is not known", e.Chunk))
-		}
-		if err := k.srv.cfg.Chunks.ReadAt(ctx, pl, p[lo-off:hi-off], e.ChunkOff+lo-e.Off); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -52,10 +52,10 @@ type openEnds struct {
 }
 
 // endWriting runs end at a moment when no client holds uncommitted writes, no file has an open
-// end, and no client may begin to write: end must make sure that no client may write
-// afterwards. end runs without mu. With how.force or how.goesOn, end runs despite clients that
-// can't commit in time. Errors: Unavailable (a client did not commit its writes, or a chunk
-// left open can't be sealed), and end's.
+// end, and no client may begin to write: end must make sure that no client may write afterwards.
+// end runs without the owner's mu. With how.force or how.goesOn, end runs despite clients that
+// can't commit in time. Errors: Unavailable (a client did not commit its writes, or a chunk left
+// open can't be sealed), and end's.
 func (oe *openEnds) endWriting(ctx context.Context, how writingEnd, end func() error) error {
 	k := oe.k
 	if k.srv.cfg.Unsafe.NoRecall {
@@ -130,4 +130,44 @@ func (oe *openEnds) endBehindBarrier(ctx, sealing context.Context, how writingEn
 func (o *owner) immutable() bool {
 	p, err := namespace.Policy(o.view())
 	return err == nil && p.Immutable
+}
+
+// cut seals the open chunks at the ends of files. If cut returns neither seals
+// nor an error, no file is open-ended, and none becomes so before the mu is released. If the
+// seals take longer than barrierHeld, cut returns the running seals. The caller holds
+// the owner's mu; cut unlocks the mu while waiting.
+func (oe *openEnds) cut(sealing context.Context, b *barrier) (goOn *seals, err error) {
+	k := oe.k
+	over := time.NewTimer(barrierHeld)
+	defer over.Stop()
+	for {
+		var open []meta.ChunkID
+		if err := namespace.OpenEnded(k.view(), func(_ meta.Ino, c meta.ChunkRecord) bool {
+			open = append(open, c.ID)
+			return true
+		}); err != nil {
+			return nil, err
+		}
+		if len(open) == 0 {
+			return nil, nil
+		}
+		b.cut = true
+		s := oe.sealing.sealThese(sealing, open)
+		k.mu.Unlock()
+		select {
+		case <-s.done:
+			k.mu.Lock()
+		case <-over.C:
+			k.mu.Lock()
+			return s, nil
+		}
+		if err := s.wait(); err != nil {
+			return nil, oe.cantSettle(err)
+		}
+	}
+}
+
+func (oe *openEnds) cantSettle(err error) error {
+	k := oe.k
+	return meta.E("take snapshot", meta.Unavailable, k.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
 }

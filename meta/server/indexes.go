@@ -261,15 +261,7 @@ func (ix *indexing) makeIndex(at meta.Generation) (err error) {
 	if err := ix.putIndex(file, &record); err != nil {
 		return err
 	}
-	k.mu.Lock()
-	seq := k.cur.seq
-	_, err = k.run(&meta.SetIndex{At: at, Index: record}, 0)
-	wait := k.untilDurable(seq)
-	k.mu.Unlock()
-	if err == nil {
-		err = k.await(k.ctx, wait)
-	}
-	if err != nil {
+	if _, err = k.do(k.ctx, &meta.SetIndex{At: at, Index: record}, nil); err != nil {
 		return err
 	}
 	for _, p := range record.Parts {
@@ -512,8 +504,7 @@ func (ix *indexing) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta
 		k.mu.Unlock()
 		return id, err
 	}
-	seq := k.cur.seq
-	res, err := k.run(op, 0)
+	res, wait, err := k.start(op, 0)
 	if err != nil {
 		k.mu.Unlock()
 		return id, err
@@ -523,7 +514,6 @@ func (ix *indexing) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta
 		ix.parts = map[meta.ChunkID]bool{}
 	}
 	ix.parts[id] = true
-	wait := k.untilDurable(seq)
 	k.mu.Unlock()
 	if err := k.await(k.ctx, wait); err != nil {
 		return id, err

@@ -111,7 +111,7 @@ type ticket struct {
 	holders map[meta.Ino][]meta.SessionID
 	room    roomSearch
 	growth  growthWait
-	// entry is the session's entry number when the call came; see owner.entered.
+	// entry is the session's entry number when the call came; see kernel.entered.
 	entry uint64
 	// led is the reply to a Lead that was executed and waits for the journal. The session may
 	// acknowledge the entry before the next attempt, so that its kept replies lack this one.
@@ -145,7 +145,8 @@ func (l *leases) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Re
 // recallFor recalls the leases of other sessions on the inodes that op will change. If op
 // changes read times only, other sessions keep shared leases, although such a session may then
 // report an older read time from its cache. recallFor also returns the inode whose last name op
-// may remove, and notes in k the sessions holding a lease on the inode. Caller holds mu.
+// may remove, and notes in k the sessions holding a lease on the inode. The caller holds the
+// owner's mu.
 func (l *leases) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-chan struct{}, orphaned meta.Ino, err error) {
 	inos, err := namespace.Touched(w, op)
 	if err != nil {
@@ -187,7 +188,7 @@ func (l *leases) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-c
 	return nil, r.Attr.Ino, nil
 }
 
-// grantFor grants leases on the inodes in a mutation's reply. Caller holds mu.
+// grantFor grants leases on the inodes in a mutation's reply. The caller holds the owner's mu.
 func (l *leases) grantFor(s *session, c *wire.Call, res *meta.Result, re *wire.Reply) {
 	if c.Want == meta.LeaseNone {
 		return
@@ -213,7 +214,8 @@ func (l *leases) grantFor(s *session, c *wire.Call, res *meta.Result, re *wire.R
 }
 
 // grantNames grants a shared lease on the directory of a Lookup that found no entry, or of a
-// Create that found the name taken. So the client may cache the answer. Caller holds mu.
+// Create that found the name taken. So the client may cache the answer. The caller holds the
+// owner's mu.
 func (l *leases) grantNames(s *session, op meta.Op, re *wire.Reply) {
 	switch m := op.(type) {
 	case *meta.Lookup:
@@ -226,7 +228,7 @@ func (l *leases) grantNames(s *session, op meta.Op, re *wire.Reply) {
 // giveAgain gives a session the exclusive leases recalled by a barrier, unless another session
 // would have to give something up. Changes to such a file by other sessions since, durable or
 // not, need no check: another session would first have recalled the rest of this session's
-// lease. The caller holds mu.
+// lease. The caller holds the owner's mu.
 func (l *leases) giveAgain(s *session, inos []meta.Ino, re *wire.Reply) {
 	for _, ino := range inos[:min(len(inos), meta.MaxAlso)] {
 		if l.WasExclusive(s, ino) && l.leaders.check(s, &meta.Open{Ino: ino}) == nil {
@@ -266,18 +268,17 @@ func (l *leases) durably(ctx context.Context, op meta.Op) error {
 			return err
 		}
 	}
-	seq := k.cur.seq
-	if _, err := k.run(op, 0); err != nil {
+	_, wait, err := k.start(op, 0)
+	if err != nil {
 		return err
 	}
-	wait := k.untilDurable(seq)
 	k.mu.Unlock()
-	err := k.await(ctx, wait)
+	err = k.await(ctx, wait)
 	k.mu.Lock()
 	return err
 }
 
-// recallAll takes back every lease on the volume, and runs do under mu while nothing
+// recallAll takes back every lease on the volume, and runs do under the owner's mu while nothing
 // is leased.
 func (l *leases) recallAll(ctx context.Context, do func() error) error {
 	k := l.k

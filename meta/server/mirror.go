@@ -200,7 +200,7 @@ func (mt *mirrorTarget) show(ctx context.Context, sess *session, name string) er
 	return nil
 }
 
-// whenUnleased runs do, under mu, while no lease is held on the volume.
+// whenUnleased runs do, under the owner's mu, while no lease is held on the volume.
 func (mt *mirrorTarget) whenUnleased(ctx context.Context, do func() error) error {
 	k := mt.k
 	for hold := readsHeldUpAtFirst; ; hold *= 2 {

@@ -75,30 +75,21 @@ func (pn *pins) changePin(ctx context.Context, op meta.Op) (*meta.Result, error)
 	if err := k.await(ctx, k.recovered); err != nil {
 		return nil, err
 	}
-	k.mu.Lock()
-	if err := k.full(op); err != nil {
-		k.mu.Unlock()
-		return nil, err
-	}
-	seq := k.cur.seq
-	res, err := k.run(op, 0)
-	wait := k.untilDurable(seq)
-	k.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	return res, k.await(ctx, wait)
+	return k.do(ctx, op, func() error { return k.full(op) })
+}
+
+// all lists the pins that have not surely ended.
+func (pn *pins) all() (all []meta.Pin, err error) {
+	err = pn.k.read(func(v *view) (err error) {
+		all, err = namespace.Pins(v, pn.k.now())
+		return err
+	})
+	return all, err
 }
 
 // pin returns a holder's pin unless the pin has surely ended.
 func (pn *pins) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err error) {
-	k := pn.k
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.failed != nil {
-		return p, false, k.failed
-	}
-	all, err := namespace.Pins(k.view(), k.now())
+	all, err := pn.all()
 	i := slices.IndexFunc(all, func(p meta.Pin) bool { return p.Snapshot == at && p.Holder == holder })
 	if err != nil || i < 0 {
 		return p, false, err

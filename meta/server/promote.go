@@ -201,16 +201,7 @@ func (pr *promotion) setPromoting(yes bool) {
 
 // step runs an operation of the owner and waits for the journal.
 func (pr *promotion) step(ctx context.Context, op meta.Op) (*meta.Result, error) {
-	k := pr.k
-	k.mu.Lock()
-	seq := k.cur.seq
-	res, err := k.run(op, 0)
-	wait := k.untilDurable(seq)
-	k.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	return res, k.await(ctx, wait)
+	return pr.k.do(ctx, op, nil)
 }
 
 func (pr *promotion) promoteAll(ctx context.Context, origin *cluster.Origin) error {
@@ -371,16 +362,14 @@ func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs 
 		k.mu.Unlock()
 		return errRolled // before a chunk is open, or the rollback would wait for it
 	}
-	seq := k.cur.seq
 	fence := meta.Fence{Term: k.own.Term()}
-	res, err := k.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
+	res, wait, err := k.start(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
 	if err != nil {
 		k.mu.Unlock()
 		return err
 	}
 	target := res.Chunks[0].ID
 	pr.collection.filling[target], pr.stop = true, stop
-	wait := k.untilDurable(seq)
 	k.mu.Unlock()
 	defer func() {
 		k.mu.Lock()

@@ -160,7 +160,7 @@ type roomSearch struct {
 
 // unheard reports whether silent sessions hold promises: each such session renews in a moment,
 // or ends. unheard marks late sessions as wanted, so that these sessions end. The caller holds
-// mu.
+// the owner's mu.
 func (q *volumeQuota) unheard() (yes bool) {
 	o := q.o
 	for s := range o.entered {
@@ -261,8 +261,8 @@ func (q *volumeQuota) serveReserve(s *session, id uint64, m *wire.Reserve) {
 	})
 }
 
-// giveBack books the bytes given back by a request, and the answer to a round. The caller
-// holds mu.
+// giveBack books the bytes given back by a request, and the answer to a round. The caller holds
+// the owner's mu.
 func (q *volumeQuota) giveBack(s *session, m *wire.Reserve) {
 	if _, ok := q.o.entered[s]; !ok || q.o.failed != nil {
 		return

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -571,20 +570,14 @@ func (rp *repairing) fresh(f meta.Fence) meta.Fence {
 // fence of the copies' orders. Without servers, the record marks the chunk as lost.
 func (rp *repairing) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID, fence meta.Fence) error {
 	k := rp.k
-	k.mu.Lock()
-	if k.failed != nil || k.leaving != nil {
-		k.mu.Unlock()
-		return cmp.Or(k.failed, errLeaving)
-	}
-	seq := k.cur.seq
-	_, err := k.run(&meta.SetReplicas{Chunk: rec.ID, Expect: rec.Servers, Servers: servers, Fence: fence, Lost: len(servers) == 0}, 0)
-	if err != nil {
-		k.mu.Unlock()
-		return err
-	}
-	wait := k.untilDurable(seq)
-	k.mu.Unlock()
-	return k.await(ctx, wait)
+	op := &meta.SetReplicas{Chunk: rec.ID, Expect: rec.Servers, Servers: servers, Fence: fence, Lost: len(servers) == 0}
+	_, err := k.do(ctx, op, func() error {
+		if k.failed == nil && k.leaving != nil {
+			return errLeaving
+		}
+		return k.failed
+	})
+	return err
 }
 
 // look asks the servers of all replicas marked as bad, and returns the state of all replicas.

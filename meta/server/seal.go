@@ -134,13 +134,11 @@ func (sl *sealing) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, e
 			return rec, err
 		}
 	}
-	seq := k.cur.seq
-	if _, err := k.run(&meta.SealChunk{Chunk: id, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers, Lost: end.Lost > 0}, 0); err != nil {
-		k.mu.Unlock()
+	_, wait, err := k.start(&meta.SealChunk{Chunk: id, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers, Lost: end.Lost > 0}, 0)
+	k.mu.Unlock()
+	if err != nil {
 		return rec, err
 	}
-	wait := k.untilDurable(seq)
-	k.mu.Unlock()
 	if err := k.await(ctx, wait); err != nil {
 		return rec, err
 	}
@@ -155,7 +153,7 @@ func (sl *sealing) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, e
 	k.tasks.collection.Wake()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	rec, _, err := namespace.ReadChunk(k.view(), id)
+	rec, _, err = namespace.ReadChunk(k.view(), id)
 	if errors.Is(err, meta.NoSuchChunk) {
 		// Nothing referred to the chunk, so the chunk is being deleted.
 		now.State = meta.ChunkDeleting

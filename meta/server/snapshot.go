@@ -49,7 +49,7 @@ const (
 	barrierTries = 4
 )
 
-// takeHow are the options of takeSnapshot.
+// takeHow are the options of snapshots.take.
 type takeHow struct {
 	// filler, if not nil, is the caller's session; the session must be filling this mirror's
 	// target when the snapshot is taken.
@@ -94,7 +94,7 @@ type snapshots struct {
 	freed      uint64 // bytes freed by the deletion of a snapshot under way
 }
 
-// takeSnapshot takes a snapshot, and returns which files the snapshot has only as last synced.
+// take takes a snapshot, and returns which files the snapshot has only as last synced.
 // Errors: the errors of meta.TakeSnapshot; Unavailable (a client's open chunk can't be sealed
 // now; or, in strict mode, some files are only as last synced), ReadOnly (how.filler does not
 // fill this target), NotOwner.
@@ -150,7 +150,7 @@ func (ss *snapshots) take(ctx context.Context, op *meta.TakeSnapshot, how takeHo
 	}
 }
 
-// snapshotOf finds the snapshot just taken, by generation.
+// taken finds the snapshot just taken, by generation.
 func (ss *snapshots) taken(at meta.Generation, name string) (meta.Snapshot, error) {
 	all, err := ss.list()
 	if err != nil {
@@ -182,11 +182,6 @@ func (ss *snapshots) notDropped(ctx context.Context, name string) error {
 		why = "clones: " + strings.Join(names, ", ")
 	}
 	return meta.E("take snapshot", meta.Exists, name, fmt.Errorf("it was deleted, but keeps its name as long as it has %s", why))
-}
-
-func (oe *openEnds) cantSettle(err error) error {
-	k := oe.k
-	return meta.E("take snapshot", meta.Unavailable, k.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
 }
 
 // passage is the result of raising the barrier once.
@@ -258,7 +253,7 @@ func (ss *snapshots) throughBarrier(ctx, sealing context.Context, op *meta.TakeS
 }
 
 // mayTake refuses a snapshot impossible even without open files. If the operation ran before,
-// mayTake returns its result. The caller holds mu.
+// mayTake returns its result. The caller holds the owner's mu.
 func (ss *snapshots) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) {
 	k := ss.k
 	if k.failed != nil {
@@ -275,41 +270,6 @@ func (ss *snapshots) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err er
 		return nil, nil
 	}
 	return nil, err
-}
-
-// cutOpenEnds seals the open chunks at the ends of files. If cutOpenEnds returns neither seals
-// nor an error, no file is open-ended, and none becomes so before mu is released. If the seals
-// take longer than barrierHeld, cutOpenEnds returns the running seals. The caller holds mu;
-// cutOpenEnds unlocks mu while waiting.
-func (oe *openEnds) cut(sealing context.Context, b *barrier) (goOn *seals, err error) {
-	k := oe.k
-	over := time.NewTimer(barrierHeld)
-	defer over.Stop()
-	for {
-		var open []meta.ChunkID
-		if err := namespace.OpenEnded(k.view(), func(_ meta.Ino, c meta.ChunkRecord) bool {
-			open = append(open, c.ID)
-			return true
-		}); err != nil {
-			return nil, err
-		}
-		if len(open) == 0 {
-			return nil, nil
-		}
-		b.cut = true
-		s := oe.sealing.sealThese(sealing, open)
-		k.mu.Unlock()
-		select {
-		case <-s.done:
-			k.mu.Lock()
-		case <-over.C:
-			k.mu.Lock()
-			return s, nil
-		}
-		if err := s.wait(); err != nil {
-			return nil, oe.cantSettle(err)
-		}
-	}
 }
 
 // queryAt answers a read at a snapshot. The state of a snapshot never changes and is in the
@@ -340,13 +300,13 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 	return &wire.Reply{Result: *res}, nil
 }
 
-// snapshots lists the snapshots in the journal, oldest first.
+// list lists the snapshots in the journal, oldest first.
 func (ss *snapshots) list() ([]meta.Snapshot, error) {
 	all, _, err := ss.listShown()
 	return all, err
 }
 
-// shownSnapshots is snapshots, and also returns the generation shown to readers of a mirror;
+// listShown is list, and also returns the generation shown to readers of a mirror;
 // zero if the volume is no mirror's target.
 func (ss *snapshots) listShown() ([]meta.Snapshot, meta.Generation, error) {
 	k := ss.k
@@ -373,7 +333,7 @@ func (ss *snapshots) listShown() ([]meta.Snapshot, meta.Generation, error) {
 	}
 }
 
-// snapshot finds a readable snapshot by name. Errors: NoSuchSnapshot.
+// find finds a readable snapshot by name. Errors: NoSuchSnapshot.
 func (ss *snapshots) find(name string) (meta.Snapshot, error) {
 	all, err := ss.list()
 	if err != nil {
@@ -430,7 +390,7 @@ func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 
 // targetOp takes a snapshot of a mirror's target, rolls the target back, or shows a snapshot to
 // the target's readers, for the session that fills the target. Errors: the errors of
-// takeSnapshot, rollBack and show; ReadOnly.
+// snapshots.take, rollBack and show; ReadOnly.
 func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
 	o, err := s.ownerOf(ctx, m)
 	if err != nil {
@@ -454,71 +414,6 @@ func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) err
 	}
 	_, _, err = o.snapshots.take(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: sess})
 	return err
-}
-
-// snapshotUse counts the bytes held by snapshots, in the state at one journal entry; changes
-// go on meanwhile. The state includes every operation answered before the call.
-func (su *snapshotUsage) count(ctx context.Context, drop []string) (*meta.SnapshotUse, error) {
-	k := su.k
-	if err := k.await(ctx, k.recovered); err != nil {
-		return nil, err
-	}
-	if err := k.settled(ctx); err != nil {
-		return nil, err
-	}
-	view, release, err := k.freezeState(ctx, &checking{})
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	h, err := readHeld(view, drop)
-	if err = errors.Join(err, view.Close()); err != nil {
-		return nil, err
-	}
-	u := &meta.SnapshotUse{Live: h.Live, Alone: h.Alone, Going: h.Going, Freed: h.Freed, Snapshots: []meta.SnapshotUseOf{}}
-	for _, s := range h.Each {
-		u.Snapshots = append(u.Snapshots, meta.SnapshotUseOf{Name: s.Name, At: s.At, Bytes: s.Bytes, Alone: s.Alone})
-	}
-	return u, nil
-}
-
-// countFor bounds how long a list of snapshots waits for countHeld.
-const countFor = 2 * time.Second
-
-// countHeld adds to a list the exact number of bytes held by snapshots alone. If the count
-// takes longer than countFor, the list keeps the owner's running sum.
-func (su *snapshotUsage) countHeld(ctx context.Context, l *meta.SnapshotList) {
-	k := su.k
-	select {
-	case <-k.recovered:
-	default:
-		return // a list of snapshots is no reason to end sessions
-	}
-	ctx, cancel := context.WithTimeout(ctx, countFor)
-	defer cancel()
-	u, err := su.count(ctx, nil)
-	if err != nil {
-		k.log.Debug("what snapshots alone hold was not counted for a list of them", "error", err)
-		return
-	}
-	l.Held, l.Counted = u.Alone, true
-}
-
-// readHeld is namespace.ReadHeld with names of snapshots. Errors: NoSuchSnapshot.
-func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
-	all, err := namespace.Snapshots(r)
-	if err != nil {
-		return nil, err
-	}
-	var drop []meta.Generation
-	for _, name := range names {
-		i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && !s.Deleting })
-		if i < 0 {
-			return nil, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
-		}
-		drop = append(drop, all[i].At)
-	}
-	return namespace.ReadHeld(r, drop)
 }
 
 // listSnapshots describes all snapshots, or only the snapshots named only.

@@ -86,7 +86,7 @@ func (o *owner) snapshotWork() bool {
 	})
 }
 
-// deleteSnapshot makes a snapshot unreadable; bytes held by the snapshot alone are freed
+// delete makes a snapshot unreadable; bytes held by the snapshot alone are freed
 // later. at is the snapshot's generation, or zero if the caller knows only the name. Errors:
 // NoSuchSnapshot, Busy (a rollback to the snapshot is running, or the snapshot is pinned).
 func (ss *snapshots) delete(ctx context.Context, name string, at meta.Generation) (meta.Snapshot, error) {
@@ -162,8 +162,7 @@ func (ss *snapshots) dropSome() (more bool, err error) {
 		k.mu.Unlock()
 		return false, err
 	}
-	seq := k.cur.seq
-	res, err := k.run(&meta.DropSnapshot{At: all[i].At, Max: dropStep}, 0)
+	res, wait, err := k.start(&meta.DropSnapshot{At: all[i].At, Max: dropStep}, 0)
 	if err != nil {
 		k.mu.Unlock()
 		return false, fmt.Errorf("deleting snapshot %s: %w", all[i].Name, err)
@@ -174,7 +173,6 @@ func (ss *snapshots) dropSome() (more bool, err error) {
 		ss.freed = 0
 		delete(ss.unanswered, all[i].At)
 	}
-	wait := k.untilDurable(seq)
 	k.mu.Unlock()
 	if err := k.await(k.ctx, wait); err != nil {
 		return false, err

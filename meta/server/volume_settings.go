@@ -32,7 +32,7 @@ type words struct {
 // wordsEvery is how often an owner reads its volume's row again.
 const wordsEvery = 10 * time.Minute
 
-// setWords takes over the settings from the row.
+// set takes over the settings from the row.
 func (w *words) set(v *cluster.Volume) {
 	k := w.k
 	alg, err := meta.ParseCompression(v.Compression)
@@ -60,7 +60,7 @@ func (w *words) set(v *cluster.Volume) {
 	}
 }
 
-// readWords reads the row again if the last read is older than wordsEvery.
+// readAgain reads the row again if the last read is older than wordsEvery.
 func (w *words) readAgain() {
 	k := w.k
 	k.mu.Lock()
@@ -99,7 +99,7 @@ func crossed(was bool, use, limit uint64) bool {
 }
 
 // watchQuota starts bookCrossing if the volume's use crosses its advisory quota. The caller
-// holds mu.
+// holds the owner's mu.
 func (w *words) watchQuota(bytes, inodes uint64) {
 	k := w.k
 	a := &w.advisory
@@ -156,7 +156,7 @@ func (w *words) bookCrossing() {
 			k.mu.Lock()
 			w.booking = false
 			k.mu.Unlock()
-			w.set(&v) // setWords notices changes made meanwhile
+			w.set(&v) // set notices changes made meanwhile
 			return
 		}
 		k.log.Warn("the event of a crossed advisory quota could not be recorded; the owner tries again", "error", err)
@@ -168,7 +168,7 @@ func (w *words) bookCrossing() {
 }
 
 // quotaTold reports whether the state and the row agree on crossed advisory quotas. The caller
-// holds mu.
+// holds the owner's mu.
 func (w *words) quotaTold() bool {
 	k := w.k
 	a := &w.advisory
@@ -179,7 +179,7 @@ func (w *words) quotaTold() bool {
 // tellQuota journals the row's crossings of advisory quotas, with an event if events are on.
 // The row is written first: if the owner dies between row and journal, the next owner finds
 // the difference when opening the volume. tellQuota ends while bookCrossing runs, because the
-// journal may agree with the outcome; setWords then starts tellQuota again if not.
+// journal may agree with the outcome; set then starts tellQuota again if not.
 func (w *words) tellQuota() {
 	k := w.k
 	for {
