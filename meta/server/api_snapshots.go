@@ -179,7 +179,7 @@ func (a snapshotsAPI) PinSnapshot(ctx context.Context, q *admin.PinSnapshotReque
 	if err != nil {
 		return nil, err
 	}
-	p, err := o.pinned.pinSnapshot(ctx, q.Snapshot, meta.Generation(q.Generation), q.Holder, a.s.askerOf(ctx).who.String(), q.Ttl.AsDuration())
+	p, err := o.pinned.Pin(ctx, q.Snapshot, meta.Generation(q.Generation), q.Holder, a.s.askerOf(ctx).who.String(), q.Ttl.AsDuration())
 	if err != nil {
 		return nil, err
 	}

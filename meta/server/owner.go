@@ -73,7 +73,7 @@ type owner struct {
 	compaction  compaction
 	replays     replays
 	repairing   repairing
-	pinned      pins
+	pinned      pinned
 
 	eventWaits eventWaits
 }
@@ -114,7 +114,7 @@ func (o *owner) lodge() {
 	o.openEnds.k, o.openEnds.leases, o.openEnds.sealing = k, leases, &o.sealing
 	o.reading.k, o.reading.foreign = k, &o.foreign
 	o.usage.k, o.usage.leases = k, leases
-	o.pinned.k, o.pinned.mirror, o.pinned.snapshots = k, mirror, &o.snapshots
+	o.pinned.Volume, o.pinned.k, o.pinned.mirror, o.pinned.snapshots = &o.pinned, k, mirror, &o.snapshots
 	o.schedule.k, o.schedule.mirror, o.schedule.snapshots = k, mirror, &o.snapshots
 	ss := &o.snapshots
 	ss.k, ss.groups, ss.leases, ss.mirror, ss.openEnds = k, &o.groups, leases, mirror, &o.openEnds

@@ -46,6 +46,7 @@ var table = []row{
 	{"meta/admin", []string{"meta", "meta/peer"}, "the administrative API: words and a client, for whoever administers; never the server's insides"},
 	{"meta/admin/gen", nil, "writes what is generated of the API's definition; must not need it"},
 	{"meta/server", []string{"meta/*"}, "the one loop that drives the pure machines"},
+	{"meta/server/pins", []string{"meta", "meta/namespace"}, "a guest of a volume's owner: it sees the state and the operations through an interface of its own"},
 	{"meta/client", []string{"meta", "meta/wire", "meta/peer", "meta/process", "meta/task"}, "finds the owner and speaks its frames; never the server's insides"},
 
 	{"chunkserver/castagnoli", nil, "a checksum is a function of bytes: below the words that use it"},
