@@ -128,6 +128,9 @@ func Delete(ctx context.Context, t *penstock.Tree, p string) error {
 			return err
 		}
 	}
+	if err := t.Remove(ctx, path.Join(p, SpecFile+replaceSuffix)); err != nil && !errors.Is(err, meta.NotFound) { // of an interrupted Change
+		return err
+	}
 	if err := t.Remove(ctx, gone); err != nil {
 		return err
 	}

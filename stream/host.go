@@ -75,15 +75,13 @@ func (h *Host) Stream(ctx context.Context, as *Login, p string, want Permission)
 		return nil, err
 	}
 	// Stream looks for the file of an open stream, too: the removal of the file ends the
-	// stream.
-	if _, err := h.tree.Stat(ctx, path.Join(p, SpecFile)); err != nil {
+	// stream, and a changed file is another one, see Change.
+	file, err := h.tree.Stat(ctx, path.Join(p, SpecFile))
+	if err != nil {
 		return nil, meta.E("open stream", meta.KindOf(err), p, err)
 	}
 	id := streamID{e.Volume, e.Attr.Ino}
-	if s, err := h.known(id, p); s != nil || err != nil {
-		return s, err
-	}
-	return h.add(ctx, id, p)
+	return h.find(ctx, id, p, versionOf(&file))
 }
 
 // StreamAt finds a stream by its directory, for a client that needs a permission on the directory,
@@ -94,9 +92,10 @@ func (h *Host) StreamAt(ctx context.Context, as *Login, volume meta.VolumeID, in
 	if err == nil {
 		err = as.reach(ctx, v, ino, want)
 	}
+	var file penstock.Entry
 	if err == nil {
-		// As in Stream: the removal of the file ends the stream.
-		_, err = volumeDir{v, ino}.lookup(ctx, SpecFile)
+		// As in Stream: the removal of the file ends the stream, and a changed file is another one.
+		file, err = volumeDir{v, ino}.lookup(ctx, SpecFile)
 	}
 	switch meta.KindOf(err) {
 	case meta.NotFound, meta.NotDir, meta.Stale, meta.NoSuchVolume:
@@ -105,19 +104,21 @@ func (h *Host) StreamAt(ctx context.Context, as *Login, volume meta.VolumeID, in
 	if err != nil {
 		return nil, err
 	}
+	return h.find(ctx, id, p, versionOf(&file))
+}
+
+// find returns a stream as a version of stream.json says, and opens a stream that is not open.
+func (h *Host) find(ctx context.Context, id streamID, p string, file fileVersion) (*Stream, error) {
 	s, err := h.known(id, p)
-	if s != nil || err != nil {
-		return s, err
-	}
-	b, err := volumeDir{v, ino}.ReadFile(ctx, SpecFile)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case s == nil:
+		return h.add(ctx, id, p)
+	case s.shape.Load().file != file:
+		return s, s.reload(ctx, file)
 	}
-	spec, err := DecodeSpec(b)
-	if err != nil {
-		return nil, err
-	}
-	return h.insert(v, id, p, spec)
+	return s, nil
 }
 
 // known returns an open stream; nil: the stream is not open. Errors: Unavailable.
@@ -132,19 +133,15 @@ func (h *Host) known(id streamID, p string) (*Stream, error) {
 }
 
 func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) {
-	spec, err := Load(ctx, h.tree, p)
-	if err != nil {
-		return nil, err
-	}
 	v, err := h.client.VolumeByID(ctx, id.volume)
 	if err != nil {
 		return nil, err
 	}
-	return h.insert(v, id, p, spec)
-}
-
-// insert opens a stream, unless the stream is open.
-func (h *Host) insert(v *penstock.Volume, id streamID, p string, spec Spec) (*Stream, error) {
+	dir := volumeDir{v, id.dir}
+	spec, file, err := dir.spec(ctx)
+	if err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s := h.open[id]; s != nil {
@@ -153,7 +150,12 @@ func (h *Host) insert(v *penstock.Volume, id streamID, p string, spec Spec) (*St
 	if h.closed {
 		return nil, errStreamClosed(p)
 	}
-	s := &Stream{Spec: spec, list: h.Gateways, coordinates: h.coordinates, dir: volumeDir{v, id.dir}, name: p, address: h.Address, unsafe: h.Unsafe, counters: h.Counters, log: h.log, slots: make([]slot, spec.Partitions), groups: map[string]*committed{}}
+	s := &Stream{list: h.Gateways, coordinates: h.coordinates, dir: dir, name: p, address: h.Address, unsafe: h.Unsafe, counters: h.Counters, log: h.log, groups: map[string]*committed{}}
+	first := &shape{spec: spec, file: file}
+	for range spec.Partitions {
+		first.slots = append(first.slots, &slot{})
+	}
+	s.shape.Store(first)
 	h.open[id] = s
 	return s, nil
 }
@@ -165,6 +167,15 @@ func (h *Host) Create(ctx context.Context, as *Login, p string, spec Spec) error
 		return err
 	}
 	return Create(ctx, t, p, spec)
+}
+
+// Change changes a stream with the function Change, for a client that may remove the files of the
+// stream: the client needs write and search on the stream's directory.
+func (h *Host) Change(ctx context.Context, as *Login, p string, how ChangeOptions) (Spec, error) {
+	if _, err := as.stat(ctx, h.tree, p, MayWrite|MaySearch); err != nil {
+		return Spec{}, err
+	}
+	return Change(ctx, h.tree, p, how)
 }
 
 // List lists the streams with the function List, beside those that the client may neither read
@@ -233,12 +244,19 @@ func (h *Host) Run(ctx context.Context) {
 			if !s.leads() {
 				continue // asking the owner would count as a use of the volume
 			}
-			if _, err := s.dir.lookup(ctx, SpecFile); errors.Is(err, meta.NotFound) || errors.Is(err, meta.Stale) {
+			file, err := s.dir.lookup(ctx, SpecFile)
+			if err == nil {
+				err = s.reload(ctx, versionOf(&file))
+			}
+			if errors.Is(err, meta.NotFound) || errors.Is(err, meta.Stale) {
 				h.mu.Lock()
 				delete(h.open, streamID{s.dir.v.ID(), s.dir.ino})
 				h.mu.Unlock()
 				s.close() // the files are gone: an error of close does not matter
 				continue
+			}
+			if err != nil {
+				h.log.Warn("the configuration of a stream can't be read; the gateway goes on with the one before", "stream", s.name, "error", err)
 			}
 			s.retain(ctx)
 		}

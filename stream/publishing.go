@@ -57,7 +57,7 @@ func (h *Host) publish(ctx context.Context) {
 			return
 		}
 		for _, s := range h.streams() {
-			if s.Spec.Lag <= 0 {
+			if s.Spec().Lag <= 0 {
 				continue
 			}
 			select {
@@ -83,7 +83,7 @@ func (s *Stream) publish(ctx context.Context) {
 	if p.ended || time.Now().Before(p.next) {
 		return
 	}
-	p.next = time.Now().Add(s.Spec.Lag / 2) // and a publication takes time, too
+	p.next = time.Now().Add(s.Spec().Lag / 2) // and a publication takes time, too
 	more, err := s.publishRound(ctx)
 	if more {
 		p.next = time.Now()
@@ -107,8 +107,7 @@ func (s *Stream) warnTable(err error) {
 // publishRound publishes at most a file a partition. more is true if records are left.
 func (s *Stream) publishRound(ctx context.Context) (more bool, err error) {
 	logs := map[int]publish.Log{}
-	for i := range s.slots {
-		slot := &s.slots[i]
+	for i, slot := range s.slots() {
 		if !slot.mu.TryLock() {
 			continue // opened just now
 		}
@@ -135,11 +134,12 @@ func (s *Stream) publishRound(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	if p.table == nil {
-		fields, err := s.Spec.fields()
+		spec := s.Spec()
+		fields, err := spec.fields()
 		if err != nil {
 			return false, err
 		}
-		if p.table, err = publish.Open(ctx, volumeFiles{s.dir}, publish.Config{Name: s.name, Format: s.Spec.Format, Fields: fields, Logger: s.log}); err != nil {
+		if p.table, err = publish.Open(ctx, volumeFiles{s.dir}, publish.Config{Name: s.name, Format: spec.Format, Fields: fields, Logger: s.log}); err != nil {
 			return false, err
 		}
 	}

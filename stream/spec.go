@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -20,8 +21,11 @@ var Formats = []string{publish.Bytes, publish.UTF8, publish.JSON}
 // Spec is what stream.json says of a stream.
 type Spec struct {
 	Partitions int
-	Format     string        // of Formats; "" is bytes
-	Retention  time.Duration // records are removed after the time; 0: kept for ever
+	// NamedPartitions is how many partitions producers with a name are spread over: the number of
+	// partitions before the stream first got more, so that a name stays in its partition; 0: all.
+	NamedPartitions int
+	Format          string        // of Formats; "" is bytes
+	Retention       time.Duration // records are removed after the time; 0: kept for ever
 	// RetentionBytes is the size of a partition from which the oldest records are removed; 0:
 	// no bound.
 	RetentionBytes int64
@@ -40,6 +44,9 @@ type Spec struct {
 	Schema string
 }
 
+// Named returns how many partitions producers with a name are spread over.
+func (s *Spec) Named() int { return cmp.Or(s.NamedPartitions, s.Partitions) }
+
 // fields returns the fields of Schema.
 func (s *Spec) fields() ([]publish.Field, error) {
 	if s.Schema == "" {
@@ -57,6 +64,7 @@ const cleanupCompact = "compact"
 type specRecord struct {
 	Version        int    `json:"version"`
 	Partitions     int    `json:"partitions"`
+	Named          int    `json:"named_partitions,omitempty"`
 	Format         string `json:"format"`
 	Retention      string `json:"retention,omitempty"`
 	RetentionBytes int64  `json:"retention_bytes,omitempty"`
@@ -76,6 +84,8 @@ func (s *Spec) Check() error {
 	switch {
 	case s.Partitions < 1 || s.Partitions > MaxPartitions:
 		return bad("a stream has 1 to %d partitions, not %d", MaxPartitions, s.Partitions)
+	case s.NamedPartitions < 0 || s.NamedPartitions > s.Partitions:
+		return bad("producers with a name use 1 to %d partitions, not %d", s.Partitions, s.NamedPartitions)
 	case s.Format != "" && !slices.Contains(Formats, s.Format):
 		return bad("format %q is not known; give %s", s.Format, strings.Join(Formats, ", "))
 	case s.Retention < 0 || s.RetentionBytes < 0 || s.SegmentAge < 0 || s.TombstoneAge < 0:
@@ -95,7 +105,7 @@ func (s *Spec) Check() error {
 
 // Encode returns the bytes of stream.json.
 func (s *Spec) Encode() []byte {
-	r := specRecord{Version: specVersion, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, SegmentBytes: s.SegmentBytes, Schema: s.Schema}
+	r := specRecord{Version: specVersion, Partitions: s.Partitions, Named: s.NamedPartitions, Format: s.Format, RetentionBytes: s.RetentionBytes, SegmentBytes: s.SegmentBytes, Schema: s.Schema}
 	if r.Format == "" {
 		r.Format = Formats[0]
 	}
@@ -131,7 +141,7 @@ func DecodeSpec(b []byte) (Spec, error) {
 	if r.Version > specVersion {
 		return Spec{}, meta.E(op, meta.Version, SpecFile, fmt.Errorf("version %d is newer than %d: use a newer program", r.Version, specVersion))
 	}
-	s := Spec{Partitions: r.Partitions, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes, Schema: r.Schema}
+	s := Spec{Partitions: r.Partitions, NamedPartitions: r.Named, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes, Schema: r.Schema}
 	switch r.Cleanup {
 	case "":
 	case cleanupCompact:

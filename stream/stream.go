@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	penstock "penstock.io/penstock"
@@ -19,7 +21,10 @@ import (
 
 // Stream is an open stream.
 type Stream struct {
-	Spec Spec
+	// shape is what stream.json said when the file was last read. shaping is held while a newer
+	// shape takes its place.
+	shape   atomic.Pointer[shape]
+	shaping sync.Mutex
 
 	dir     volumeDir
 	name    string // the path at the time of opening, for people
@@ -31,12 +36,50 @@ type Stream struct {
 	coordinates func(group string) bool
 
 	counters  *partition.Counters
-	slots     []slot
 	publisher publisher
 
 	mu     sync.Mutex // of groups and closed
 	groups map[string]*committed
 	closed bool
+}
+
+// shape is a stream as stream.json says.
+//
+// INVARIANT: spec.Partitions is at most len(slots). There are more slots only after a rollback to
+// a moment before the stream grew.
+type shape struct {
+	spec  Spec
+	file  fileVersion
+	slots []*slot // by partition; a later shape of the stream has the same slots, and more
+}
+
+// Spec returns what stream.json says of the stream, as of the last time that the host looked for
+// the stream (Host.Stream).
+func (s *Stream) Spec() Spec { return s.shape.Load().spec }
+
+// slots returns the partitions of the stream.
+func (s *Stream) slots() []*slot { return s.shape.Load().slots }
+
+// reload reads stream.json again, unless the shape is of a version of the file already. New
+// partitions can be used when reload returns, and the policies of open logs are the new ones.
+// Errors: NotFound, and errors of DecodeSpec.
+func (s *Stream) reload(ctx context.Context, want fileVersion) error {
+	s.shaping.Lock()
+	defer s.shaping.Unlock()
+	now := s.shape.Load()
+	if now.file == want {
+		return nil
+	}
+	spec, file, err := s.dir.spec(ctx)
+	if err != nil {
+		return err
+	}
+	next := &shape{spec: spec, file: file, slots: slices.Clone(now.slots)}
+	for len(next.slots) < spec.Partitions {
+		next.slots = append(next.slots, &slot{})
+	}
+	s.shape.Store(next)
+	return nil
 }
 
 // slot has the log of a partition while this process leads the partition. mu is held while the
@@ -71,10 +114,11 @@ func errStreamClosed(name string) error {
 // (no such partition), NotOwner (another process leads the partition, or is to), Unavailable (the owner
 // of the volume does not answer), and errors of partition.Open.
 func (s *Stream) Partition(ctx context.Context, n int32) (*partition.Log, error) {
-	if n < 0 || int(n) >= len(s.slots) {
-		return nil, meta.E("open partition", meta.NotFound, s.name, fmt.Errorf("it has %d partitions, and no partition %d", len(s.slots), n))
+	shape := s.shape.Load()
+	if n < 0 || int(n) >= shape.spec.Partitions {
+		return nil, meta.E("open partition", meta.NotFound, s.name, fmt.Errorf("it has %d partitions, and no partition %d", shape.spec.Partitions, n))
 	}
-	slot := &s.slots[n]
+	slot := shape.slots[n]
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	s.mu.Lock()
@@ -175,9 +219,17 @@ func (s *Stream) replace(slot *slot, n int32, l *partition.Log) {
 // config configures the log of a partition.
 func (s *Stream) config(dir volumeDir, n int32) partition.Config {
 	return partition.Config{
-		Name: fmt.Sprintf("%s, partition %d", s.name, n), Volume: uint64(dir.v.ID()), Logger: s.log, Retention: s.Spec.Retention, RetentionBytes: s.Spec.RetentionBytes,
-		SegmentBytes: s.Spec.SegmentBytes, SegmentAge: s.Spec.SegmentAge, UnsafeNoSync: s.unsafe.NoSync,
-		Counters: s.counters, Compact: s.Spec.Compact, TombstoneAge: s.Spec.TombstoneAge,
+		Name: fmt.Sprintf("%s, partition %d", s.name, n), Volume: uint64(dir.v.ID()), Logger: s.log, Policy: s.policy,
+		UnsafeNoSync: s.unsafe.NoSync, Counters: s.counters,
+	}
+}
+
+// policy returns the policy of the stream's logs at the moment.
+func (s *Stream) policy() partition.Policy {
+	spec := &s.shape.Load().spec
+	return partition.Policy{
+		SegmentBytes: spec.SegmentBytes, SegmentAge: spec.SegmentAge, Retention: spec.Retention, RetentionBytes: spec.RetentionBytes,
+		Compact: spec.Compact, TombstoneAge: spec.TombstoneAge,
 	}
 }
 
@@ -245,12 +297,11 @@ const movePause = 50 * time.Millisecond
 // first. Clients then hear that this process does not lead the partition, and the other gateway leads
 // the partition when a client asks there.
 func (s *Stream) moveAway(ctx context.Context) {
-	for i := range s.slots {
+	for i, slot := range s.slots() {
 		g, other := s.Place(int32(i))
 		if !other {
 			continue
 		}
-		slot := &s.slots[i]
 		slot.mu.Lock()
 		if slot.log == nil {
 			slot.mu.Unlock()
@@ -275,8 +326,7 @@ func (s *Stream) moveAway(ctx context.Context) {
 // status adds what the stream has.
 func (s *Stream) status(to *Status) {
 	ends := map[int32]int64{}
-	for n := range s.slots {
-		slot := &s.slots[n]
+	for n, slot := range s.slots() {
 		if !slot.mu.TryLock() {
 			continue
 		}
@@ -315,8 +365,7 @@ func (s *slot) close(ctx context.Context) error {
 
 // retain removes old records of the open partitions, and compacts the partitions.
 func (s *Stream) retain(ctx context.Context) {
-	for i := range s.slots {
-		slot := &s.slots[i]
+	for i, slot := range s.slots() {
 		slot.mu.Lock()
 		l := slot.log
 		slot.mu.Unlock()
@@ -339,7 +388,7 @@ func (s *Stream) retain(ctx context.Context) {
 // retainIdle removes old records of the partitions that no process leads.
 func (s *Stream) retainIdle(ctx context.Context) error {
 	var errs []error
-	for n := range int32(len(s.slots)) {
+	for n := range int32(s.Spec().Partitions) {
 		old, err := s.mayBeOld(ctx, n)
 		if err == nil && old {
 			err = s.retainAlone(ctx, n)
@@ -354,7 +403,7 @@ func (s *Stream) retainIdle(ctx context.Context) error {
 // mayBeOld reports that a partition, which this process does not lead, has records, the first of
 // which may be older than the retention.
 func (s *Stream) mayBeOld(ctx context.Context, n int32) (bool, error) {
-	slot := &s.slots[n]
+	slot := s.slots()[n]
 	if !slot.mu.TryLock() {
 		return false, nil // in use
 	}
@@ -367,7 +416,7 @@ func (s *Stream) mayBeOld(ctx context.Context, n int32) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return partition.MayBeOld(ctx, &ledDir{volumeDir: dir}, time.Now().Add(-s.Spec.Retention))
+	return partition.MayBeOld(ctx, &ledDir{volumeDir: dir}, time.Now().Add(-s.Spec().Retention))
 }
 
 // retainAlone leads a partition, removes its old records, and gives the partition up again,
@@ -377,7 +426,7 @@ func (s *Stream) retainAlone(ctx context.Context, n int32) error {
 	if err != nil {
 		return err
 	}
-	slot := &s.slots[n]
+	slot := s.slots()[n]
 	slot.mu.Lock()
 	used := slot.used
 	slot.mu.Unlock()
@@ -392,12 +441,12 @@ func (s *Stream) retainAlone(ctx context.Context, n int32) error {
 
 // leads reports that the process leads something in the stream, or is about to.
 func (s *Stream) leads() bool {
-	for i := range s.slots {
-		if !s.slots[i].mu.TryLock() {
+	for _, slot := range s.slots() {
+		if !slot.mu.TryLock() {
 			return true
 		}
-		led := s.slots[i].log != nil
-		s.slots[i].mu.Unlock()
+		led := slot.log != nil
+		slot.mu.Unlock()
 		if led {
 			return true
 		}
@@ -414,8 +463,7 @@ func (s *Stream) releaseIdle(idle time.Duration) {
 			s.log.Warn("giving an unused partition up failed; the leadership ends with the session", "stream", s.name, "error", err)
 		}
 	}
-	for i := range s.slots {
-		slot := &s.slots[i]
+	for _, slot := range s.slots() {
 		if !slot.mu.TryLock() {
 			continue // in use
 		}
@@ -462,8 +510,7 @@ func (s *Stream) close() error {
 	s.mu.Unlock()
 	s.publisher.end()
 	var errs []error
-	for i := range s.slots {
-		slot := &s.slots[i]
+	for _, slot := range s.slots() {
 		slot.mu.Lock()
 		if slot.log != nil {
 			errs = append(errs, slot.close(context.Background()))

@@ -24,13 +24,13 @@ const defaultIngest = "127.0.0.1:9094"
 func newStream() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stream",
-		Short: "Make, list, show and delete streams, append and read records, show consumer groups",
+		Short: "Make, list, show, change and delete streams, append and read records, show consumer groups",
 		Long: `A stream is a directory of the tree. Kafka clients append records to the stream and
 read its records, which lie in ordinary files below the directory. Kafka clients know
 the stream /volume/clicks as the topic volume.clicks. A gateway serves the streams;
 'penstock up' contains a gateway.`,
 	}
-	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamGroups(), newStreamPassword())
+	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamSet(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamGroups(), newStreamPassword())
 	return cmd
 }
 
@@ -143,8 +143,8 @@ func newStreamCreate() *cobra.Command {
 		Use:   "create PATH",
 		Short: "Make a stream",
 		Long: `Makes the directory PATH a stream, and missing parent directories. The records of a
-partition have an order; the consumers of a group share the partitions. The number of
-partitions can't be changed later.
+partition have an order; the consumers of a group share the partitions. 'penstock stream
+set' gives a stream more partitions later.
 
 The gateway also publishes the records as a table: Parquet files with a Delta log, which any
 program that reads Delta tables opens at PATH. --format says how the table shows the values;
@@ -163,12 +163,8 @@ array<...> of these. Values that do not fit go to PATH/rejected.`,
 			} else if lag == 0 {
 				spec.Lag = stream.DefaultLag
 			}
-			switch cleanup {
-			case cleanupDelete:
-			case cleanupCompact:
-				spec.Compact = true
-			default:
-				return usagef("--cleanup is %s or %s, not %q", cleanupDelete, cleanupCompact, cleanup)
+			if err := setCleanup(&spec, cleanup); err != nil {
+				return err
 			}
 			if err := spec.Check(); err != nil {
 				return &usageError{err}

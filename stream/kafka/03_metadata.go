@@ -145,7 +145,7 @@ func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.Meta
 		}
 		return t
 	}
-	for n := range int32(st.Spec.Partitions) {
+	for n := range int32(st.Spec().Partitions) {
 		tp := kmsg.NewMetadataResponseTopicPartition()
 		tp.Partition, tp.Leader, tp.LeaderEpoch = n, s.cfg.Node, -1
 		if know != nil {

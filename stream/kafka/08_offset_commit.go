@@ -65,7 +65,7 @@ func (s *Server) commitTopic(r *request, name string, t *kmsg.OffsetCommitReques
 	}
 	check := func(tp *kmsg.OffsetCommitRequestTopicPartition) int16 {
 		switch {
-		case tp.Partition < 0 || int(tp.Partition) >= st.Spec.Partitions:
+		case tp.Partition < 0 || int(tp.Partition) >= st.Spec().Partitions:
 			return codeUnknownTopic
 		case len(deref(tp.Metadata)) > offsets.MaxMetadata:
 			return codeMetadataTooLarge

@@ -26,7 +26,8 @@ func (s *Server) describeConfigs(r *request, q *kmsg.DescribeConfigsRequest) *km
 				pr.ErrorCode, pr.ErrorMessage = codeOf(err), &text
 				break
 			}
-			for _, c := range topicConfigs(&st.Spec) {
+			spec := st.Spec()
+			for _, c := range topicConfigs(&spec) {
 				if qr.ConfigNames == nil || slices.Contains(qr.ConfigNames, c.Name) {
 					pr.Configs = append(pr.Configs, c)
 				}

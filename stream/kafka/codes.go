@@ -18,6 +18,7 @@ const (
 	codeUnknownTopic            int16 = 3
 	codeLeaderNotAvailable      int16 = 5
 	codeNotLeader               int16 = 6
+	codeTimedOut                int16 = 7
 	codeMessageTooLarge         int16 = 10
 	codeMetadataTooLarge        int16 = 12
 	codeCoordinatorLoading      int16 = 14
@@ -55,10 +56,22 @@ const (
 	codeInvalidRecord           int16 = 87
 )
 
+// refusal is an error with its code.
+type refusal struct {
+	code int16
+	text string
+}
+
+// Error returns the text.
+func (r *refusal) Error() string { return r.text }
+
 // codeOf translates an error of a stream or partition.
 func codeOf(err error) int16 {
 	if err == nil {
 		return codeOK
+	}
+	if r, ok := errors.AsType[*refusal](err); ok {
+		return r.code
 	}
 	if q, ok := errors.AsType[*partition.SequenceError](err); ok {
 		if q.Verdict == log.Fenced {
@@ -81,6 +94,8 @@ func codeOf(err error) int16 {
 		return codeTopicDenied
 	case meta.Fenced, meta.Unavailable, meta.SessionExpired, meta.Stale, meta.Canceled, meta.Interrupted, meta.NotOwner:
 		return codeNotLeader
+	case meta.Busy:
+		return codeTimedOut
 	case meta.NoSpace, meta.QuotaExceeded, meta.IO, meta.Corrupt, meta.Version:
 		return codeStorage
 	}

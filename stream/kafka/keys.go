@@ -34,6 +34,7 @@ func init() {
 		23: {0, 4, inTurn((*Server).offsetForLeaderEpoch)},
 		32: {0, 4, inTurn((*Server).describeConfigs)},
 		36: {0, 2, beginSASLAuthenticate},
+		37: {0, 3, inTurn((*Server).createPartitions)},
 		60: {0, 0, inTurn((*Server).describeCluster)},
 	}
 }

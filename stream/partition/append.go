@@ -230,7 +230,8 @@ func (l *Log) commit(p []byte) error {
 	if n := len(l.segments); n > 0 {
 		active = l.segments[n-1]
 	}
-	full := active == nil || active.Size > 0 && (active.Size+int64(len(p)) > l.cfg.SegmentBytes || l.cfg.Now().Sub(active.created) > l.cfg.SegmentAge)
+	policy := l.cfg.policy()
+	full := active == nil || active.Size > 0 && (active.Size+int64(len(p)) > policy.SegmentBytes || l.cfg.Now().Sub(active.created) > policy.SegmentAge)
 	l.mu.Unlock()
 	if full {
 		var err error

@@ -36,7 +36,7 @@ type UnsafeCompact struct {
 // these keys, the oldest first. Compact needs the memory of a segment. Compact returns
 // the number of removed records. Errors: Corrupt, and errors of the directory.
 func (l *Log) Compact(ctx context.Context) (removed int64, err error) {
-	if !l.cfg.Compact || l.lead == nil || !l.compacting.TryLock() {
+	if !l.cfg.policy().Compact || l.lead == nil || !l.compacting.TryLock() {
 		return 0, nil
 	}
 	defer l.compacting.Unlock()
@@ -122,7 +122,7 @@ func (l *Log) compactSegment(ctx context.Context, s *segment, keys *compact.Keys
 	l.mu.Lock()
 	w := compact.Rewriter{
 		Keys: keys, Clean: clean, Remembered: l.durable.Bases(),
-		Tombstones: l.cfg.UnsafeCompact.NoAge || s.created.Before(l.cfg.Now().Add(-l.cfg.TombstoneAge)),
+		Tombstones: l.cfg.UnsafeCompact.NoAge || s.created.Before(l.cfg.Now().Add(-l.cfg.policy().TombstoneAge)),
 	}
 	l.mu.Unlock()
 	if err := l.eachBatch(ctx, s, w.Add); err != nil {

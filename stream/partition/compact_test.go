@@ -100,7 +100,7 @@ func TestCompaction(t *testing.T) {
 	for at, crashed := 0, true; crashed; at++ {
 		aged := at%2 == 1                   // tombstones are old enough to be removed
 		c := &clock{at: time.Unix(1000, 0)} // files of a memDir are from 1970
-		cfg := Config{SegmentBytes: 700, Compact: true, CompactKeys: 1 + r.IntN(10), TombstoneAge: time.Hour, Now: c.now, UnsafeCompact: off}
+		cfg := Config{Policy: fixed(Policy{SegmentBytes: 700, Compact: true, TombstoneAge: time.Hour}).Policy, CompactKeys: 1 + r.IntN(10), Now: c.now, UnsafeCompact: off}
 		dir := newMemDir()
 		l := open(t, dir, cfg)
 		var model []keyed
@@ -204,7 +204,7 @@ func there(records map[int64]keyed, offset int64) bool { _, ok := records[offset
 // TestCompactNothing: a log without the policy, or with few new bytes, stays as it is.
 func TestCompactNothing(t *testing.T) {
 	dir := newMemDir()
-	l := open(t, dir, Config{SegmentBytes: 200})
+	l := open(t, dir, fixed(Policy{SegmentBytes: 200}))
 	for range 10 {
 		if _, err := appendAll(l, keyedBatch(t, log.NoProducer, 0, false, []keyed{{"k", "value"}})); err != nil {
 			t.Fatal(err)
@@ -216,7 +216,7 @@ func TestCompactNothing(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	l = open(t, dir, Config{SegmentBytes: 200, Compact: true})
+	l = open(t, dir, fixed(Policy{SegmentBytes: 200, Compact: true}))
 	defer l.Close()
 	if n, err := l.Compact(t.Context()); n == 0 || err != nil {
 		t.Errorf("%d records are gone, %v", n, err)

@@ -13,7 +13,7 @@ import (
 // and takes nothing. Its Contents change with the records and with the leaders.
 func TestReadOnly(t *testing.T) {
 	dir := newMemDir()
-	cfg := Config{SegmentBytes: 200}
+	cfg := fixed(Policy{SegmentBytes: 200})
 	if l, err := OpenRead(t.Context(), dir, cfg); err != nil || l.Close() != nil {
 		t.Fatal("an empty directory:", err)
 	}

@@ -15,20 +15,15 @@ import (
 
 // Config configures a Log. Zero values take the defaults.
 type Config struct {
-	Name         string        // of the partition, for errors and the program's log
-	Volume       uint64        // number of the volume that counts the leaderships
-	SegmentBytes int64         // a segment of the size is followed by the next; default 64 MiB
-	SegmentAge   time.Duration // a segment of the age is followed by the next; default 24 h
-	MaxBatch     int           // bytes of a batch; default DefaultMaxBatch
-	Retention    time.Duration // older records are removed, segment by segment; 0: none
-	// RetentionBytes is the size from which the oldest segments are removed; 0: no bound.
-	RetentionBytes int64
-	// Compact removes the records of a key before the key's last record. A last record without a
-	// value is removed when its segment is as old as TombstoneAge, default 24 h. CompactKeys is
-	// the number of keys that a pass of the compaction remembers, default 500,000: about 50 MB.
-	Compact      bool
-	TombstoneAge time.Duration
-	CompactKeys  int
+	Name   string // of the partition, for errors and the program's log
+	Volume uint64 // number of the volume that counts the leaderships
+	// Policy returns what holds at the moment: the log asks whenever the log needs to know, also
+	// while the log is locked. nil: the defaults.
+	Policy   func() Policy
+	MaxBatch int // bytes of a batch; default DefaultMaxBatch
+	// CompactKeys is the number of keys that a pass of the compaction remembers, default 500,000:
+	// about 50 MB.
+	CompactKeys int
 	// ProducerExpiry is how long the state of a silent producer is kept; default 7 days.
 	ProducerExpiry time.Duration
 	Counters       *Counters        // count what the log does; default: others than those of any other log
@@ -38,24 +33,46 @@ type Config struct {
 	Logger         *slog.Logger // default slog.Default()
 }
 
-// DefaultTombstoneAge is the default of Config.TombstoneAge.
+// Policy says when a log begins a segment, and which records the log removes. A policy may change
+// while the log is open. Zero values take the defaults.
+type Policy struct {
+	SegmentBytes int64         // a segment of the size is followed by the next; default 64 MiB
+	SegmentAge   time.Duration // a segment of the age is followed by the next; default 24 h
+	Retention    time.Duration // older records are removed, segment by segment; 0: none
+	// RetentionBytes is the size from which the oldest segments are removed; 0: no bound.
+	RetentionBytes int64
+	// Compact removes the records of a key before the key's last record. A last record without a
+	// value is removed when its segment is as old as TombstoneAge, default 24 h.
+	Compact      bool
+	TombstoneAge time.Duration
+}
+
+// policy returns the policy of the moment, with the defaults.
+func (c *Config) policy() (p Policy) {
+	if c.Policy != nil {
+		p = c.Policy()
+	}
+	if p.SegmentBytes <= 0 {
+		p.SegmentBytes = 64 << 20
+	}
+	if p.SegmentAge <= 0 {
+		p.SegmentAge = 24 * time.Hour
+	}
+	if p.TombstoneAge <= 0 {
+		p.TombstoneAge = DefaultTombstoneAge
+	}
+	return p
+}
+
+// DefaultTombstoneAge is the default of Policy.TombstoneAge.
 const DefaultTombstoneAge = 24 * time.Hour
 
 // DefaultMaxBatch is the default bound on the size of a batch, in bytes.
 const DefaultMaxBatch = 8 << 20
 
 func (c *Config) defaults() {
-	if c.SegmentBytes <= 0 {
-		c.SegmentBytes = 64 << 20
-	}
-	if c.SegmentAge <= 0 {
-		c.SegmentAge = 24 * time.Hour
-	}
 	if c.MaxBatch <= 0 {
 		c.MaxBatch = DefaultMaxBatch
-	}
-	if c.TombstoneAge <= 0 {
-		c.TombstoneAge = DefaultTombstoneAge
 	}
 	if c.CompactKeys <= 0 {
 		c.CompactKeys = 500_000

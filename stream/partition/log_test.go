@@ -66,6 +66,9 @@ func batch(producer int64, sequence int32, at int64, values ...string) []byte {
 	return b.Encode(records)
 }
 
+// fixed configures a log with a policy that never changes.
+func fixed(p Policy) Config { return Config{Policy: func() Policy { return p }} }
+
 func appendAll(l *Log, p []byte) (int64, error) {
 	a, err := l.Append(p)
 	if err != nil {
@@ -111,7 +114,7 @@ func values(t *testing.T, l *Log, most int) (start int64, all []string) {
 // TestAppendReadReopen: records are read as they were appended, over segments and leaders.
 func TestAppendReadReopen(t *testing.T) {
 	dir := newMemDir()
-	cfg := Config{SegmentBytes: 600}
+	cfg := fixed(Policy{SegmentBytes: 600})
 	var want []string
 	for leader := range 4 {
 		l := open(t, dir, cfg)
@@ -233,7 +236,7 @@ func TestOneSyncForMany(t *testing.T) {
 // leader; a gap and an earlier epoch are refused.
 func TestProducers(t *testing.T) {
 	dir := newMemDir()
-	l := open(t, dir, Config{SegmentBytes: 200})
+	l := open(t, dir, fixed(Policy{SegmentBytes: 200}))
 	for i := range 10 {
 		if _, err := appendAll(l, batch(7, int32(i), 1, "x")); err != nil {
 			t.Fatal(err)
@@ -254,7 +257,7 @@ func TestProducers(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		l = open(t, dir.crash(1), Config{SegmentBytes: 200})
+		l = open(t, dir.crash(1), fixed(Policy{SegmentBytes: 200}))
 	}
 	l.Close()
 }
@@ -381,7 +384,7 @@ func TestEmptySegments(t *testing.T) {
 // leader appended on, is removed.
 func TestEmptySegmentBetween(t *testing.T) {
 	dir := newMemDir()
-	cfg := Config{SegmentBytes: 300}
+	cfg := fixed(Policy{SegmentBytes: 300})
 	for i := range 8 {
 		l := open(t, dir, cfg)
 		if _, err := appendAll(l, batch(log.NoProducer, 0, 1, fmt.Sprint(i), "and")); err != nil {
@@ -412,7 +415,7 @@ func TestEmptySegmentBetween(t *testing.T) {
 func TestRetention(t *testing.T) {
 	c := &clock{at: time.UnixMilli(1_000_000)}
 	dir := newMemDir()
-	cfg := Config{SegmentBytes: 300, Retention: time.Minute, Now: c.now}
+	cfg := Config{Policy: fixed(Policy{SegmentBytes: 300, Retention: time.Minute}).Policy, Now: c.now}
 	l := open(t, dir, cfg)
 	for i := range 30 {
 		if _, err := appendAll(l, batch(log.NoProducer, 0, c.now().UnixMilli(), fmt.Sprint(i))); err != nil {
@@ -444,7 +447,7 @@ func TestRetention(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	l = open(t, dir, Config{SegmentBytes: 300, RetentionBytes: 1000, Now: c.now})
+	l = open(t, dir, Config{Policy: fixed(Policy{SegmentBytes: 300, RetentionBytes: 1000}).Policy, Now: c.now})
 	defer l.Close()
 	for i := range 30 {
 		if base, err := appendAll(l, batch(log.NoProducer, 0, 1, fmt.Sprint(i))); err != nil || base != int64(30+i) {
@@ -462,7 +465,7 @@ func TestRetention(t *testing.T) {
 // TestDamage: what a crash can't cause is told and not cut.
 func TestDamage(t *testing.T) {
 	dir := newMemDir()
-	l := open(t, dir, Config{SegmentBytes: 200})
+	l := open(t, dir, fixed(Policy{SegmentBytes: 200}))
 	for i := range 10 {
 		if _, err := appendAll(l, batch(3, int32(i), 1, "value")); err != nil {
 			t.Fatal(err)
@@ -473,7 +476,7 @@ func TestDamage(t *testing.T) {
 	}
 	first := dir.files[SegmentName(0)]
 	first.data[70] ^= 1
-	l = open(t, dir, Config{SegmentBytes: 200}) // does not read it
+	l = open(t, dir, fixed(Policy{SegmentBytes: 200})) // does not read it
 	if _, err := l.Read(0, 100); !errors.Is(err, meta.Corrupt) {
 		t.Errorf("DATA: a damaged segment reads as %v", err)
 	}
@@ -481,11 +484,11 @@ func TestDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir.files[producersFile].data[8] ^= 1 // now everything must be read
-	if _, err := tryOpen(t, dir, Config{SegmentBytes: 200}); !errors.Is(err, meta.Corrupt) {
+	if _, err := tryOpen(t, dir, fixed(Policy{SegmentBytes: 200})); !errors.Is(err, meta.Corrupt) {
 		t.Errorf("DATA: opened with a damaged segment: %v", err)
 	}
 	first.data[70] ^= 1
-	l = open(t, dir, Config{SegmentBytes: 200})
+	l = open(t, dir, fixed(Policy{SegmentBytes: 200}))
 	defer l.Close()
 	if a, err := l.Append(batch(3, 9, 1, "value")); err != nil || !a.Repeated {
 		t.Errorf("DATA: the producers' state was not read from the log: %+v, %v", a, err)
@@ -504,7 +507,7 @@ func TestCrashes(t *testing.T) {
 		sent := 0                   // idempotent batches that were acknowledged
 		for life := 0; life < 3; life++ {
 			dir.left = at
-			l, err := tryOpen(t, dir, Config{SegmentBytes: 250})
+			l, err := tryOpen(t, dir, fixed(Policy{SegmentBytes: 250}))
 			for err == nil && sent < 12*(life+1) {
 				v := fmt.Sprintf("p%d", sent)
 				var base int64
@@ -524,7 +527,7 @@ func TestCrashes(t *testing.T) {
 			}
 			dir = dir.crash(r.Float64())
 		}
-		l := open(t, dir, Config{SegmentBytes: 250})
+		l := open(t, dir, fixed(Policy{SegmentBytes: 250}))
 		start, all := values(t, l, 1<<20)
 		if start != 0 {
 			t.Fatalf("DATA: seed %d, crash %d: the log begins at %d", seed, at, start)
@@ -549,7 +552,7 @@ func TestCrashes(t *testing.T) {
 
 // TestManyProducers: producers, a reader and retention work at the same time.
 func TestManyProducers(t *testing.T) {
-	l := open(t, newMemDir(), Config{SegmentBytes: 2000})
+	l := open(t, newMemDir(), fixed(Policy{SegmentBytes: 2000}))
 	var wg sync.WaitGroup
 	const producers, each = 8, 50
 	for p := range producers {

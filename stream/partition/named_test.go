@@ -33,7 +33,7 @@ func TestNamedProducers(t *testing.T) {
 	last := map[string]int64{"a": -1, "b": edge - 100}
 	want := map[string][]string{}
 	for range 40 {
-		l := open(t, dir, Config{SegmentBytes: 2000})
+		l := open(t, dir, fixed(Policy{SegmentBytes: 2000}))
 		for name := range last {
 			id := log.NamedProducer(name)
 			at, wait, ok := l.Place(id)
@@ -88,7 +88,7 @@ func TestNamedProducers(t *testing.T) {
 		}
 		dir = dir.crash(r.Float64())
 	}
-	l := open(t, dir, Config{SegmentBytes: 2000})
+	l := open(t, dir, fixed(Policy{SegmentBytes: 2000}))
 	defer l.Close()
 	got := map[string][]string{}
 	_, all := values(t, l, 1<<20)

@@ -8,15 +8,16 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Retain removes the oldest segments while all records are older than Config.Retention,
-// or while the log is larger than Config.RetentionBytes. The growing segment stays; Retain
+// Retain removes the oldest segments while all records are older than Policy.Retention,
+// or while the log is larger than Policy.RetentionBytes. The growing segment stays; Retain
 // begins the next one when the records are old enough, so that an idle partition becomes
 // empty, too. Retain returns the number of removed segments.
 func (l *Log) Retain(ctx context.Context) (removed int, err error) {
-	if l.cfg.Retention <= 0 && l.cfg.RetentionBytes <= 0 || l.lead == nil {
+	policy := l.cfg.policy()
+	if policy.Retention <= 0 && policy.RetentionBytes <= 0 || l.lead == nil {
 		return 0, nil
 	}
-	if err := l.retire(); err != nil {
+	if err := l.retire(policy.Retention); err != nil {
 		return 0, err
 	}
 	for {
@@ -31,13 +32,13 @@ func (l *Log) Retain(ctx context.Context) (removed int, err error) {
 		}
 		scanned := s.scanned
 		l.mu.Unlock()
-		tooLarge := l.cfg.RetentionBytes > 0 && size > l.cfg.RetentionBytes
-		if !tooLarge && l.cfg.Retention > 0 && !scanned {
+		tooLarge := policy.RetentionBytes > 0 && size > policy.RetentionBytes
+		if !tooLarge && policy.Retention > 0 && !scanned {
 			if err := l.load(s); err != nil {
 				return removed, err
 			}
 		}
-		if !tooLarge && !l.old(s) {
+		if !tooLarge && !l.old(s, policy.Retention) {
 			return removed, nil
 		}
 		if err := l.removeFirst(ctx, s); err != nil {
@@ -67,18 +68,18 @@ func MayBeOld(ctx context.Context, dir Dir, before time.Time) (bool, error) {
 	return size > 0 && first.Before(before), nil
 }
 
-// old reports that all records of a segment are older than the retention.
-func (l *Log) old(s *segment) bool {
-	if l.cfg.Retention <= 0 {
+// old reports that all records of a segment are older than the retention; 0: no record is old.
+func (l *Log) old(s *segment, retention time.Duration) bool {
+	if retention <= 0 {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return s.Size > 0 && s.Time < l.cfg.Now().Add(-l.cfg.Retention).UnixMilli()
+	return s.Size > 0 && s.Time < l.cfg.Now().Add(-retention).UnixMilli()
 }
 
 // retire begins a segment if all records of the last segment are old and nothing is under way.
-func (l *Log) retire() error {
+func (l *Log) retire(retention time.Duration) error {
 	l.mu.Lock()
 	n := len(l.segments)
 	if n == 0 || l.flushing || l.err != nil {
@@ -87,7 +88,7 @@ func (l *Log) retire() error {
 	}
 	s := l.segments[n-1]
 	l.mu.Unlock()
-	if !l.old(s) {
+	if !l.old(s, retention) {
 		return nil
 	}
 	l.mu.Lock()

@@ -108,7 +108,7 @@ func TestTail(t *testing.T) {
 	d := newMemDir()
 	early := tail(t, d, -1)
 	want(t, rest(t, early))
-	l := open(t, d, Config{SegmentBytes: 200})
+	l := open(t, d, fixed(Policy{SegmentBytes: 200}))
 	put(t, l, "a", "b")
 	end, middle := tail(t, d, -1), tail(t, d, 1)
 	want(t, rest(t, end))
@@ -151,7 +151,7 @@ func TestTail(t *testing.T) {
 		f.d = d
 	}
 	want(t, rest(t, end))
-	l = open(t, d, Config{SegmentBytes: 200})
+	l = open(t, d, fixed(Policy{SegmentBytes: 200}))
 	put(t, l, "again", "and again")
 	want(t, rest(t, end), "22:again", "23:and again")
 }
@@ -212,7 +212,7 @@ func TestTailWaitsForWholeBatches(t *testing.T) {
 // TestTailAnywhere: from each offset, a tail has the rest of the log.
 func TestTailAnywhere(t *testing.T) {
 	d, rng := newMemDir(), rand.New(rand.NewPCG(1, 2))
-	l := open(t, d, Config{SegmentBytes: 1000})
+	l := open(t, d, fixed(Policy{SegmentBytes: 1000}))
 	var all []string
 	for len(all) < 200 {
 		var values []string

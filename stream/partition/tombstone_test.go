@@ -16,7 +16,8 @@ import (
 func TestTombstonesGoLast(t *testing.T) {
 	const keys = 5
 	c := &clock{at: time.Unix(1000, 0)}
-	cfg := Config{SegmentBytes: 200, Compact: true, TombstoneAge: time.Hour, Now: c.now, UnsafeCompact: UnsafeCompact{NoOrder: os.Getenv("PENSTOCK_CONTROL") == "compact-noorder"}}
+	policy := fixed(Policy{SegmentBytes: 200, Compact: true, TombstoneAge: time.Hour}).Policy
+	cfg := Config{Policy: policy, Now: c.now, UnsafeCompact: UnsafeCompact{NoOrder: os.Getenv("PENSTOCK_CONTROL") == "compact-noorder"}}
 	for at, crashed := 0, true; crashed; at++ {
 		dir := newMemDir()
 		l := open(t, dir, cfg)

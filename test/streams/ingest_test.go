@@ -25,7 +25,9 @@ type appended struct {
 		Record int64
 		Reason string
 	}
-	Error string
+	Error     string
+	Partition int32
+	Repeated  int64 `json:"repeated_count"`
 }
 
 // post appends lines over HTTP.

@@ -266,8 +266,10 @@ func (s *Server) reserve(ctx context.Context, bytes int64) (release func(), err 
 
 // target is a stream to which records are appended.
 type target struct {
-	format     string // of the values
-	partitions int
+	format string // of the values
+	// partitions is the number of partitions, and named the number that producers with a name are
+	// spread over.
+	partitions, named int
 	// partition returns the log of a partition. Errors: NotFound, and those of partition.Open.
 	partition func(ctx context.Context, n int32) (*partition.Log, error)
 	// leader returns the other gateway that leads a partition, or is to lead it; nil: the server
@@ -349,14 +351,15 @@ func (s *Server) opened(ctx context.Context, p string, find func(*stream.Host, c
 		_, other := st.Place(n)
 		return !other
 	}
-	return target{st.Spec.Format, st.Spec.Partitions, open, leader, here}, nil
+	spec := st.Spec()
+	return target{spec.Format, spec.Partitions, spec.Named(), open, leader, here}, nil
 }
 
-// choose chooses the partition of a request: for a producer with a name always the same one, else the
-// next one that this gateway is to lead.
+// choose chooses the partition of a request: for a producer with a name always the same one, also
+// when the stream gets more partitions, else the next one that this gateway is to lead.
 func (s *Server) choose(name string, t *target) int32 {
 	if name != "" {
-		return int32(log.NamedProducer(name) % int64(t.partitions))
+		return int32(log.NamedProducer(name) % int64(t.named))
 	}
 	first := s.turn.Add(1)
 	for i := range uint32(t.partitions) {

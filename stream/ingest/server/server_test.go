@@ -144,7 +144,7 @@ func newRig(t *testing.T, format string, limits Limits) *rig {
 		if path != "/v/s" {
 			return target{}, meta.E("open stream", meta.NotFound, path, errors.New("no stream is there"))
 		}
-		return target{format: format, partitions: len(r.logs), partition: r.partition}, nil
+		return target{format: format, partitions: len(r.logs), named: len(r.logs), partition: r.partition}, nil
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
