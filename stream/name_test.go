@@ -75,7 +75,7 @@ func FuzzTopics(f *testing.F) {
 }
 
 func TestSpec(t *testing.T) {
-	s := Spec{Partitions: 4, NamedPartitions: 2, Format: "json", Retention: 7 * 24 * time.Hour, RetentionBytes: 1 << 30, SegmentBytes: 1 << 20, SegmentAge: time.Hour, Lag: 10 * time.Second, Schema: "a:string"}
+	s := Spec{Partitions: 4, NamedPartitions: 2, Format: "json", Retention: 7 * 24 * time.Hour, RetentionBytes: 1 << 30, SegmentBytes: 1 << 20, SegmentAge: time.Hour, MaxBatch: 1000, Lag: 10 * time.Second, Schema: "a:string"}
 	if got, err := DecodeSpec(s.Encode()); err != nil || got != s {
 		t.Errorf("%+v becomes %+v, %v", s, got, err)
 	}

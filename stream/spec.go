@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/partition"
 	"penstock.io/penstock/stream/publish"
 )
 
@@ -37,12 +38,17 @@ type Spec struct {
 	// stream/partition.
 	SegmentBytes int64
 	SegmentAge   time.Duration
+	// MaxBatch bounds the batches of Kafka's producers, in bytes; 0: partition.DefaultMaxBatch.
+	MaxBatch int
 	// Lag is how late the published table is at the most, of gateways that are not overloaded;
 	// 0: no table is published. Schema names the fields of JSON values that are columns of the
 	// table, see publish.ParseSchema; "": the value is a column.
 	Lag    time.Duration
 	Schema string
 }
+
+// BatchBytes returns the bound on the batches of Kafka's producers, in bytes.
+func (s *Spec) BatchBytes() int { return cmp.Or(s.MaxBatch, partition.DefaultMaxBatch) }
 
 // Named returns how many partitions producers with a name are spread over.
 func (s *Spec) Named() int { return cmp.Or(s.NamedPartitions, s.Partitions) }
@@ -72,6 +78,7 @@ type specRecord struct {
 	TombstoneAge   string `json:"tombstone_age,omitempty"`
 	SegmentBytes   int64  `json:"segment_bytes,omitempty"`
 	SegmentAge     string `json:"segment_age,omitempty"`
+	MaxBatch       int    `json:"max_batch,omitempty"`
 	Lag            string `json:"lag,omitempty"`
 	Schema         string `json:"schema,omitempty"`
 }
@@ -92,6 +99,8 @@ func (s *Spec) Check() error {
 		return bad("a retention or an age is negative")
 	case s.SegmentBytes < 0 || s.SegmentBytes > 0 && s.SegmentBytes < 4096:
 		return bad("a segment has 4096 bytes or more, not %d", s.SegmentBytes)
+	case s.MaxBatch < 0 || s.MaxBatch > partition.DefaultMaxBatch:
+		return bad("a batch has 1 to %d bytes, not %d", partition.DefaultMaxBatch, s.MaxBatch)
 	case s.Lag != 0 && (s.Lag < time.Second || s.Lag > MaxLag):
 		return bad("the lag of a table is between 1s and %v, not %v", MaxLag, s.Lag)
 	case s.Schema != "" && s.Format != publish.JSON:
@@ -105,7 +114,7 @@ func (s *Spec) Check() error {
 
 // Encode returns the bytes of stream.json.
 func (s *Spec) Encode() []byte {
-	r := specRecord{Version: specVersion, Partitions: s.Partitions, Named: s.NamedPartitions, Format: s.Format, RetentionBytes: s.RetentionBytes, SegmentBytes: s.SegmentBytes, Schema: s.Schema}
+	r := specRecord{Version: specVersion, Partitions: s.Partitions, Named: s.NamedPartitions, Format: s.Format, RetentionBytes: s.RetentionBytes, SegmentBytes: s.SegmentBytes, MaxBatch: s.MaxBatch, Schema: s.Schema}
 	if r.Format == "" {
 		r.Format = Formats[0]
 	}
@@ -141,7 +150,7 @@ func DecodeSpec(b []byte) (Spec, error) {
 	if r.Version > specVersion {
 		return Spec{}, meta.E(op, meta.Version, SpecFile, fmt.Errorf("version %d is newer than %d: use a newer program", r.Version, specVersion))
 	}
-	s := Spec{Partitions: r.Partitions, NamedPartitions: r.Named, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes, Schema: r.Schema}
+	s := Spec{Partitions: r.Partitions, NamedPartitions: r.Named, Format: r.Format, RetentionBytes: r.RetentionBytes, SegmentBytes: r.SegmentBytes, MaxBatch: r.MaxBatch, Schema: r.Schema}
 	switch r.Cleanup {
 	case "":
 	case cleanupCompact:

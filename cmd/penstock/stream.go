@@ -77,6 +77,7 @@ type streamView struct {
 	Retention      string `json:"retention,omitempty" yaml:"retention,omitempty"`
 	RetentionBytes int64  `json:"retention_bytes,omitempty" yaml:"retention_bytes,omitempty"`
 	Cleanup        string `json:"cleanup,omitempty" yaml:"cleanup,omitempty"`
+	MaxBatch       int    `json:"max_message_bytes,omitempty" yaml:"max_message_bytes,omitempty"`
 	Lag            string `json:"lag,omitempty" yaml:"lag,omitempty"`
 	Schema         string `json:"schema,omitempty" yaml:"schema,omitempty"`
 	Bytes          uint64 `json:"bytes" yaml:"bytes"`
@@ -89,7 +90,7 @@ func viewStream(ctx context.Context, t *penstock.Tree, p string) (v streamView, 
 	if err != nil {
 		return v, err
 	}
-	v = streamView{Path: p, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, Schema: s.Schema}
+	v = streamView{Path: p, Partitions: s.Partitions, Format: s.Format, RetentionBytes: s.RetentionBytes, MaxBatch: s.MaxBatch, Schema: s.Schema}
 	if s.Compact {
 		v.Cleanup = cleanupCompact
 	}
@@ -118,6 +119,9 @@ func showStream(t *table, v *streamView) {
 	t.row("retention", retention)
 	if v.RetentionBytes > 0 {
 		t.row("retention bytes", bytesText(uint64(v.RetentionBytes)))
+	}
+	if v.MaxBatch > 0 {
+		t.row("largest batch", bytesText(uint64(v.MaxBatch)))
 	}
 	if v.Cleanup != "" {
 		t.row("cleanup", "the last record of each key is kept")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,6 +59,7 @@ type streamChange struct {
 	retention     span
 	most, segment sizeFlag
 	cleanup       string
+	batch         sizeFlag
 }
 
 func (c *streamChange) flags(f *pflag.FlagSet) {
@@ -66,10 +68,11 @@ func (c *streamChange) flags(f *pflag.FlagSet) {
 	f.Var(&c.most, "retention-bytes", "largest size of a partition; 0: no bound")
 	f.StringVar(&c.cleanup, "cleanup", "", "delete: only --retention removes records; compact: of each key, records before the last one are removed, too")
 	f.Var(&c.segment, "segment-bytes", "largest size of a partition's file, after which the next file begins; 0: 64 MiB")
+	f.Var(&c.batch, "max-message-bytes", "largest batch of a Kafka producer; 0: 8 MiB")
 }
 
 // streamChangeFlags are the flags of which one at least must be given.
-var streamChangeFlags = []string{"partitions", "retention", "retention-bytes", "cleanup", "segment-bytes"}
+var streamChangeFlags = []string{"partitions", "retention", "retention-bytes", "cleanup", "segment-bytes", "max-message-bytes"}
 
 // check refuses a command that changes nothing, or has a wrong word.
 func (c *streamChange) check(f *pflag.FlagSet) error {
@@ -94,6 +97,9 @@ func (c *streamChange) apply(f *pflag.FlagSet, s *stream.Spec) error {
 	}
 	if f.Changed("segment-bytes") {
 		s.SegmentBytes = int64(c.segment)
+	}
+	if f.Changed("max-message-bytes") {
+		s.MaxBatch = int(min(c.batch, math.MaxInt32))
 	}
 	if f.Changed("cleanup") {
 		return setCleanup(s, c.cleanup)

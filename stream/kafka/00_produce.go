@@ -2,6 +2,7 @@ package kafka
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -79,6 +80,9 @@ func (s *Server) produce(r *request, q *kmsg.ProduceRequest, topic string, tp km
 	l, err := st.Partition(r.ctx, tp.Partition)
 	if err != nil {
 		return fail(codeOf(err), err)
+	}
+	if spec := st.Spec(); len(tp.Records) > spec.BatchBytes() {
+		return fail(codeMessageTooLarge, fmt.Errorf("the batch has %d bytes, max.message.bytes of the topic is %d", len(tp.Records), spec.BatchBytes()))
 	}
 	if len(tp.Records) > log.HeaderSize && tp.Records[16] < 2 {
 		return fail(codeUnsupportedFormat, errors.New("only message format 2 is taken"))

@@ -3,9 +3,6 @@ package kafka
 import (
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -75,47 +72,4 @@ func specOf(t *kmsg.CreateTopicsRequestTopic) (spec stream.Spec, code int16, err
 		return spec, codeInvalidConfig, err
 	}
 	return spec, codeOK, nil
-}
-
-// setConfig sets a configuration by Kafka's name.
-func setConfig(spec *stream.Spec, name, value string) error {
-	number := func(to func(int64)) error {
-		n, err := strconv.ParseInt(value, 10, 64)
-		if err != nil || n < -1 {
-			return fmt.Errorf("%s is a number, not %q", name, value)
-		}
-		to(max(n, 0)) // -1 is no bound
-		return nil
-	}
-	// A duration has fewer milliseconds than an int64, and the longest is for ever.
-	duration := func(to *time.Duration) error {
-		return number(func(n int64) {
-			if *to = 0; n <= int64(1<<63-1)/int64(time.Millisecond) {
-				*to = time.Duration(n) * time.Millisecond
-			}
-		})
-	}
-	switch name {
-	case "retention.ms":
-		return duration(&spec.Retention)
-	case "retention.bytes":
-		return number(func(n int64) { spec.RetentionBytes = n })
-	case "segment.bytes":
-		return number(func(n int64) { spec.SegmentBytes = n })
-	case "segment.ms":
-		return duration(&spec.SegmentAge)
-	case "delete.retention.ms":
-		return duration(&spec.TombstoneAge)
-	case "cleanup.policy":
-		switch strings.ReplaceAll(value, " ", "") {
-		case "delete":
-			spec.Compact = false
-		case "compact", "compact,delete", "delete,compact":
-			spec.Compact = true
-		default:
-			return fmt.Errorf("cleanup.policy %q is not supported: give delete, compact, or both", value)
-		}
-		return nil
-	}
-	return fmt.Errorf("configuration %s is not supported", name)
 }

@@ -33,8 +33,10 @@ func init() {
 		22: {0, 4, inTurn((*Server).initProducerID)},
 		23: {0, 4, inTurn((*Server).offsetForLeaderEpoch)},
 		32: {0, 4, inTurn((*Server).describeConfigs)},
+		33: {0, 2, inTurn((*Server).alterConfigs)},
 		36: {0, 2, beginSASLAuthenticate},
 		37: {0, 3, inTurn((*Server).createPartitions)},
+		44: {0, 1, inTurn((*Server).incrementalAlterConfigs)},
 		60: {0, 0, inTurn((*Server).describeCluster)},
 	}
 }

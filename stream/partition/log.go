@@ -53,10 +53,10 @@ func (c *Config) policy() (p Policy) {
 		p = c.Policy()
 	}
 	if p.SegmentBytes <= 0 {
-		p.SegmentBytes = 64 << 20
+		p.SegmentBytes = DefaultSegmentBytes
 	}
 	if p.SegmentAge <= 0 {
-		p.SegmentAge = 24 * time.Hour
+		p.SegmentAge = DefaultSegmentAge
 	}
 	if p.TombstoneAge <= 0 {
 		p.TombstoneAge = DefaultTombstoneAge
@@ -64,8 +64,12 @@ func (c *Config) policy() (p Policy) {
 	return p
 }
 
-// DefaultTombstoneAge is the default of Policy.TombstoneAge.
-const DefaultTombstoneAge = 24 * time.Hour
+// The defaults of Policy.
+const (
+	DefaultSegmentBytes = 64 << 20
+	DefaultSegmentAge   = 24 * time.Hour
+	DefaultTombstoneAge = 24 * time.Hour
+)
 
 // DefaultMaxBatch is the default bound on the size of a batch, in bytes.
 const DefaultMaxBatch = 8 << 20

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/stream"
 )
 
 // TestAdministration: streams are changed over the protocol and by commands while they are used.
@@ -30,6 +32,7 @@ func TestAdministration(t *testing.T) {
 	}()
 	m.Must("volume", "create", "v", "--attach", "/v")
 	t.Run("partitions", func(t *testing.T) { m.testGrowth(t, mnt) })
+	t.Run("configs", m.testConfigs)
 }
 
 // ask sends a request to a gateway.
@@ -157,4 +160,133 @@ func (m *machine) testGrowth(t *testing.T, mnt string) {
 	if n := partitions(t, c, "two.g"); n != 2 {
 		t.Errorf("the snapshot from before has %d partitions", n)
 	}
+}
+
+// alter changes configurations of a topic, op by op, and returns the answer.
+func alter(t *testing.T, c *kgo.Client, topic string, only bool, ops ...kmsg.IncrementalAlterConfigsRequestResourceConfig) error {
+	t.Helper()
+	q := kmsg.NewPtrIncrementalAlterConfigsRequest()
+	qr := kmsg.NewIncrementalAlterConfigsRequestResource()
+	qr.ResourceType, qr.ResourceName, qr.Configs = kmsg.ConfigResourceTypeTopic, topic, ops
+	q.Resources, q.ValidateOnly = append(q.Resources, qr), only
+	return kerr.ErrorForCode(ask[*kmsg.IncrementalAlterConfigsResponse](t, q, c).Resources[0].ErrorCode)
+}
+
+// op is an operation on a configuration.
+func op(how kmsg.IncrementalAlterConfigOp, name, value string) kmsg.IncrementalAlterConfigsRequestResourceConfig {
+	return kmsg.IncrementalAlterConfigsRequestResourceConfig{Name: name, Op: how, Value: &value}
+}
+
+// configs asks for the configurations of a topic, beside those that have their defaults.
+func configs(t *testing.T, c *kgo.Client, topic string) string {
+	t.Helper()
+	q := kmsg.NewPtrDescribeConfigsRequest()
+	qr := kmsg.NewDescribeConfigsRequestResource()
+	qr.ResourceType, qr.ResourceName = kmsg.ConfigResourceTypeTopic, topic
+	q.Resources = append(q.Resources, qr)
+	var all []string
+	for _, x := range ask[*kmsg.DescribeConfigsResponse](t, q, c).Resources[0].Configs {
+		if x.Source == kmsg.ConfigSourceDynamicTopicConfig {
+			all = append(all, x.Name+"="+*x.Value)
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+// testConfigs: the configurations of a topic are changed while a gateway leads the topic, and count
+// from then on, also after a restart.
+func (m *machine) testConfigs(t *testing.T) {
+	const set, clear, add, subtract = kmsg.IncrementalAlterConfigOpSet, kmsg.IncrementalAlterConfigOpDelete, kmsg.IncrementalAlterConfigOpAppend, kmsg.IncrementalAlterConfigOpSubtract
+	m.Must("stream", "create", "/v/k")
+	c := m.client(kgo.ProducerBatchMaxBytes(4<<20), kgo.ProducerBatchCompression(kgo.NoCompression()))
+	produce := func(size int) error {
+		return c.ProduceSync(t.Context(), &kgo.Record{Topic: "v.k", Value: []byte(strings.Repeat("x", size))}).FirstErr()
+	}
+	if err := produce(2 << 20); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		op   kmsg.IncrementalAlterConfigsRequestResourceConfig
+		want error
+		then string
+	}{
+		{op(set, "max.message.bytes", "0"), kerr.InvalidConfig, ""},
+		{op(set, "max.message.bytes", "8388609"), kerr.InvalidConfig, ""},
+		{op(set, "retention.ms", "soon"), kerr.InvalidConfig, ""},
+		{op(set, "unclean.leader.election.enable", "true"), kerr.InvalidConfig, ""},
+		{op(set, "compression.type", "zstd"), kerr.InvalidConfig, ""},
+		{op(set, "cleanup.policy", "forget"), kerr.InvalidConfig, ""},
+		{op(subtract, "cleanup.policy", "delete"), kerr.InvalidConfig, ""},
+		{op(add, "retention.ms", "1"), kerr.InvalidConfig, ""},
+		{op(9, "cleanup.policy", "delete"), kerr.InvalidRequest, ""},
+		{kmsg.IncrementalAlterConfigsRequestResourceConfig{Name: "retention.ms", Op: set}, kerr.InvalidRequest, ""},
+		{op(set, "compression.type", "producer"), nil, ""},
+		{op(set, "max.message.bytes", "1000000"), nil, "max.message.bytes=1000000"},
+		{op(set, "retention.ms", "3600000"), nil, "max.message.bytes=1000000 retention.ms=3600000"},
+		{op(add, "cleanup.policy", "compact"), nil, "cleanup.policy=compact,delete max.message.bytes=1000000 retention.ms=3600000"},
+		{op(subtract, "cleanup.policy", "compact"), nil, "max.message.bytes=1000000 retention.ms=3600000"},
+		{op(clear, "retention.ms", ""), nil, "max.message.bytes=1000000"},
+		{op(set, "retention.bytes", "100000000"), nil, "max.message.bytes=1000000 retention.bytes=100000000"},
+	} {
+		before := configs(t, c, "v.k")
+		if err := alter(t, c, "v.k", true, x.op); err != x.want || configs(t, c, "v.k") != before {
+			t.Errorf("%s %d is only checked: %v, then %s", x.op.Name, x.op.Op, err, configs(t, c, "v.k"))
+		}
+		if err := alter(t, c, "v.k", false, x.op); err != x.want || configs(t, c, "v.k") != x.then {
+			t.Errorf("%s %d: %v, then %s", x.op.Name, x.op.Op, err, configs(t, c, "v.k"))
+		}
+	}
+	if err := alter(t, c, "v.none", false, op(set, "retention.ms", "1000")); err != kerr.UnknownTopicOrPartition {
+		t.Errorf("no topic: %v", err)
+	}
+	if err := produce(2 << 20); err != kerr.MessageTooLarge {
+		t.Errorf("a batch beyond max.message.bytes: %v", err)
+	}
+	if err := produce(900_000); err != nil {
+		t.Errorf("a batch within max.message.bytes: %v", err)
+	}
+	if out := string(m.Must("stream", "set", "/v/k", "--segment-bytes", "1M", "--retention", "2h")); !strings.Contains(out, "2h0m0s") {
+		t.Errorf("the stream is %s", out)
+	}
+	if got := configs(t, c, "v.k"); got != "max.message.bytes=1000000 retention.bytes=100000000 retention.ms=7200000 segment.bytes=1048576" {
+		t.Errorf("after the command: %s", got)
+	}
+
+	q := kmsg.NewPtrAlterConfigsRequest()
+	qr := kmsg.NewAlterConfigsRequestResource()
+	qr.ResourceType, qr.ResourceName = kmsg.ConfigResourceTypeTopic, "v.k"
+	one := kmsg.NewAlterConfigsRequestResourceConfig()
+	one.Name, one.Value = "segment.ms", kmsg.StringPtr("60000")
+	qr.Configs = append(qr.Configs, one)
+	broker := kmsg.NewAlterConfigsRequestResource()
+	broker.ResourceType, broker.ResourceName = kmsg.ConfigResourceTypeBroker, "1"
+	q.Resources = append(q.Resources, qr, broker)
+	p := ask[*kmsg.AlterConfigsResponse](t, q, c.SeedBrokers()[0])
+	if err := kerr.ErrorForCode(p.Resources[0].ErrorCode); err != nil || configs(t, c, "v.k") != "segment.ms=60000" {
+		t.Errorf("all configurations are replaced: %v, then %s", err, configs(t, c, "v.k"))
+	}
+	if err := kerr.ErrorForCode(p.Resources[1].ErrorCode); err != kerr.InvalidRequest {
+		t.Errorf("a configuration of a gateway: %v", err)
+	}
+	if err := produce(2 << 20); err != nil {
+		t.Errorf("max.message.bytes is the default again: %v", err)
+	}
+	// Retention counts for the log that is open.
+	l := m.library(t)
+	l.host(func(h *stream.Host) {
+		m.Must("stream", "create", "/v/r", "--no-table")
+		log := l.lead(h, "/v/r")
+		a, err := log.Append(oldBatch(nil, []byte("old")))
+		if err == nil {
+			err = a.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Must("stream", "set", "/v/r", "--retention", "1h")
+		l.lead(h, "/v/r")
+		if n, err := log.Retain(t.Context()); err != nil || n != 1 {
+			t.Errorf("DATA: %d old files were removed, %v", n, err)
+		}
+	})
 }
