@@ -30,6 +30,7 @@ func init() {
 		18: {0, 3, inTurn((*Server).apiVersions)},
 		19: {0, 6, inTurn((*Server).createTopics)},
 		20: {0, 5, inTurn((*Server).deleteTopics)},
+		21: {0, 2, inTurn((*Server).deleteRecords)},
 		22: {0, 4, inTurn((*Server).initProducerID)},
 		23: {0, 4, inTurn((*Server).offsetForLeaderEpoch)},
 		32: {0, 4, inTurn((*Server).describeConfigs)},

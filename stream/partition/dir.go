@@ -6,6 +6,7 @@
 //
 //	00000000000000000000.seg   record batches; named after the offset of the first record
 //	00000000000000004711.seg   only the last segment grows
+//	00000000000000000815.start an empty file: records before this offset are deleted
 //	producers                  state of the producers where the last segment begins
 //	compacted                  how far a compaction by key has come
 //	epochs                     the leaders so far, and the offset where each leader began
@@ -63,6 +64,7 @@ type File interface {
 // Names of the files of a partition.
 const (
 	segmentSuffix = ".seg"
+	startSuffix   = ".start"
 	producersFile = "producers"
 	epochsFile    = "epochs"
 	compactedFile = "compacted"
@@ -72,11 +74,20 @@ const (
 func SegmentName(first int64) string { return fmt.Sprintf("%020d%s", first, segmentSuffix) }
 
 // FirstOf parses the name of a segment; ok is false for other files.
-func FirstOf(name string) (first int64, ok bool) {
-	digits, ok := strings.CutSuffix(name, segmentSuffix)
+func FirstOf(name string) (first int64, ok bool) { return offsetOf(name, segmentSuffix) }
+
+// startName names the file that says where a log begins.
+func startName(offset int64) string { return fmt.Sprintf("%020d%s", offset, startSuffix) }
+
+// startOf parses the name of a file that says where a log begins; ok is false for other files.
+func startOf(name string) (offset int64, ok bool) { return offsetOf(name, startSuffix) }
+
+// offsetOf parses a name of 20 digits and a suffix.
+func offsetOf(name, suffix string) (offset int64, ok bool) {
+	digits, ok := strings.CutSuffix(name, suffix)
 	if !ok || len(digits) != 20 {
 		return 0, false
 	}
-	first, err := strconv.ParseInt(digits, 10, 64)
-	return first, err == nil && first >= 0 && SegmentName(first) == name
+	offset, err := strconv.ParseInt(digits, 10, 64)
+	return offset, err == nil && offset >= 0 && fmt.Sprintf("%020d", offset) == digits
 }

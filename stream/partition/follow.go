@@ -33,8 +33,11 @@ func (l *Log) read(ctx context.Context) error {
 		return err
 	}
 	l.epochs, l.epoch = led.list, max(led.list.last(), 0)
-	if err := l.findSegments(ctx); err != nil || len(l.segments) == 0 {
+	if err := l.findSegments(ctx); err != nil {
 		return err
+	}
+	if len(l.segments) == 0 {
+		return l.checkStart()
 	}
 	s := l.segments[len(l.segments)-1]
 	if s.file, err = l.dir.Open(ctx, SegmentName(s.First), false); err != nil {
@@ -46,7 +49,7 @@ func (l *Log) read(ctx context.Context) error {
 	}
 	s.Segment, s.size, s.scanned = found, found.Size, true
 	l.high, l.next = found.Next, found.Next
-	return nil
+	return l.checkStart()
 }
 
 // ReadOnly reports that OpenRead opened the log.
@@ -62,7 +65,8 @@ func Contents(ctx context.Context, dir Dir) (string, error) {
 	var b strings.Builder
 	slices.SortFunc(files, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
 	for _, f := range files {
-		if _, ok := FirstOf(f.Name); ok {
+		_, segment := FirstOf(f.Name)
+		if _, start := startOf(f.Name); segment || start {
 			fmt.Fprintln(&b, f.Name, f.Size)
 		}
 	}

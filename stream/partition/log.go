@@ -107,7 +107,7 @@ type segment struct {
 // Log is a partition's log, opened by the partition's leader, or for reads only (OpenRead).
 //
 // INVARIANT: the segments follow each other without gaps; high is the end of the last segment;
-// all bytes below high are synced; pending has the batches from high to next, in order.
+// start is at most high, and never becomes less; all bytes below high are synced; pending has the batches from high to next, in order.
 type Log struct {
 	dir  Dir
 	cfg  Config
@@ -128,6 +128,7 @@ type Log struct {
 	mu       sync.Mutex
 	segments []*segment
 	epochs   epochs
+	start    int64         // records before this offset are deleted; see DeleteBefore
 	high     int64         // offset after the last synced record
 	next     int64         // offset of the next record to arrive
 	durable  log.Producers // producers' state at high
@@ -157,6 +158,14 @@ func (l *Log) Bounds() (start, high int64) {
 }
 
 func (l *Log) startLocked() int64 {
+	if len(l.segments) == 0 {
+		return l.high
+	}
+	return max(l.segments[0].First, l.start)
+}
+
+// firstLocked returns the offset at which the first segment begins; the high watermark without one.
+func (l *Log) firstLocked() int64 {
 	if len(l.segments) == 0 {
 		return l.high
 	}

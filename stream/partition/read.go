@@ -125,7 +125,7 @@ func (l *Log) load(s *segment) error {
 	defer l.loading.Unlock()
 	l.mu.Lock()
 	done := s.scanned || l.err != nil && isClosed(l.err)
-	gone := s.First < l.startLocked()
+	gone := s.First < l.firstLocked()
 	err := l.err
 	l.mu.Unlock()
 	switch {
@@ -160,7 +160,7 @@ func isClosed(err error) bool { return errors.Is(err, errClosed) }
 // returns the first record.
 func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool, err error) {
 	l.mu.Lock()
-	segments := append([]*segment(nil), l.segments...)
+	segments, start := append([]*segment(nil), l.segments...), l.startLocked()
 	l.mu.Unlock()
 	for _, s := range segments {
 		l.mu.Lock()
@@ -196,9 +196,11 @@ func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool
 			if err != nil {
 				return 0, 0, false, err
 			}
-			if b.MaxTime >= ms {
-				offset, at, err = firstAt(ctx, &b, p, ms)
-				return offset, at, err == nil, err
+			if b.MaxTime >= ms && b.Next() > start {
+				offset, at, err = firstAt(ctx, &b, p, ms, start)
+				if err != nil || offset >= start {
+					return offset, at, err == nil, err
+				}
 			}
 			pos += int64(b.Size)
 		}
@@ -210,8 +212,9 @@ func (l *Log) OffsetAt(ctx context.Context, ms int64) (offset, at int64, ok bool
 // decompress.Max bytes, which no budget of requests counts.
 var decompressing = make(chan struct{}, 2)
 
-// firstAt finds the first record of a batch with a time or a later one.
-func firstAt(ctx context.Context, b *log.Batch, p []byte, ms int64) (offset, at int64, err error) {
+// firstAt finds the first record of a batch, from the offset start on, with a time or a later one.
+// If the batch has none, firstAt returns the first record of the batch.
+func firstAt(ctx context.Context, b *log.Batch, p []byte, ms, start int64) (offset, at int64, err error) {
 	select {
 	case decompressing <- struct{}{}:
 		defer func() { <-decompressing }()
@@ -222,7 +225,7 @@ func firstAt(ctx context.Context, b *log.Batch, p []byte, ms int64) (offset, at 
 	plain, err := decompress.Records(b.Compression(), p[log.HeaderSize:b.Size])
 	if err == nil {
 		err = b.Each(plain, func(r log.Record) error {
-			if offset < 0 && r.Time >= ms {
+			if offset < 0 && r.Offset >= start && r.Time >= ms {
 				offset, at = r.Offset, r.Time
 			}
 			return nil

@@ -64,6 +64,9 @@ func (l *Log) recover(ctx context.Context) error {
 	if err := l.scanTail(from); err != nil {
 		return err
 	}
+	if err := l.checkStart(); err != nil {
+		return err
+	}
 	l.durable.Expire(l.cfg.Now().Add(-l.cfg.ProducerExpiry).UnixMilli())
 	copied, _, err := log.DecodeProducers(l.durable.AppendBinary(nil, l.high))
 	if err != nil {
@@ -84,6 +87,9 @@ func (l *Log) findSegments(ctx context.Context) error {
 	for _, f := range files {
 		if first, ok := FirstOf(f.Name); ok {
 			l.segments = append(l.segments, &segment{Segment: log.NewSegment(first), size: f.Size, created: f.Created})
+		}
+		if start, ok := startOf(f.Name); ok {
+			l.start = max(l.start, start)
 		}
 	}
 	sort.Slice(l.segments, func(i, j int) bool { return l.segments[i].First < l.segments[j].First })

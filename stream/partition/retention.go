@@ -9,12 +9,15 @@ import (
 )
 
 // Retain removes the oldest segments while all records are older than Policy.Retention,
-// or while the log is larger than Policy.RetentionBytes. The growing segment stays; Retain
+// or while the log is larger than Policy.RetentionBytes, or while all records are deleted. The growing segment stays; Retain
 // begins the next one when the records are old enough, so that an idle partition becomes
 // empty, too. Retain returns the number of removed segments.
 func (l *Log) Retain(ctx context.Context) (removed int, err error) {
 	policy := l.cfg.policy()
-	if policy.Retention <= 0 && policy.RetentionBytes <= 0 || l.lead == nil {
+	l.mu.Lock()
+	deleted := l.firstLocked() < l.start
+	l.mu.Unlock()
+	if policy.Retention <= 0 && policy.RetentionBytes <= 0 && !deleted || l.lead == nil {
 		return 0, nil
 	}
 	if err := l.retire(policy.Retention); err != nil {
@@ -31,14 +34,14 @@ func (l *Log) Retain(ctx context.Context) (removed int, err error) {
 			size += s.size
 		}
 		scanned := s.scanned
+		gone := policy.RetentionBytes > 0 && size > policy.RetentionBytes || s.Next <= l.start // of s
 		l.mu.Unlock()
-		tooLarge := policy.RetentionBytes > 0 && size > policy.RetentionBytes
-		if !tooLarge && policy.Retention > 0 && !scanned {
+		if !gone && policy.Retention > 0 && !scanned {
 			if err := l.load(s); err != nil {
 				return removed, err
 			}
 		}
-		if !tooLarge && !l.old(s, policy.Retention) {
+		if !gone && !l.old(s, policy.Retention) {
 			return removed, nil
 		}
 		if err := l.removeFirst(ctx, s); err != nil {
@@ -68,14 +71,15 @@ func MayBeOld(ctx context.Context, dir Dir, before time.Time) (bool, error) {
 	return size > 0 && first.Before(before), nil
 }
 
-// old reports that all records of a segment are older than the retention; 0: no record is old.
+// old reports that all records of a segment are older than the retention (0: no record is old), or
+// deleted.
 func (l *Log) old(s *segment, retention time.Duration) bool {
-	if retention <= 0 {
-		return false
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return s.Size > 0 && s.Time < l.cfg.Now().Add(-retention).UnixMilli()
+	if s.First < s.Next && s.Next <= l.start {
+		return true
+	}
+	return retention > 0 && s.Size > 0 && s.Time < l.cfg.Now().Add(-retention).UnixMilli()
 }
 
 // retire begins a segment if all records of the last segment are old and nothing is under way.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,17 @@ func TestAdministration(t *testing.T) {
 	m.Must("volume", "create", "v", "--attach", "/v")
 	t.Run("partitions", func(t *testing.T) { m.testGrowth(t, mnt) })
 	t.Run("configs", m.testConfigs)
+	t.Run("records", func(t *testing.T) { m.testDeleteRecords(t, mnt) })
+}
+
+// restart kills the machine and starts the machine again.
+func (m *machine) restart(mnt string) {
+	m.T.Helper()
+	m.kill()
+	if err := spawn.Unmount(mnt); err != nil {
+		m.T.Fatal(err)
+	}
+	m.start()
 }
 
 // ask sends a request to a gateway.
@@ -289,4 +301,89 @@ func (m *machine) testConfigs(t *testing.T) {
 			t.Errorf("DATA: %d old files were removed, %v", n, err)
 		}
 	})
+}
+
+// truncate deletes the records of the first partition of a topic before an offset, and returns the
+// offset at which the partition begins then.
+func truncate(t *testing.T, c *kgo.Client, topic string, offset int64) (int64, error) {
+	t.Helper()
+	q := kmsg.NewPtrDeleteRecordsRequest()
+	qt := kmsg.NewDeleteRecordsRequestTopic()
+	qp := kmsg.NewDeleteRecordsRequestTopicPartition()
+	qp.Offset = offset
+	qt.Topic, qt.Partitions = topic, append(qt.Partitions, qp)
+	q.Topics, q.TimeoutMillis = append(q.Topics, qt), 30000
+	p := ask[*kmsg.DeleteRecordsResponse](t, q, c.SeedBrokers()[0]).Topics[0].Partitions[0]
+	return p.LowWatermark, kerr.ErrorForCode(p.ErrorCode)
+}
+
+// testDeleteRecords: deleted records stay deleted when the gateway is killed and another one leads
+// the partition.
+func (m *machine) testDeleteRecords(t *testing.T, mnt string) {
+	m.Must("stream", "create", "/v/d", "--no-table")
+	c := m.client()
+	for i := range 10 {
+		if err := c.ProduceSync(t.Context(), &kgo.Record{Topic: "v.d", Value: []byte(strconv.Itoa(i))}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(offset, start int64, want error) {
+		t.Helper()
+		if got, err := truncate(t, c, "v.d", offset); got != start || err != want {
+			t.Errorf("DATA: after the deletion before %d the partition begins at %d, %v", offset, got, err)
+		}
+	}
+	expect(11, -1, kerr.OffsetOutOfRange)
+	expect(-2, -1, kerr.OffsetOutOfRange)
+	expect(6, 6, nil)
+	expect(3, 6, nil)
+	if _, err := truncate(t, c, "v.none", 0); err != kerr.UnknownTopicOrPartition {
+		t.Errorf("no topic: %v", err)
+	}
+	begins := func(what string, at int64) {
+		t.Helper()
+		if r := m.consume("v.d", 0, 1)[0]; r.Offset != at || string(r.Value) != strconv.Itoa(int(at)) {
+			t.Errorf("DATA: %s: the first record is %q at offset %d", what, r.Value, r.Offset)
+		}
+		q := kmsg.NewPtrFetchRequest()
+		q.Version, q.MaxBytes = 11, 1<<20
+		qt := kmsg.NewFetchRequestTopic()
+		qp := kmsg.NewFetchRequestTopicPartition()
+		qp.FetchOffset, qp.PartitionMaxBytes, qp.CurrentLeaderEpoch = at-1, 1<<20, -1
+		qt.Topic, qt.Partitions = "v.d", append(qt.Partitions, qp)
+		q.Topics = append(q.Topics, qt)
+		p := ask[*kmsg.FetchResponse](t, q, c.SeedBrokers()[0]).Topics[0].Partitions[0]
+		if err := kerr.ErrorForCode(p.ErrorCode); err != kerr.OffsetOutOfRange || p.LogStartOffset != at {
+			t.Errorf("%s: a deleted offset: %v, the log begins at %d", what, err, p.LogStartOffset)
+		}
+	}
+	begins("after the deletion", 6)
+	m.restart(mnt)
+	c = m.client()
+	begins("after a restart", 6)
+	expect(7, 7, nil)
+	m.restart(mnt)
+	l := m.library(t) // another process leads the partition now
+	l.host(func(h *stream.Host) {
+		m.Until("the leadership of the killed gateway has ended", func() error {
+			s, err := h.Stream(t.Context(), nil, "/v/d", 0)
+			if err == nil {
+				_, err = s.Partition(t.Context(), 0)
+			}
+			return err
+		})
+		log := l.lead(h, "/v/d")
+		if start, high := log.Bounds(); start != 7 || high != 10 {
+			t.Errorf("DATA: for the next leader the log is from %d to %d", start, high)
+		}
+		if start, err := log.DeleteBefore(t.Context(), 9); err != nil || start != 9 {
+			t.Errorf("DATA: the next leader deletes up to %d, %v", start, err)
+		}
+	})
+	c = m.client()
+	begins("after another leader", 9)
+	expect(-1, 10, nil)
+	if r := (&kgo.Record{Topic: "v.d", Value: []byte("next")}); c.ProduceSync(t.Context(), r).FirstErr() != nil || r.Offset != 10 {
+		t.Errorf("DATA: the record after all deleted ones is at offset %d", r.Offset)
+	}
 }

@@ -184,6 +184,13 @@ func (g *guarded) code(c *kgo.Client, what, topic string) error {
 		if p, err = q.RequestWith(ctx, c); err == nil {
 			code = p.Topics[0].Partitions[0].ErrorCode
 		}
+	case "grow":
+		return grow(g.t, c, topic, 2, true)
+	case "alter":
+		return alter(g.t, c, topic, true, op(kmsg.IncrementalAlterConfigOpSet, "retention.ms", "1000"))
+	case "truncate":
+		_, err := truncate(g.t, c, topic, 0)
+		return err
 	case "write":
 		return c.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("x")}).FirstErr()
 	}
@@ -311,7 +318,14 @@ func TestRights(t *testing.T) {
 			t.Fatalf("%s %v: %v: %s", name, args, err, out)
 		}
 	}
+	change := func(want error) {
+		t.Helper()
+		for _, what := range []string{"grow", "alter", "truncate"} {
+			expect(bob, what, "v.t", want)
+		}
+	}
 	doors("mode 0755", nil, denied)
+	change(denied)
 	run("chmod", "0700", dir)
 	doors("mode 0700", denied, denied)
 	if out := g.kcat("", append(slices.Replace(sasl("PLAIN", "secret"), 5, 6, "sasl.username=bob"), "-L")...); strings.Contains(out, "v.t") || !strings.Contains(out, "v.first") {
@@ -319,6 +333,10 @@ func TestRights(t *testing.T) {
 	}
 	run("setfacl", "-m", "g:2000:wx", dir)
 	doors("an ACL that lets bob's group write", denied, nil)
+	change(nil)
+	run("setfacl", "-m", "g:2000:w", dir)
+	change(denied)
+	run("setfacl", "-m", "g:2000:wx", dir)
 	expect(bob, "delete", "v.t", denied)
 	run("setfacl", "-b", dir)
 	doors("no ACL any more", denied, denied)
