@@ -573,3 +573,49 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 	s.groups[name] = c
 	return c.Offsets, nil
 }
+
+// DeleteOffsets removes the file with the offsets of a consumer group; had is false if there was
+// none. The caller keeps the group from commits meanwhile. Errors: ReadOnly, and those of Offsets.
+func (s *Stream) DeleteOffsets(ctx context.Context, group string) (had bool, err error) {
+	if _, err := s.Offsets(ctx, group, false); err != nil {
+		if errors.Is(err, meta.NotFound) {
+			return false, nil
+		}
+		return false, err
+	}
+	name := Escape(group) + groupSuffix
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.groups[name]
+	if c == nil {
+		return true, meta.E("delete offsets", meta.ReadOnly, s.name, errors.New("offsets can't be deleted here"))
+	}
+	if err := c.dir.Remove(ctx, name); err != nil {
+		return true, err
+	}
+	delete(s.groups, name)
+	c.close() // the file is gone: an error of close does not matter
+	return true, nil
+}
+
+// DeleteOffsetsOf removes what a consumer group has committed in some partitions, and the file of
+// the group when nothing is left. Errors: NotFound (the group has no offsets), ReadOnly, and those of
+// Offsets.
+func (s *Stream) DeleteOffsetsOf(ctx context.Context, group string, of []int32) error {
+	o, err := s.Offsets(ctx, group, false)
+	if err != nil {
+		return err
+	}
+	var gone []offsets.Commit
+	all := o.All()
+	for _, c := range all {
+		if slices.Contains(of, c.Partition) {
+			gone = append(gone, offsets.Commit{Partition: c.Partition, Offset: -1, Epoch: -1})
+		}
+	}
+	if len(gone) == len(all) {
+		_, err := s.DeleteOffsets(ctx, group)
+		return err
+	}
+	return o.Commit(gone)
+}

@@ -47,6 +47,8 @@ const (
 	codeTransactionDenied       int16 = 53
 	codeStorage                 int16 = 56
 	codeLoginFailed             int16 = 58
+	codeNonEmptyGroup           int16 = 68
+	codeGroupNotFound           int16 = 69
 	codeSessionNotFound         int16 = 70
 	codeFencedLeader            int16 = 74
 	codeUnknownLeader           int16 = 75

@@ -37,7 +37,9 @@ func init() {
 		33: {0, 2, inTurn((*Server).alterConfigs)},
 		36: {0, 2, beginSASLAuthenticate},
 		37: {0, 3, inTurn((*Server).createPartitions)},
+		42: {0, 2, inTurn((*Server).deleteGroups)},
 		44: {0, 1, inTurn((*Server).incrementalAlterConfigs)},
+		47: {0, 0, inTurn((*Server).deleteOffsets)},
 		60: {0, 0, inTurn((*Server).describeCluster)},
 	}
 }
