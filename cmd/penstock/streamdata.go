@@ -28,16 +28,11 @@ func streamTopic(arg string) (string, error) {
 	return stream.Topic(p)
 }
 
-// kafkaFlag adds the flag that says where the gateway is.
-func kafkaFlag(cmd *cobra.Command, addr *string) {
-	cmd.Flags().StringVar(addr, "kafka", defaultKafka, "address of the gateway")
-}
-
 // maxLine is the greatest length of a line that produce takes, in bytes.
 const maxLine = partition.DefaultMaxBatch / 2
 
 func newStreamProduce() *cobra.Command {
-	var addr string
+	var at kafkaAt
 	part := int32(-1)
 	cmd := &cobra.Command{
 		Use:   "produce STREAM",
@@ -52,25 +47,22 @@ once. Without --partition the records are spread over the partitions.`,
 			if err != nil {
 				return err
 			}
-			opts := []kgo.Opt{kgo.SeedBrokers(addr), kgo.DefaultProduceTopic(topic), kgo.ProducerBatchMaxBytes(partition.DefaultMaxBatch), kgo.UnknownTopicRetries(2)}
+			opts := []kgo.Opt{kgo.DefaultProduceTopic(topic), kgo.ProducerBatchMaxBytes(partition.DefaultMaxBatch), kgo.UnknownTopicRetries(2)}
 			if part >= 0 {
 				opts = append(opts, kgo.RecordPartitioner(kgo.ManualPartitioner()))
 			}
-			c, err := kgo.NewClient(opts...)
+			c, err := at.reach(cmd.Context(), args[0], opts...)
 			if err != nil {
-				return &usageError{err}
+				return err
 			}
 			defer c.Close()
-			if err := c.Ping(cmd.Context()); err != nil {
-				return fmt.Errorf("stream %s: no gateway answers at %s: %w", args[0], addr, err)
-			}
 			if _, err := streamEnds(cmd.Context(), c, topic, part); err != nil {
-				return fmt.Errorf("stream %s at the gateway %s: %w", args[0], addr, err)
+				return fmt.Errorf("stream %s at the gateway %s: %w", args[0], at.addr, err)
 			}
 			return produceLines(cmd.Context(), c, cmd.InOrStdin(), max(part, 0))
 		},
 	}
-	kafkaFlag(cmd, &addr)
+	at.flags(cmd)
 	cmd.Flags().Int32Var(&part, "partition", -1, "number of the partition")
 	return cmd
 }
@@ -99,7 +91,8 @@ func produceLines(ctx context.Context, c *kgo.Client, r io.Reader, partition int
 }
 
 func newStreamConsume() *cobra.Command {
-	var addr, from string
+	var at kafkaAt
+	var from string
 	var follow bool
 	part := int32(-1)
 	cmd := &cobra.Command{
@@ -127,19 +120,19 @@ on with new records until it is interrupted.`,
 			default:
 				return usagef("--from %s: write beginning, end or an offset", printable(from))
 			}
-			c, err := kgo.NewClient(kgo.SeedBrokers(addr))
+			c, err := at.reach(cmd.Context(), args[0])
 			if err != nil {
-				return &usageError{err}
+				return err
 			}
 			defer c.Close()
 			ends, err := streamEnds(cmd.Context(), c, topic, part)
 			if err != nil {
-				return fmt.Errorf("stream %s at the gateway %s: %w", args[0], addr, err)
+				return fmt.Errorf("stream %s at the gateway %s: %w", args[0], at.addr, err)
 			}
 			return consumeLines(cmd.Context(), c, cmd.OutOrStdout(), topic, start, ends, follow)
 		},
 	}
-	kafkaFlag(cmd, &addr)
+	at.flags(cmd)
 	cmd.Flags().Int32Var(&part, "partition", -1, "number of the only partition to read")
 	cmd.Flags().StringVar(&from, "from", "beginning", "where to begin: beginning, end or an offset")
 	cmd.Flags().BoolVar(&follow, "follow", false, "go on with new records")

@@ -34,10 +34,10 @@ type groupPartitionView struct {
 func newStreamGroups() *cobra.Command {
 	var w where
 	var out output
-	var addr string
+	var at kafkaAt
 	cmd := &cobra.Command{
 		Use:   "groups STREAM",
-		Short: "Show how far the consumer groups of a stream are",
+		Short: "Show how far the consumer groups of a stream are, reset and delete groups",
 		Long: `Shows the consumer groups with committed offsets in the stream: the present number of
 members, and for each partition with a commit the committed offset (the offset of the
 next record to consume), the end of the partition, and the lag (the number of records
@@ -64,32 +64,34 @@ between the two). The gateway at --kafka answers.`,
 			if err != nil {
 				return err
 			}
-			c, err := kgo.NewClient(kgo.SeedBrokers(addr))
+			c, err := at.reach(cmd.Context(), args[0])
 			if err != nil {
-				return &usageError{err}
+				return err
 			}
 			defer c.Close()
-			if err := c.Ping(cmd.Context()); err != nil {
-				return fmt.Errorf("stream %s: no gateway answers at %s: %w", args[0], addr, err)
-			}
 			views, err := viewGroups(cmd.Context(), c, topic, names)
 			if err != nil {
-				return fmt.Errorf("stream %s at the gateway %s: %w", args[0], addr, err)
+				return fmt.Errorf("stream %s at the gateway %s: %w", args[0], at.addr, err)
 			}
-			return out.print(cmd.OutOrStdout(), views, func(t *table) {
-				t.row("GROUP", "STATE", "MEMBERS", "PARTITION", "COMMITTED", "END", "LAG")
-				for _, g := range views {
-					for _, p := range g.Partitions {
-						t.row(printable(g.Group), g.State, g.Members, p.Partition, p.Committed, p.End, p.Lag)
-					}
-				}
-			})
+			return printGroups(cmd, &out, views)
 		},
 	}
 	w.flags(cmd)
 	out.flag(cmd)
-	kafkaFlag(cmd, &addr)
+	at.flags(cmd)
+	cmd.AddCommand(newStreamGroupsReset(), newStreamGroupsDelete())
 	return cmd
+}
+
+func printGroups(cmd *cobra.Command, out *output, views []groupView) error {
+	return out.print(cmd.OutOrStdout(), views, func(t *table) {
+		t.row("GROUP", "STATE", "MEMBERS", "PARTITION", "COMMITTED", "END", "LAG")
+		for _, g := range views {
+			for _, p := range g.Partitions {
+				t.row(printable(g.Group), g.State, g.Members, p.Partition, p.Committed, p.End, p.Lag)
+			}
+		}
+	})
 }
 
 // viewGroups asks the gateway how far groups are in a topic.

@@ -1,8 +1,10 @@
 package streams
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,6 +18,7 @@ import (
 
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/stream"
+	"penstock.io/penstock/test/program"
 )
 
 // TestAdministration: streams are changed over the protocol and by commands while they are used.
@@ -35,6 +38,7 @@ func TestAdministration(t *testing.T) {
 	t.Run("partitions", func(t *testing.T) { m.testGrowth(t, mnt) })
 	t.Run("configs", m.testConfigs)
 	t.Run("records", func(t *testing.T) { m.testDeleteRecords(t, mnt) })
+	t.Run("groups", func(t *testing.T) { m.testGroups(t, mnt) })
 }
 
 // restart kills the machine and starts the machine again.
@@ -45,6 +49,16 @@ func (m *machine) restart(mnt string) {
 		m.T.Fatal(err)
 	}
 	m.start()
+}
+
+// command runs a command of the program that uses the gateway, with some input.
+func (m *machine) command(in string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(m.T.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program.Path, append(args, "--kafka", m.kafka)...)
+	cmd.Stdin = strings.NewReader(in)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // ask sends a request to a gateway.
@@ -386,4 +400,99 @@ func (m *machine) testDeleteRecords(t *testing.T, mnt string) {
 	if r := (&kgo.Record{Topic: "v.d", Value: []byte("next")}); c.ProduceSync(t.Context(), r).FirstErr() != nil || r.Offset != 10 {
 		t.Errorf("DATA: the record after all deleted ones is at offset %d", r.Offset)
 	}
+}
+
+// testGroups: the offsets of a group without members are reset and deleted; a group with members
+// stays as it is.
+func (m *machine) testGroups(t *testing.T, mnt string) {
+	m.Must("stream", "create", "/v/one", "--partitions", "2", "--no-table")
+	m.Must("stream", "create", "/v/two", "--no-table")
+	c := m.client()
+	for i := range 10 {
+		r := &kgo.Record{Topic: "v.one", Partition: int32(i % 2), Value: []byte("x"), Timestamp: time.UnixMilli(1_700_000_000_000 + int64(i))}
+		if err := c.ProduceSync(t.Context(), r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	committed := func(what string, want ...int64) {
+		t.Helper()
+		got := []int64{m.committed(c, "work", "v.one", 0), m.committed(c, "work", "v.one", 1), m.committed(c, "work", "v.two", 0)}
+		if !slices.Equal(got, want) {
+			t.Errorf("DATA: %s: the group is at %v, not %v", what, got, want)
+		}
+	}
+	set := func(topic string, partition int32, offset int64) {
+		t.Helper()
+		if err := commit(t.Context(), c, "work", topic, partition, offset); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("v.one", 0, 3)
+	set("v.two", 0, 1)
+	reset := func(to string) (string, error) {
+		return m.command("", "stream", "groups", "reset", "/v/one", "work", "--to", to)
+	}
+	for _, x := range []struct {
+		to   string
+		want []int64
+	}{
+		{"latest", []int64{5, 5, 1}}, {"earliest", []int64{0, 0, 1}}, {"4", []int64{4, 4, 1}}, {"400", []int64{5, 5, 1}},
+		{time.UnixMilli(1_700_000_000_005).UTC().Format(time.RFC3339Nano), []int64{3, 2, 1}}, {"2100-01-01T00:00:00Z", []int64{5, 5, 1}}, {"2", []int64{2, 2, 1}},
+	} {
+		if out, err := reset(x.to); err != nil {
+			t.Errorf("reset to %s: %v: %s", x.to, err, out)
+		}
+		committed("reset to "+x.to, x.want...)
+	}
+	if out, err := reset("yesterday"); err == nil {
+		t.Errorf("reset to yesterday: %s", out)
+	}
+	member := m.client(kgo.ConsumerGroup("work"), kgo.ConsumeTopics("v.one"), kgo.DisableAutoCommit())
+	m.poll(member, 6)
+	deleteGroup := func() error {
+		t.Helper()
+		q := kmsg.NewPtrDeleteGroupsRequest()
+		q.Groups = []string{"work"}
+		return kerr.ErrorForCode(ask[*kmsg.DeleteGroupsResponse](t, q, c).Groups[0].ErrorCode)
+	}
+	if err := deleteGroup(); err != kerr.NonEmptyGroup {
+		t.Errorf("a group with a member is deleted: %v", err)
+	}
+	if out, err := reset("earliest"); err == nil {
+		t.Errorf("a group with a member is reset: %s", out)
+	}
+	if out, err := m.command("", "stream", "groups", "delete", "/v/one", "work", "--yes"); err == nil {
+		t.Errorf("the offsets of a group with a member are deleted: %s", out)
+	}
+	committed("with a member", 2, 2, 1)
+	member.Close()
+	q := kmsg.NewPtrOffsetDeleteRequest()
+	q.Group = "work"
+	qt := kmsg.NewOffsetDeleteRequestTopic()
+	qt.Topic, qt.Partitions = "v.one", []kmsg.OffsetDeleteRequestTopicPartition{kmsg.NewOffsetDeleteRequestTopicPartition()}
+	q.Topics = append(q.Topics, qt)
+	m.Until("the group has no member", func() error {
+		return kerr.ErrorForCode(ask[*kmsg.OffsetDeleteResponse](t, q, c).ErrorCode)
+	})
+	committed("without partition 0", -1, 2, 1)
+	if out, err := m.command("", "stream", "groups", "delete", "/v/one", "work", "--yes"); err != nil {
+		t.Errorf("the offsets of a group without members: %v: %s", err, out)
+	}
+	committed("without the first stream", -1, -1, 1)
+	if out := m.Must("stream", "groups", "/v/one", "--kafka", m.kafka); strings.Contains(string(out), "work") {
+		t.Errorf("the first stream has the groups %s", out)
+	}
+	set("v.one", 1, 4)
+	if err := deleteGroup(); err != nil {
+		t.Errorf("a group without members: %v", err)
+	}
+	committed("deleted", -1, -1, -1)
+	m.restart(mnt)
+	c = m.client()
+	committed("deleted, after a restart", -1, -1, -1)
+	if err := deleteGroup(); err != kerr.GroupIDNotFound {
+		t.Errorf("a group that is not there: %v", err)
+	}
+	set("v.one", 0, 1)
+	committed("made again", 1, -1, -1)
 }

@@ -362,6 +362,8 @@ func TestRights(t *testing.T) {
 		t.Errorf("gRPC with a certificate says %v", got)
 	}
 
+	g.testCommands(t)
+
 	g.password("ann", "another")
 	g.Until("ann's open connections end", func() error {
 		if err := ann.Ping(t.Context()); err == nil {
@@ -370,4 +372,49 @@ func TestRights(t *testing.T) {
 		return nil
 	})
 	expect(g.as("ann", "another"), "delete", "v.t", nil)
+}
+
+// testCommands: the program's own commands log in with a password or a certificate, and say what a
+// login lacks.
+func (g *guarded) testCommands(t *testing.T) {
+	file := func(name, text string) string {
+		t.Helper()
+		name = filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	password := []string{"--user", "ann", "--password-file", file("password", "secret\n"), "--tls-ca", g.file("ca.crt")}
+	certificate := []string{"--tls-cert", g.file("loader.crt"), "--tls-key", g.file("loader.key"), "--tls-ca", g.file("ca.crt")}
+	if out, err := g.command("by a password\n", append([]string{"stream", "produce", "v.t"}, password...)...); err != nil {
+		t.Errorf("produce with a password: %v: %s", err, out)
+	}
+	if out, err := g.command("by a certificate\n", append([]string{"stream", "produce", "v.t"}, certificate...)...); err != nil {
+		t.Errorf("produce with a certificate: %v: %s", err, out)
+	}
+	for _, as := range [][]string{password, certificate} {
+		if out, err := g.command("", append([]string{"stream", "consume", "v.t"}, as...)...); err != nil || !strings.HasSuffix(out, "by a password\nby a certificate\n") {
+			t.Errorf("DATA: consumed %s, %v", out, err)
+		}
+	}
+	if out, err := g.Ctl(append([]string{"stream", "groups", "/v/t", "--kafka", g.kafka}, password...)...); err != nil {
+		t.Errorf("groups with a password: %v: %s", err, out)
+	}
+	for says, args := range map[string][]string{
+		"--user":             {"--tls-ca", g.file("ca.crt")},
+		"no user ann":        {"--user", "ann", "--password-file", file("wrong", "wrong\n"), "--tls-ca", g.file("ca.crt")},
+		"no password":        {"--user", "ann", "--password-file", file("empty", "\n"), "--tls-ca", g.file("ca.crt")},
+		"no-such":            {"--user", "ann", "--password-file", "/no-such", "--tls-ca", g.file("ca.crt")},
+		"certificate":        {"--user", "ann", "--password-file", file("right", "secret")},
+		"no certificate":     {"--tls-ca", g.users},
+		"no gateway answers": {"--tls-cert", g.file("stranger.crt"), "--tls-key", g.file("stranger.key"), "--tls-ca", g.file("ca.crt")},
+	} {
+		if says == "certificate" {
+			args = append(args, "--tls") // the machine does not trust the gateway's authority
+		}
+		if out, err := g.command("", append([]string{"stream", "consume", "v.t"}, args...)...); err == nil || !strings.Contains(out, says) {
+			t.Errorf("%v: %v, and it does not say %q: %s", args, err, says, out)
+		}
+	}
 }
