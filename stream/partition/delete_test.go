@@ -1,9 +1,11 @@
 package partition
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"penstock.io/penstock/meta"
@@ -89,6 +91,16 @@ func TestDeleteBefore(t *testing.T) {
 	}
 }
 
+// backwards is a directory that lists its files in the reverse order of their names.
+type backwards struct{ *memDir }
+
+// List lists the files.
+func (d backwards) List(ctx context.Context) ([]Info, error) {
+	l, err := d.memDir.List(ctx)
+	slices.Reverse(l)
+	return l, err
+}
+
 // TestDeleteBeforeFrees: files of deleted records are removed, also of an idle partition, lookups
 // by time find no deleted record, and wrong offsets are refused.
 func TestDeleteBeforeFrees(t *testing.T) {
@@ -133,7 +145,7 @@ func TestDeleteBeforeFrees(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	l = open(t, dir, fixed(Policy{SegmentBytes: 300}))
+	l = open(t, backwards{dir}, fixed(Policy{SegmentBytes: 300}))
 	defer l.Close()
 	if start, err := l.DeleteBefore(t.Context(), 10); err != nil || start != 31 {
 		t.Errorf("DATA: after a late deletion the log begins at %d, %v", start, err)
