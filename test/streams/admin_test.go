@@ -96,17 +96,6 @@ func partitions(t *testing.T, c *kgo.Client, topic string) int {
 func (m *machine) testGrowth(t *testing.T, mnt string) {
 	m.Must("stream", "create", "/v/g", "--partitions", "2", "--lag", "1s")
 	c := m.client(kgo.MetadataMinAge(50 * time.Millisecond))
-	gateway, second := m.gateway("second")
-	defer func() {
-		gateway.Kill()
-		<-gateway.Done()
-	}()
-	other := m.client(kgo.SeedBrokers(second))
-	for _, client := range []*kgo.Client{c, other} { // the first gateway leads, and takes appends over HTTP
-		if n := partitions(t, client, "v.g"); n != 2 {
-			t.Fatalf("a gateway sees %d partitions", n)
-		}
-	}
 	group := m.client(kgo.ConsumerGroup("growing"), kgo.ConsumeTopics("v.g"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.MetadataMinAge(50*time.Millisecond), kgo.MetadataMaxAge(200*time.Millisecond), kgo.HeartbeatInterval(200*time.Millisecond))
 	produce := func(partition int32, value string) {
@@ -125,6 +114,15 @@ func (m *machine) testGrowth(t *testing.T, mnt string) {
 		if names[name] = a.Partition; code != 200 {
 			t.Fatal(code, a)
 		}
+	}
+	gateway := m.gateway("second")
+	defer func() {
+		gateway.Kill()
+		<-gateway.Done()
+	}()
+	other := m.client(kgo.SeedBrokers(gateway.kafka))
+	if n := partitions(t, other, "v.g"); n != 2 {
+		t.Fatalf("the second gateway sees %d partitions", n)
 	}
 	m.Must("snapshot", "create", "v", "two")
 
@@ -166,9 +164,19 @@ func (m *machine) testGrowth(t *testing.T, mnt string) {
 	if slices.Sort(got); fmt.Sprint(got) != "[after 0 after 1 after 2 after 3 after 4]" {
 		t.Errorf("DATA: the group got %q", got)
 	}
+	gateway.Kill()
+	<-gateway.Done()
 	for name, n := range names {
-		if code, a := m.postAs(name, 0, "/v/g", "x\n"); code != 200 || a.Partition != n || a.Repeated != 1 {
-			t.Errorf("DATA: %s, whose records are in partition %d, sends a record again: %d, %+v", name, n, code, a)
+		var a appended
+		m.Until("the first gateway leads all partitions", func() error {
+			var code int
+			if code, a = m.postAs(name, 0, "/v/g", "x\n"); code != 200 {
+				return fmt.Errorf("%d, %+v", code, a)
+			}
+			return nil
+		})
+		if a.Partition != n || a.Repeated != 1 {
+			t.Errorf("DATA: %s, whose records are in partition %d, sends a record again: %+v", name, n, a)
 		}
 	}
 	m.Until("the table has all partitions", func() error {
