@@ -593,6 +593,9 @@ func (s *Stream) DeleteOffsets(ctx context.Context, group string) (had bool, err
 	if err := c.dir.Remove(ctx, name); err != nil {
 		return true, err
 	}
+	if err := c.dir.v.FsyncDir(ctx, c.dir.volumeDir.ino); err != nil { // no crash brings the file back
+		return true, err
+	}
 	delete(s.groups, name)
 	c.close() // the file is gone: an error of close does not matter
 	return true, nil

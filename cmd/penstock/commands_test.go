@@ -53,15 +53,15 @@ var noSuch = map[string]string{
 
 // moreFlags are the flags without which a command is refused before it sends a request.
 var moreFlags = map[string][]string{
-	"penstock cluster join-token":  {"--role", "client"},
-	"penstock cluster backup":      {"--dir", "/no-such/dir"},
-	"penstock config check":        {"--role", "meta"},
-	"penstock mirror resync":       {"--discard"},
-	"penstock pin":                 {"--holder", "run"},
-	"penstock stream password":     {"--file", "/no-such/dir/users.json", "--uid", "1", "--gid", "1", "--no-password"},
-	"penstock stream groups reset": {"--to", "earliest"},
-	"penstock stream set":          {"--partitions", "2"},
-	"penstock unpin":               {"--holder", "run"},
+	"penstock cluster join-token": {"--role", "client"},
+	"penstock cluster backup":     {"--dir", "/no-such/dir"},
+	"penstock config check":       {"--role", "meta"},
+	"penstock mirror resync":      {"--discard"},
+	"penstock pin":                {"--holder", "run"},
+	"penstock stream password":    {"--file", "/no-such/dir/users.json", "--uid", "1", "--gid", "1", "--no-password"},
+	"penstock stream reset-group": {"--to", "earliest"},
+	"penstock stream set":         {"--partitions", "2"},
+	"penstock unpin":              {"--holder", "run"},
 }
 
 // wrongArguments returns arguments for a command's usage, also the optional arguments of

@@ -49,7 +49,7 @@ func TestDestroyingCommandsAsk(t *testing.T) {
 	want := []string{
 		"penstock chunk accept-loss", "penstock client abandon", "penstock disk fail", "penstock disk replace",
 		"penstock mirror delete", "penstock mirror promote", "penstock node remove", "penstock snapshot delete",
-		"penstock snapshot group delete", "penstock snapshot rollback", "penstock stream delete", "penstock stream groups delete", "penstock volume delete",
+		"penstock snapshot group delete", "penstock snapshot rollback", "penstock stream delete", "penstock stream delete-group", "penstock volume delete",
 	}
 	if got := slices.Sorted(maps.Keys(marked)); !slices.Equal(got, want) {
 		t.Errorf("marked as destroying are %q, want %q", got, want)

@@ -30,7 +30,7 @@ read its records, which lie in ordinary files below the directory. Kafka clients
 the stream /volume/clicks as the topic volume.clicks. A gateway serves the streams;
 'penstock up' contains a gateway.`,
 	}
-	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamSet(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamGroups(), newStreamPassword())
+	cmd.AddCommand(newStreamCreate(), newStreamList(), newStreamShow(), newStreamSet(), newStreamDelete(), newStreamProduce(), newStreamConsume(), newStreamGroups(), newStreamResetGroup(), newStreamDeleteGroup(), newStreamPassword())
 	return cmd
 }
 

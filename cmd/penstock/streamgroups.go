@@ -37,7 +37,7 @@ func newStreamGroups() *cobra.Command {
 	var at kafkaAt
 	cmd := &cobra.Command{
 		Use:   "groups STREAM",
-		Short: "Show how far the consumer groups of a stream are, reset and delete groups",
+		Short: "Show how far the consumer groups of a stream are",
 		Long: `Shows the consumer groups with committed offsets in the stream: the present number of
 members, and for each partition with a commit the committed offset (the offset of the
 next record to consume), the end of the partition, and the lag (the number of records
@@ -79,7 +79,6 @@ between the two). The gateway at --kafka answers.`,
 	w.flags(cmd)
 	out.flag(cmd)
 	at.flags(cmd)
-	cmd.AddCommand(newStreamGroupsReset(), newStreamGroupsDelete())
 	return cmd
 }
 

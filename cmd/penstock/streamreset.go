@@ -57,20 +57,20 @@ func (to *resetTo) target(ctx context.Context, c *kgo.Client, topic string, n in
 	return at, err
 }
 
-func newStreamGroupsReset() *cobra.Command {
+func newStreamResetGroup() *cobra.Command {
 	var out output
 	var at kafkaAt
 	var text string
 	cmd := &cobra.Command{
-		Use:   "reset STREAM GROUP",
+		Use:   "reset-group STREAM GROUP",
 		Short: "Commit other offsets for a consumer group in a stream",
 		Long: `Commits offsets for a group in all partitions of the stream, in place of those that its
 members have committed. The group must have no members: stop them first. --to says where
 the group goes on: earliest, latest, an offset, which counts for every partition and is
 moved into the bounds of the partition, or a time (RFC 3339), for the first record with
 this time or a later one.`,
-		Example: `  penstock stream groups reset /v/clicks reports --to earliest
-  penstock stream groups reset /v/clicks reports --to 2026-11-28T10:00:00Z`,
+		Example: `  penstock stream reset-group /v/clicks reports --to earliest
+  penstock stream reset-group /v/clicks reports --to 2026-11-28T10:00:00Z`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			topic, err := streamTopic(args[0])
@@ -139,17 +139,17 @@ func resetGroup(ctx context.Context, c *kgo.Client, topic, group string, to rese
 	return viewGroups(ctx, c, topic, []string{group})
 }
 
-func newStreamGroupsDelete() *cobra.Command {
+func newStreamDeleteGroup() *cobra.Command {
 	var at kafkaAt
 	var yes bool
 	var cmd *cobra.Command
 	cmd = &cobra.Command{
-		Use:   "delete STREAM GROUP",
+		Use:   "delete-group STREAM GROUP",
 		Short: "Delete what a consumer group has committed in a stream",
 		Long: `Deletes the offsets that a group has committed in the stream. The group must have no
 members: stop them first. Its next members begin where their configuration says
 (auto.offset.reset). The offsets that the group has committed in other streams stay.`,
-		Example: `  penstock stream groups delete /v/clicks reports --yes`,
+		Example: `  penstock stream delete-group /v/clicks reports --yes`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			topic, err := streamTopic(args[0])
