@@ -20,6 +20,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/xdg-go/scram"
@@ -243,6 +244,17 @@ func derive(m Mechanism, name, password string, kf scram.KeyFactors) (scram.Stor
 	return c.GetStoredCredentialsWithError(kf)
 }
 
+// exposed reports whether users other than the process's user may read a file, or change it. The
+// process's group may read a file of root: Kubernetes gives Secrets to processes in this way.
+func exposed(info fs.FileInfo, uid, gid uint32) bool {
+	perm := info.Mode().Perm()
+	of, ok := info.Sys().(*syscall.Stat_t)
+	if ok && uid != 0 && of.Uid == 0 && of.Gid == gid {
+		return perm&0o037 != 0
+	}
+	return perm&0o077 != 0
+}
+
 // read returns the contents of the file, and reads the file if it may have changed.
 func (u *Users) read() (r usersRecord, err error) {
 	u.mu.Lock()
@@ -254,7 +266,7 @@ func (u *Users) read() (r usersRecord, err error) {
 		return r, meta.E("read users", meta.NotFound, u.path, nil)
 	case err != nil:
 		return r, err
-	case info.Mode().Perm()&0o077 != 0:
+	case exposed(info, uint32(os.Geteuid()), uint32(os.Getegid())):
 		return r, meta.E("read users", meta.AccessDenied, u.path, fmt.Errorf("its mode is %04o: give it 0600, since other users of the machine could try passwords against its secrets", info.Mode().Perm()))
 	case info.Size() > maxUsersFile:
 		return r, meta.E("read users", meta.TooBig, u.path, fmt.Errorf("it has %d bytes, a file of users has at most %d", info.Size(), maxUsersFile))

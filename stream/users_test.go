@@ -71,6 +71,37 @@ func TestUsers(t *testing.T) {
 	}
 }
 
+// TestExposed: a file of users is for the process's user alone. Root may give the file to the
+// process's group, as Kubernetes does.
+func TestExposed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "users.json")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const id, other = 65532, 1000
+	for _, c := range []struct {
+		owner, group int
+		mode         os.FileMode
+		process      uint32 // user and group
+		exposed      bool
+	}{
+		{id, id, 0o600, id, false}, {id, id, 0o640, id, true}, {id, id, 0o604, id, true},
+		{0, id, 0o440, id, false}, {0, id, 0o640, id, false}, {0, id, 0o460, id, true}, {0, id, 0o444, id, true},
+		{0, other, 0o440, id, true}, {other, id, 0o440, id, true}, {0, 0, 0o440, 0, true}, {0, 0, 0o600, 0, false},
+	} {
+		if err := errors.Join(os.Chown(file, c.owner, c.group), os.Chmod(file, c.mode)); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := exposed(info, c.process, c.process); got != c.exposed {
+			t.Errorf("mode %04o of %d:%d is exposed to others than %d: %v", c.mode, c.owner, c.group, c.process, got)
+		}
+	}
+}
+
 // TestLoginEnds: a login ends when the user gets another password or is removed, and goes on
 // when only the ids change, or the file can't be read for a moment.
 func TestLoginEnds(t *testing.T) {

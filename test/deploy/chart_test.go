@@ -177,7 +177,7 @@ var helmsOwn = map[string]bool{"guard.yaml": true}
 
 func plainManifests(t *testing.T, c chart) {
 	for name, want := range c.render(t, asIs) {
-		if helmsOwn[name] {
+		if helmsOwn[name] || strings.TrimSpace(want) == "" { // empty: the chart's own values make nothing of it
 			continue
 		}
 		want = c.header() + want
