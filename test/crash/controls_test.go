@@ -64,7 +64,6 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"compact-noage", "stream/partition", "TestCompaction"},
 	{"compact-noorder", "stream/partition", "TestTombstonesGoLast"},
 	{"table-nobase", "stream/publish", "TestOvertaken"},
-	{"table-nobase", "stream/publish", "TestTwoPublishers"},
 	{"table-nofence", "stream/publish", "TestSweep"},
 	{"table-nonewest", "table/delta", "TestSleeper"},
 	{"sim-nofence", "test/sim", "TestRandom"},
