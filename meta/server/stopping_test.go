@@ -95,8 +95,9 @@ func TestCallsGoOnWhenAServerStops(t *testing.T) {
 	stopping(true)
 	ended := map[string]chan error{}
 	for name, call := range calls {
-		ended[name] = make(chan error, 1)
-		go func() { ended[name] <- call(t.Context()) }()
+		c := make(chan error, 1)
+		ended[name] = c
+		go func() { c <- call(t.Context()) }()
 	}
 	time.Sleep(200 * time.Millisecond) // both were refused; without waiting, less is tried
 	for name, c := range ended {
