@@ -13,16 +13,27 @@ import (
 	"strings"
 )
 
-// A Shape is what can be counted of one package without its tests. A package of short files
-// may still have a type with hundreds of methods, or files that all call each other; these
-// counts show it.
+// A Shape counts the parts of one package. A package of short files may still have a type with
+// hundreds of methods, or files that all call each other; the counts show both. All counts but
+// InTests leave out the files *_test.go.
 type Shape struct {
 	Path     string // of the folder, relative to the root that was measured
 	Types    map[string]*TypeShape
 	Names    int                // exported types, functions and variables
-	Arrows   map[[2]string]bool // from a file to another one that has a function that the first calls
-	Words    int                // in comments
-	Pronouns int                // of these
+	Arrows   map[[2]string]bool // from a calling file to each other file whose functions the first file calls
+	Comments                    // of the package
+	InTests  Comments           // of the files *_test.go
+}
+
+// Comments counts the words of comments.
+type Comments struct {
+	Words    int
+	Pronouns int // among Words
+}
+
+// Percent is the share of pronouns, rounded up.
+func (c Comments) Percent() int {
+	return (100*c.Pronouns + c.Words - 1) / max(c.Words, 1)
 }
 
 // A TypeShape is what can be counted of one type.
@@ -47,10 +58,9 @@ func (s *Shape) Back() int {
 // pronouns make a reader go back for the noun.
 var pronouns = strings.Fields("who whom whose whoever what whatever one ones that those these this it its itself they them their there")
 
-// MeasureTree measures every package below root, without tests, generated code and the
-// folders named in without (paths relative to root).
-func MeasureTree(root string, without ...string) ([]*Shape, error) {
-	files := map[string]map[string]*ast.File{}
+// MeasureTree measures every package below root. Generated code is left out.
+func MeasureTree(root string) ([]*Shape, error) {
+	files, tests := map[string]map[string]*ast.File{}, map[string][]*ast.File{}
 	fset := token.NewFileSet()
 	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -62,12 +72,12 @@ func MeasureTree(root string, without ...string) ([]*Shape, error) {
 		}
 		base := d.Name()
 		if d.IsDir() {
-			if rel != "." && (strings.HasPrefix(base, ".") || base == "testdata" || base == "vendor" || base == "bin" || slices.Contains(without, filepath.ToSlash(rel))) {
+			if rel != "." && (strings.HasPrefix(base, ".") || base == "testdata" || base == "vendor" || base == "bin") {
 				return filepath.SkipDir
 			}
 			return nil
 		}
-		if !strings.HasSuffix(base, ".go") || strings.HasSuffix(base, "_test.go") {
+		if !strings.HasSuffix(base, ".go") {
 			return nil
 		}
 		src, err := os.ReadFile(name)
@@ -88,7 +98,11 @@ func MeasureTree(root string, without ...string) ([]*Shape, error) {
 		if files[dir] == nil {
 			files[dir] = map[string]*ast.File{}
 		}
-		files[dir][base] = file
+		if strings.HasSuffix(base, "_test.go") {
+			tests[dir] = append(tests[dir], file)
+		} else {
+			files[dir][base] = file
+		}
 		return nil
 	})
 	if err != nil {
@@ -96,12 +110,16 @@ func MeasureTree(root string, without ...string) ([]*Shape, error) {
 	}
 	var shapes []*Shape
 	for _, dir := range slices.Sorted(maps.Keys(files)) {
-		shapes = append(shapes, measure(dir, files[dir]))
+		s := measure(dir, files[dir])
+		for _, file := range tests[dir] {
+			s.InTests.count(file)
+		}
+		shapes = append(shapes, s)
 	}
 	return shapes, nil
 }
 
-// measure measures the files of one package.
+// measure measures the files of one package, without the tests.
 func measure(dir string, files map[string]*ast.File) *Shape {
 	m := &measuring{
 		Shape:     &Shape{Path: dir, Types: map[string]*TypeShape{}, Arrows: map[[2]string]bool{}},
@@ -136,7 +154,7 @@ func measure(dir string, files map[string]*ast.File) *Shape {
 		m.Types[t].Files = len(in)
 	}
 	for _, name := range names {
-		m.comments(files[name])
+		m.count(files[name])
 		for _, d := range files[name].Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil {
 				m.calls(name, files[name], f)
@@ -255,15 +273,15 @@ func (m *measuring) arrow(from, to string) {
 	}
 }
 
-// comments counts words and pronouns.
-func (m *measuring) comments(file *ast.File) {
+// count adds the comments of a file.
+func (c *Comments) count(file *ast.File) {
 	for _, group := range file.Comments {
 		for _, w := range strings.FieldsFunc(group.Text(), func(r rune) bool {
 			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '\'')
 		}) {
-			m.Words++
+			c.Words++
 			if slices.Contains(pronouns, strings.ToLower(w)) {
-				m.Pronouns++
+				c.Pronouns++
 			}
 		}
 	}
