@@ -17,7 +17,8 @@ const flushAgain = time.Second
 
 // patiently repeats a round of flushing after transient failures. Between two rounds the
 // file's turns are free, for example for a recall.
-func (v *Volume) patiently(ctx context.Context, in *inode, round func() error) error {
+func (wb *writeBack) patiently(ctx context.Context, in *inode, round func() error) error {
+	v := wb.v
 	for {
 		err := round()
 		if !passing(err) {

@@ -40,13 +40,14 @@ const (
 // bulkFits reports whether a bulk should write pieces of a file with n bytes in all. In a
 // volume with a quota, where bytes are promised before they are written, writes take the
 // ordinary way.
-func (v *Volume) bulkFits(pieces int, n uint64) bool {
-	return n >= bulkFrom && pieces <= bulkPieces && n/uint64(pieces) >= bulkPiece && !v.meter.on.Load() && v.c.cfg.Keep == nil
+func (wb *writeBack) bulkFits(pieces int, n uint64) bool {
+	return n >= bulkFrom && pieces <= bulkPieces && n/uint64(pieces) >= bulkPiece && !wb.v.meter.on.Load() && wb.v.c.cfg.Keep == nil
 }
 
 // newBulk begins; end has to be called.
-func (v *Volume) newBulk(ino meta.Ino) *bulk {
-	return &bulk{v: v, in: v.node(ino), epoch: v.epoch.Load(), most: bulkCommit}
+func (wb *writeBack) newBulk(ino meta.Ino) *bulk {
+	v := wb.v
+	return &bulk{v: v, in: v.node(ino), epoch: v.owner.epoch.Load(), most: bulkCommit}
 }
 
 // write appends the bytes of offset off, which must not be below earlier bytes. The caller may
@@ -133,11 +134,11 @@ func (b *bulk) commit(ctx context.Context) error {
 			return err
 		}
 	}
-	err := v.alone(ctx, b.in, true, func() error {
-		if v.epoch.Load() != b.epoch {
+	err := v.back.alone(ctx, b.in, true, func() error {
+		if v.owner.epoch.Load() != b.epoch {
 			return meta.E("write back", meta.SessionExpired, v.subject(b.in.ino), errors.New("this was given up when the session expired"))
 		}
-		return v.changeMap(ctx, nil, b.in, &meta.Write{Ino: b.in.ino, Extents: b.ext[b.done:], Synced: true})
+		return v.changes.changeMap(ctx, nil, b.in, &meta.Write{Ino: b.in.ino, Extents: b.ext[b.done:], Synced: true})
 	})
 	if err != nil {
 		return err

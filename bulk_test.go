@@ -137,7 +137,7 @@ func TestBulkSurvivesChunks(t *testing.T) {
 			}
 			t.Fatalf("DATA: seed %d: other bytes arrived: %d, %d, the same up to %d; %d chunks failed", seed, len(got), len(want), i, failed)
 		}
-		v.retireAll(t.Context())
+		v.chunks.retireAll(t.Context())
 		noneOpen(t, w)
 		w.check()
 	}
@@ -198,7 +198,7 @@ func TestBulkGoesOnWhereItWas(t *testing.T) {
 		if !bytes.Equal(contents(t, v, dst), want) {
 			t.Errorf("DATA: %s fails: other bytes arrived", failing)
 		}
-		v.retireAll(t.Context())
+		v.chunks.retireAll(t.Context())
 		noneOpen(t, w)
 		w.check()
 	}
@@ -211,7 +211,7 @@ func TestBulkCommitsOnTheWay(t *testing.T) {
 	_, v := open(t, w, Config{})
 	dst, want := filled(t, v, "dst", 16<<20, 3)
 	v.Release(t.Context(), dst, rdwr)
-	b := v.newBulk(dst)
+	b := v.back.newBulk(dst)
 	b.most = 4 << 20
 	var pieces []span
 	for off := uint64(1 << 20); off+3<<20 < uint64(len(want)); off += 4 << 20 {
@@ -247,7 +247,7 @@ func TestBulkCommitsOnTheWay(t *testing.T) {
 	if len(l) > 4*len(pieces)+2 {
 		t.Errorf("%d extents of %d pieces: %v", len(l), len(pieces), l)
 	}
-	v.retireAll(t.Context())
+	v.chunks.retireAll(t.Context())
 	noneOpen(t, w)
 	w.check()
 }
@@ -258,7 +258,7 @@ func TestBulkOfAnEpochBefore(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})
 	dst := create(t, v, "dst")
-	b := v.newBulk(dst)
+	b := v.back.newBulk(dst)
 	if err := b.write(t.Context(), bytes.Repeat([]byte("x"), 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -282,12 +282,12 @@ func TestBulkFits(t *testing.T) {
 		n      uint64
 		want   bool
 	}{{1, 1 << 20, true}, {1, 1<<20 - 1, false}, {4, 1 << 20, true}, {5, 1 << 20, false}, {bulkPieces, 1 << 40, true}, {bulkPieces + 1, 1 << 40, false}} {
-		if got := v.bulkFits(x.pieces, x.n); got != x.want {
+		if got := v.back.bulkFits(x.pieces, x.n); got != x.want {
 			t.Error(fmt.Sprint(x.pieces, x.n), got)
 		}
 	}
 	v.meter.on.Store(true)
-	if v.bulkFits(1, 1<<30) {
+	if v.back.bulkFits(1, 1<<30) {
 		t.Error("bytes that a quota has to promise first")
 	}
 	v.meter.on.Store(false)

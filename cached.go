@@ -73,7 +73,7 @@ func (v *Volume) OpenCached(ino meta.Ino, flags uint32) (info OpenInfo, ok bool)
 	in.openedLocked(f, info)
 	head := f.head()
 	in.mu.Unlock()
-	v.readAhead(head)
+	v.reads.readAhead(head)
 	return info, true
 }
 
@@ -120,7 +120,7 @@ func (v *Volume) ReadCached(ino meta.Ino, p []byte, off int64, atime bool) (n in
 	in.mu.Unlock()
 	v.c.stats.read.Add(uint64(n))
 	if off == 0 && atime {
-		v.touchAtime(in)
+		v.atimes.touch(in)
 	}
 	return n, true
 }
@@ -143,7 +143,7 @@ func (v *Volume) ReleaseCached(ino meta.Ino, flags uint32) (ok bool) {
 		return false
 	}
 	if !in.deadLocked(f) {
-		v.closedLocked(in)
+		v.closed.closedLocked(in)
 	}
 	in.releaseLocked(f, Handle{})
 	return true

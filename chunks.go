@@ -50,6 +50,8 @@ type openChunks struct {
 
 	mu     sync.Mutex
 	places map[meta.ChunkID]*chunkRef
+
+	pack packer
 }
 
 // packer hands out chunks from grants that it requests ahead.
@@ -72,15 +74,15 @@ func (oc *openChunks) newChunk(g grant, own bool) *chunk {
 	v := oc.v
 	limit := g.MaxLen
 	if limit == 0 {
-		limit = v.maxChunk()
+		limit = v.settings.maxChunk()
 	}
 	if own {
-		limit = min(limit, v.maxChunk())
+		limit = min(limit, v.settings.maxChunk())
 	} else {
 		limit = min(limit, packedMax)
 	}
 	c := &chunk{v: v, id: g.ID, w: v.c.chunks.NewWriter(g.ChunkGrant), max: limit, own: own, servers: g.Servers, asked: g.asked}
-	c.ref = v.refOf(meta.ChunkPlace{ID: g.ID, Servers: g.Servers})
+	c.ref = oc.refOf(meta.ChunkPlace{ID: g.ID, Servers: g.Servers})
 	return c
 }
 
@@ -104,7 +106,7 @@ func (oc *openChunks) alloc(ctx context.Context, n int, own bool) ([]grant, erro
 // grant returns a chunk grant, a spare one if there is any.
 func (oc *openChunks) grant(ctx context.Context, own bool) (grant, error) {
 	v := oc.v
-	k := &v.pack
+	k := &oc.pack
 	i := 0
 	if own {
 		i = 1
@@ -178,7 +180,7 @@ func (oc *openChunks) newOwn(ctx context.Context) (*chunk, error) {
 
 // packed returns the packed chunk, with room for n more bytes.
 func (oc *openChunks) packed(ctx context.Context, n int) (*chunk, error) {
-	k := &oc.v.pack
+	k := &oc.pack
 	for {
 		k.mu.Lock()
 		c := k.cur
@@ -245,12 +247,11 @@ func (oc *openChunks) appendPacked(ctx context.Context, p []byte) (*chunk, uint6
 }
 
 func (oc *openChunks) unpack(c *chunk) {
-	v := oc.v
-	v.pack.mu.Lock()
-	if v.pack.cur == c {
-		v.pack.cur = nil
+	oc.pack.mu.Lock()
+	if oc.pack.cur == c {
+		oc.pack.cur = nil
 	}
-	v.pack.mu.Unlock()
+	oc.pack.mu.Unlock()
 }
 
 func (c *chunk) isBroken() bool {
@@ -358,7 +359,7 @@ const (
 // is never repaired, compacted or deleted.
 func (oc *openChunks) endLater(id meta.ChunkID, end func(context.Context) error) {
 	v := oc.v
-	epoch := v.epoch.Load()
+	epoch := v.owner.epoch.Load()
 	v.c.spawn(func() {
 		ctx := v.c.ctx
 		for wait := endAgain; ; wait = min(2*wait, endAtMost) {
@@ -369,7 +370,7 @@ func (oc *openChunks) endLater(id meta.ChunkID, end func(context.Context) error)
 				return
 			case ctx.Err() != nil:
 				return
-			case v.epoch.Load() != epoch:
+			case v.owner.epoch.Load() != epoch:
 				return // the chunk belonged to a session that has ended
 			case k != meta.Unavailable && k != meta.Fenced && k != meta.Interrupted:
 				v.c.log.Warn("a chunk could not be sealed: the end of its session will seal it", "chunk", id, "err", err)
@@ -403,7 +404,7 @@ func (oc *openChunks) seal(ctx context.Context, c *chunk) error {
 	}
 	c.sealed = true
 	v.c.kept.ended(c.id)
-	v.mutations.Add(1)
+	v.owner.mutations.Add(1)
 	if rec.State == meta.ChunkSealed {
 		pl := *c.ref.place.Load()
 		pl.Sealed, pl.Length = true, rec.Length
@@ -433,9 +434,9 @@ func (c *chunk) sync(ctx context.Context) error {
 	return nil
 }
 
-// forgetChunks forgets all open chunks of a session that has ended.
-func (v *Volume) forgetChunks() {
-	k := &v.pack
+// forget forgets all open chunks of a session that has ended.
+func (oc *openChunks) forget() {
+	k := &oc.pack
 	k.mu.Lock()
 	c := k.cur
 	k.cur, k.spare, k.told = nil, [2][]grant{}, nil
@@ -506,7 +507,7 @@ func (oc *openChunks) tellSuspects() {
 	if len(recent) == 0 {
 		return
 	}
-	k := &v.pack
+	k := &oc.pack
 	var news []meta.ServerID
 	k.mu.Lock()
 	for id, at := range recent {
@@ -527,17 +528,17 @@ func (oc *openChunks) tellSuspects() {
 const maxPlaces = 200_000
 
 // refOf gives the shared reference to a chunk, with a newer place.
-func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
-	v = v.home()
-	v.chunks.mu.Lock()
-	defer v.chunks.mu.Unlock()
-	r := v.chunks.places[pl.ID]
+func (oc *openChunks) refOf(pl meta.ChunkPlace) *chunkRef {
+	oc = &oc.v.home().chunks
+	oc.mu.Lock()
+	defer oc.mu.Unlock()
+	r := oc.places[pl.ID]
 	if r == nil {
-		if len(v.chunks.places) >= maxPlaces {
-			clear(v.chunks.places) // maps in use keep theirs
+		if len(oc.places) >= maxPlaces {
+			clear(oc.places) // maps in use keep theirs
 		}
 		r = &chunkRef{}
-		v.chunks.places[pl.ID] = r
+		oc.places[pl.ID] = r
 	}
 	if old := r.place.Load(); old == nil || !(old.Sealed && !pl.Sealed) {
 		r.place.Store(&pl)
@@ -545,15 +546,15 @@ func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
 	return r
 }
 
-func (v *Volume) addPlaces(pls []meta.ChunkPlace) {
-	home := v.home().id // a view has a volume number of its own, but no chunks
+func (oc *openChunks) addPlaces(pls []meta.ChunkPlace) {
+	home := oc.v.home().id // a view has a volume number of its own, but no chunks
 	for _, pl := range pls {
 		if pl.ID.Volume != home {
-			if s, ok := v.c.sess.(foreignSession); ok {
+			if s, ok := oc.v.c.sess.(foreignSession); ok {
 				s.Via(pl.ID, home)
 			}
 		}
-		v.refOf(pl)
+		oc.refOf(pl)
 	}
 }
 
@@ -565,20 +566,34 @@ type foreignSession interface {
 
 // committed makes the segment of a committed extent. The places that came with the extent were
 // added before.
-func (v *Volume) committed(e meta.Extent) segment {
+func (oc *openChunks) committed(e meta.Extent) segment {
 	s := segment{off: e.Off, n: e.Len, pos: e.ChunkOff}
 	if e.Chunk.IsZero() {
 		s.pos = 0
 		return s
 	}
-	v = v.home()
-	v.chunks.mu.Lock()
-	s.ref = v.chunks.places[e.Chunk]
+	oc = &oc.v.home().chunks
+	oc.mu.Lock()
+	s.ref = oc.places[e.Chunk]
 	if s.ref == nil { // the owner sent no place: the read asks again
 		s.ref = &chunkRef{}
 		s.ref.place.Store(&meta.ChunkPlace{ID: e.Chunk})
-		v.chunks.places[e.Chunk] = s.ref
+		oc.places[e.Chunk] = s.ref
 	}
-	v.chunks.mu.Unlock()
+	oc.mu.Unlock()
 	return s
+}
+
+// retireAll seals the volume's open packed chunk.
+func (oc *openChunks) retireAll(ctx context.Context) {
+	oc.pack.mu.Lock()
+	cur := oc.pack.cur
+	oc.pack.cur = nil
+	oc.pack.mu.Unlock()
+	if cur == nil {
+		return
+	}
+	if err := oc.seal(ctx, cur); err != nil {
+		oc.v.c.log.Warn("a chunk could not be sealed: the end of the session will seal it", "chunk", cur.id, "err", err)
+	}
 }

@@ -296,21 +296,20 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 	if fresh {
 		v = &Volume{
 			c: c, id: i.ID, name: i.Name,
-			names: newNames(),
 		}
-		v.lodge()
+		v.lodge(newNames())
 		v.chunks.places = make(map[meta.ChunkID]*chunkRef)
 		v.locks.keep, v.locks.volume = c.cfg.Keep, i.ID
 		c.cfg.Keep.Note(keep.Record{Kind: keep.Volume, N: [6]uint64{uint64(i.ID), c.expired[i.ID]}})
-		v.epoch.Store(1 + c.expired[i.ID])
+		v.owner.epoch.Store(1 + c.expired[i.ID])
 		v.meter.epoch = 1 + c.expired[i.ID]
 		c.volumes[i.ID] = v
 	}
 	if fresh || news == c.policies {
-		v.setPolicy(i.Policy)
+		v.settings.set(i.Policy)
 	}
 	if news != c.policies {
-		v.policyAt.Store(0) // the answer may be older than what an owner said
+		v.settings.at.Store(0) // the answer may be older than what an owner said
 	}
 	if fresh {
 		v.meter.on.Store(i.Policy.QuotaBytes > 0) // until the owner sends the quota
@@ -334,13 +333,13 @@ func (c *Client) Close(ctx context.Context) error {
 		if err := v.back.flushAll(ctx, flushClose); err != nil {
 			errs = append(errs, err)
 		}
-		if err := v.closeEnds(ctx); err != nil {
+		if err := v.back.closeEnds(ctx); err != nil {
 			errs = append(errs, err)
 		}
 		if err := v.SyncAll(ctx); err != nil {
 			errs = append(errs, err)
 		}
-		v.retireAll(ctx)
+		v.chunks.retireAll(ctx)
 	}
 	c.cancel()
 	for _, v := range c.openVolumes() {
@@ -353,37 +352,6 @@ func (c *Client) Close(ctx context.Context) error {
 		errs = append(errs, meta.E("close", meta.IO, fmt.Sprintf("%d written bytes are lost", left), nil))
 	}
 	return errors.Join(errs...)
-}
-
-// closeEnds commits the lengths of files with an open-ended last extent.
-func (v *Volume) closeEnds(ctx context.Context) error {
-	var first error
-	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
-		in.mu.Lock()
-		open := in.file != nil && (in.file.ended || in.file.own != nil)
-		in.mu.Unlock()
-		if open {
-			if err := v.back.flushOne(ctx, in, flushClose); err != nil && first == nil {
-				first = err
-			}
-		}
-		in.put()
-	}
-	return first
-}
-
-// retireAll seals the volume's open packed chunk.
-func (v *Volume) retireAll(ctx context.Context) {
-	v.pack.mu.Lock()
-	cur := v.pack.cur
-	v.pack.cur = nil
-	v.pack.mu.Unlock()
-	if cur == nil {
-		return
-	}
-	if err := v.chunks.seal(ctx, cur); err != nil {
-		v.c.log.Warn("a chunk could not be sealed: the end of the session will seal it", "chunk", cur.id, "err", err)
-	}
 }
 
 // Stats are counters and gauges for status pages and metrics.

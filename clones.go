@@ -42,7 +42,7 @@ func (v *Volume) Clone(ctx context.Context, snapshot, name string) error {
 		return err
 	}
 	if snapshot == "" {
-		defer v.snapshotsChanged()
+		defer v.snapshots.changed()
 	}
 	_, err = s.Clone(ctx, v.id, snapshot, name)
 	return err

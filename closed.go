@@ -18,54 +18,55 @@ const maxClosed = 4096
 
 // closedList collects closed files that the owner asked for.
 type closedList struct {
+	v *Volume
+
 	mu   sync.Mutex
 	inos []meta.Ino
 	runs bool
 }
 
 // askedLocked notes that the answer to a commit asks for the close. The caller holds in.mu.
-func (v *Volume) askedLocked(f *file, r *meta.Result) {
+func (l *closedList) askedLocked(f *file, r *meta.Result) {
 	f.tellClosed = f.tellClosed || r.Existed
 }
 
 // closedLocked reports the close to the owner, if the owner asked and no opener here writes
 // the file any more. The caller holds in.mu.
-func (v *Volume) closedLocked(in *inode) {
+func (l *closedList) closedLocked(in *inode) {
 	f := in.file
 	if f == nil || !f.tellClosed || f.writers > 0 || f.uncommitted > 0 || f.ended {
 		return
 	}
 	f.tellClosed = false
-	c := &v.closed
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.inos = append(c.inos, in.ino)
-	if !c.runs {
-		c.runs = true
-		v.c.spawn(v.sendClosed)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inos = append(l.inos, in.ino)
+	if !l.runs {
+		l.runs = true
+		l.v.c.spawn(l.send)
 	}
 }
 
-func (v *Volume) sendClosed() {
-	c := &v.closed
+func (l *closedList) send() {
+	v := l.v
 	for {
 		select {
 		case <-time.After(closedWait):
 		case <-v.c.ctx.Done():
 			return // the end of the session says the same
 		}
-		c.mu.Lock()
-		inos := c.inos
-		c.inos = nil
+		l.mu.Lock()
+		inos := l.inos
+		l.inos = nil
 		if len(inos) == 0 {
-			c.runs = false
-			c.mu.Unlock()
+			l.runs = false
+			l.mu.Unlock()
 			return
 		}
-		c.mu.Unlock()
+		l.mu.Unlock()
 		for len(inos) > 0 {
 			n := min(len(inos), maxClosed)
-			if _, _, err := v.do(v.c.ctx, nil, &meta.Closed{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
+			if _, _, err := v.owner.do(v.c.ctx, nil, &meta.Closed{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
 				v.c.log.Warn("the owner was not told that files were closed: their events come when this session ends", "volume", v.name, "files", n, "err", err)
 			}
 			inos = inos[n:]

@@ -131,7 +131,7 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 	if known {
 		p.mu.Unlock()
 		v.c.stats.hits.Add(1)
-		return v.entryOf(ctx, to, steady)
+		return v.dirs.entryOf(ctx, to, steady)
 	}
 	d := p.dirLocked()
 	changes := d.changes
@@ -149,7 +149,7 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 		})
 	}
 
-	res, stamp, err := v.do(ctx, nil, &meta.Lookup{Parent: parent, Name: name}, meta.LeaseShared)
+	res, stamp, err := v.owner.do(ctx, nil, &meta.Lookup{Parent: parent, Name: name}, meta.LeaseShared)
 	if err != nil && !errors.Is(err, meta.NotFound) {
 		return Entry{}, err
 	}
@@ -178,7 +178,7 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 		return e, nil
 	}
 	if to.vol != 0 {
-		return v.entryOf(ctx, to, steady)
+		return v.dirs.entryOf(ctx, to, steady)
 	}
 	e := v.learn(&res.Attr, stamp)
 	if !steady {
@@ -188,7 +188,8 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 }
 
 // entryOf makes the Entry of a cached name.
-func (v *Volume) entryOf(ctx context.Context, to dent, steady bool) (Entry, error) {
+func (ds *directories) entryOf(ctx context.Context, to dent, steady bool) (Entry, error) {
+	v := ds.v
 	if to.ino == 0 {
 		e := Entry{Volume: v.id, Negative: true}
 		if steady {
@@ -230,7 +231,7 @@ func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
 		return e, nil
 	}
 	in.mu.Unlock()
-	res, stamp, err := v.do(ctx, nil, &meta.GetAttr{Ino: ino}, meta.LeaseShared)
+	res, stamp, err := v.owner.do(ctx, nil, &meta.GetAttr{Ino: ino}, meta.LeaseShared)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -247,7 +248,7 @@ func (in *inode) fetchPage(ctx context.Context, cookie uint64, n int, plus bool)
 	d := in.dirLocked()
 	changes := d.changes
 	in.mu.Unlock()
-	res, stamp, err := v.do(ctx, nil, &meta.ReadDir{Ino: in.ino, Cookie: cookie, Max: uint32(n), Plus: plus}, meta.LeaseShared)
+	res, stamp, err := v.owner.do(ctx, nil, &meta.ReadDir{Ino: in.ino, Cookie: cookie, Max: uint32(n), Plus: plus}, meta.LeaseShared)
 	if err != nil {
 		return nil, err
 	}
@@ -335,7 +336,7 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, at *DirCursor, max i
 	if at.Cookie == 0 {
 		at.End = 0
 	}
-	list, end, eof, err := v.readDir(ctx, ino, *at, max, plus)
+	list, end, eof, err := v.dirs.readDir(ctx, ino, *at, max, plus)
 	if err != nil {
 		return nil, false, err
 	}
@@ -355,7 +356,8 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, at *DirCursor, max i
 
 // readDir is ReadDir without a look at what was added since the listing began: end is
 // the cookie that the next name gets.
-func (v *Volume) readDir(ctx context.Context, ino meta.Ino, at DirCursor, max int, plus bool) (list []DirEntry, end uint64, eof bool, err error) {
+func (ds *directories) readDir(ctx context.Context, ino meta.Ino, at DirCursor, max int, plus bool) (list []DirEntry, end uint64, eof bool, err error) {
+	v := ds.v
 	cookie := at.Cookie
 	if v.isStub(ino) {
 		return nil, 0, true, nil
@@ -366,7 +368,7 @@ func (v *Volume) readDir(ctx context.Context, ino meta.Ino, at DirCursor, max in
 	in := v.node(ino)
 	defer in.put()
 	if cookie == 0 && !v.c.atimes.noDirs.Load() {
-		v.touchAtime(in)
+		v.atimes.touch(in)
 	}
 	if cookie != 0 {
 		if list, end, eof, ok := in.servePage(ctx, at, max, plus); ok {
@@ -448,7 +450,7 @@ func (in *inode) servePage(ctx context.Context, from DirCursor, max int, plus bo
 	}
 	in.mu.Unlock()
 	for _, i := range others {
-		if !in.vol.knowsType(&live[i]) {
+		if !in.vol.dirs.knowsType(&live[i]) {
 			live, eof = live[:i], false
 			break
 		}
@@ -461,8 +463,8 @@ func (in *inode) servePage(ctx context.Context, from DirCursor, max int, plus bo
 }
 
 // knowsType sets the type of an entry from the cached attributes of the inode, if any.
-func (v *Volume) knowsType(e *meta.Dirent) bool {
-	in := v.c.table.peek(v.id, e.Ino)
+func (ds *directories) knowsType(e *meta.Dirent) bool {
+	in := ds.v.c.table.peek(ds.v.id, e.Ino)
 	if in == nil {
 		return false
 	}
@@ -494,7 +496,7 @@ func (in *inode) entries(ctx context.Context, es []meta.Dirent, eof bool, max in
 				list[i].Volume, list[i].Ino = v.id, stubIno(e.Volume)
 			}
 			if plus {
-				list[i].Entry, _ = v.entryOf(ctx, dent{meta.RootIno, e.Volume}, steady)
+				list[i].Entry, _ = v.dirs.entryOf(ctx, dent{meta.RootIno, e.Volume}, steady)
 			}
 			continue
 		}

@@ -34,7 +34,7 @@ func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (
 	ctx = context.WithValue(ctx, pastIndex{}, true) // the digest must not depend on an index
 	src := digest.Asked{
 		Ask: func(ctx context.Context, op meta.Op) (*meta.Result, error) {
-			res, _, err := v.ask(ctx, op)
+			res, _, err := v.owner.ask(ctx, op)
 			return res, err
 		},
 		Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
@@ -56,7 +56,7 @@ func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	if v.view == nil {
 		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
 	}
-	s, err := v.view.of.awaitDigest(ctx, v.view.snap.Name, false)
+	s, err := v.view.of.snapshots.awaitDigest(ctx, v.view.snap.Name, false)
 	switch {
 	case err != nil:
 		return Digest{}, err
@@ -75,12 +75,12 @@ func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 // awaitDigest returns the record of a snapshot of the volume at once. If the digest is
 // missing, the owner notes that a caller waits for it; unpaced: the owner then reads without a
 // bound on the rate. Errors: NoSuchSnapshot.
-func (v *Volume) awaitDigest(ctx context.Context, name string, unpaced bool) (meta.SnapshotInfo, error) {
-	s, err := v.snapshotSession()
+func (sn *snapshotNames) awaitDigest(ctx context.Context, name string, unpaced bool) (meta.SnapshotInfo, error) {
+	s, err := sn.session()
 	if err != nil {
 		return meta.SnapshotInfo{}, err
 	}
-	return s.AwaitDigest(ctx, v.id, name, unpaced)
+	return s.AwaitDigest(ctx, sn.v.id, name, unpaced)
 }
 
 // WrongDigestError reports that a snapshot's contents do not have the demanded digest.

@@ -88,7 +88,7 @@ const (
 
 func (in *inode) fileLocked() *file {
 	if in.file == nil {
-		in.file = &file{in: in, epoch: in.vol.epoch.Load()}
+		in.file = &file{in: in, epoch: in.vol.owner.epoch.Load()}
 	}
 	return in.file
 }
@@ -218,7 +218,7 @@ func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode, cached bool) 
 		if ask == meta.LeaseExclusive && off == 0 {
 			op.Also = v.barred.others(v, in.ino)
 		}
-		res, stamp, err := v.do(ctx, nil, op, ask)
+		res, stamp, err := v.owner.do(ctx, nil, op, ask)
 		if err != nil {
 			return snapshot{}, attr, first, err
 		}
@@ -242,7 +242,7 @@ func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode, cached bool) 
 
 // add adds one answer of Open to the snapshot.
 func (sn *snapshot) add(v *Volume, res *meta.Result, off uint64) {
-	v.addPlaces(res.Places)
+	v.chunks.addPlaces(res.Places)
 	if off == 0 {
 		sn.size = res.Attr.Size
 		if res.Attr.Flags&meta.FlagInline != 0 && len(res.Data) > 0 {
@@ -251,7 +251,7 @@ func (sn *snapshot) add(v *Volume, res *meta.Result, off uint64) {
 		}
 	}
 	for _, e := range res.Extents {
-		sn.m.append(v.committed(e))
+		sn.m.append(v.chunks.committed(e))
 	}
 }
 
@@ -294,7 +294,7 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 			return f, nil, nil
 		}
 		if try == 0 && want == meta.LeaseShared {
-			if done := in.vol.openAhead(in.ino); done != nil && in.aheadLocked() {
+			if done := in.vol.opens.fetch(in.ino); done != nil && in.aheadLocked() {
 				in.mu.Unlock()
 				select {
 				case <-done:
@@ -389,10 +389,10 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 		if in.keptByStream() { // before the file is taken from the gateway that writes it
 			return OpenInfo{}, meta.E("open", meta.NotPermitted, v.subject(ino), nil)
 		}
-		v.refreshPolicy(ctx)
+		v.settings.refresh(ctx)
 		want = meta.LeaseExclusive
 	}
-	if err := v.sealNow(ctx, in); err != nil {
+	if err := v.back.sealNow(ctx, in); err != nil {
 		return OpenInfo{}, err
 	}
 	f, sn, err := in.withMap(ctx, want)
@@ -431,7 +431,7 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 		head = f.head()
 	}
 	in.mu.Unlock()
-	v.readAhead(head)
+	v.reads.readAhead(head)
 	if write && flags&flagTrunc != 0 {
 		e, err := v.SetAttr(ctx, call, meta.SetAttr{Ino: ino, Mask: meta.SetSize | meta.SetMtimeNow, Size: 0})
 		if err != nil {
@@ -473,14 +473,15 @@ func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, fl
 	if req.Mode&meta.TypeMask == 0 {
 		req.Mode |= meta.TypeRegular
 	}
-	return through(ctx, v, call, func(call *Call) (OpenInfo, error) { return v.createOpen(ctx, call, req, flags) }, func(info OpenInfo) {
+	return through(ctx, v, call, func(call *Call) (OpenInfo, error) { return v.dirs.createOpen(ctx, call, req, flags) }, func(info OpenInfo) {
 		v.Release(v.c.ctx, info.Entry.Attr.Ino, flags)
 	})
 }
 
-func (v *Volume) createOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) {
-	v.refreshPolicy(ctx)
-	res, stamp, steady, err := v.create(ctx, call, &req, meta.LeaseExclusive)
+func (ds *directories) createOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) {
+	v := ds.v
+	v.settings.refresh(ctx)
+	res, stamp, steady, err := ds.create(ctx, call, &req, meta.LeaseExclusive)
 	if err != nil {
 		return OpenInfo{}, err
 	}
@@ -489,15 +490,15 @@ func (v *Volume) createOpen(ctx context.Context, call *Call, req meta.Create, fl
 		v.learn(&res.Attr, stamp)
 		info, err = v.Open(ctx, call, res.Attr.Ino, flags)
 	} else {
-		info = v.opened(res, stamp, flags)
+		info = ds.opened(res, stamp, flags)
 	}
 	info.Entry = info.Entry.named(steady)
 	return info, err
 }
 
 // opened counts the opener of a new file.
-func (v *Volume) opened(res *meta.Result, stamp stamp, flags uint32) OpenInfo {
-	in := v.node(res.Attr.Ino)
+func (ds *directories) opened(res *meta.Result, stamp stamp, flags uint32) OpenInfo {
+	in := ds.v.node(res.Attr.Ino)
 	defer in.put()
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -523,11 +524,11 @@ func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flag
 		return OpenInfo{}, err
 	}
 	return through(ctx, v, call, func(call *Call) (OpenInfo, error) {
-		res, stamp, err := v.do(ctx, call, &req, meta.LeaseExclusive)
+		res, stamp, err := v.owner.do(ctx, call, &req, meta.LeaseExclusive)
 		if err != nil {
 			return OpenInfo{}, err
 		}
-		info := v.opened(res, stamp, flags)
+		info := v.dirs.opened(res, stamp, flags)
 		in := v.node(res.Attr.Ino)
 		defer in.put()
 		in.mu.Lock()
@@ -558,13 +559,13 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	known, dead := in.attrOK && in.liveLocked(), in.deadLocked(f)
 	last := in.releaseLocked(f, handleOf(ctx))
 	settle := lastWriter && !dead && (f.own != nil || f.ended)
-	if lastWriter && v.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
+	if lastWriter && v.settings.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
 		f.sealWant, f.metaDirty = true, true
 		settle = settle || f.own != nil
 		v.back.listDirtyLocked(in)
 	}
 	if !dead {
-		v.closedLocked(in)
+		v.closed.closedLocked(in)
 	}
 	in.mu.Unlock()
 	switch {
@@ -573,13 +574,13 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 		return
 	}
 	if settle {
-		if v.policy.Load().SealOnClose {
-			v.settle(in)
+		if v.settings.policy.Load().SealOnClose {
+			v.back.settle(in)
 		} else {
 			in.pins.Add(1)
 			v.c.spawn(func() {
 				defer in.put()
-				v.settle(in)
+				v.back.settle(in)
 			})
 		}
 	}
@@ -598,8 +599,9 @@ func (in *inode) releaseLocked(f *file, h Handle) (last bool) {
 }
 
 // settle commits a file without writers and seals its own chunk.
-func (v *Volume) settle(in *inode) {
-	if err := v.back.flushOne(v.c.ctx, in, flushClose); err != nil {
+func (wb *writeBack) settle(in *inode) {
+	v := wb.v
+	if err := wb.flushOne(v.c.ctx, in, flushClose); err != nil {
 		v.c.log.Warn("write back failed, will be tried again", "inode", v.subject(in.ino), "err", err)
 		in.mu.Lock()
 		if in.file != nil {
@@ -610,14 +612,14 @@ func (v *Volume) settle(in *inode) {
 }
 
 // sealNow finishes a pending seal-on-close before a reader comes.
-func (v *Volume) sealNow(ctx context.Context, in *inode) error {
+func (wb *writeBack) sealNow(ctx context.Context, in *inode) error {
 	in.mu.Lock()
 	want := in.file != nil && in.file.sealWant
 	in.mu.Unlock()
 	if !want {
 		return nil
 	}
-	return v.back.flushOne(ctx, in, flushClose)
+	return wb.flushOne(ctx, in, flushClose)
 }
 
 // Backing returns a descriptor for passthrough: a regular file of the local file system with
@@ -631,7 +633,7 @@ func (v *Volume) Backing(ctx context.Context, ino meta.Ino) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	fixed := in.attr.Flags&meta.FlagSealed != 0 || v.policy.Load().Immutable
+	fixed := in.attr.Flags&meta.FlagSealed != 0 || v.settings.policy.Load().Immutable
 	if sn != nil || !fixed || f.size == 0 || f.m.count() != 1 {
 		in.mu.Unlock()
 		return nil, none

@@ -204,7 +204,7 @@ func (w *work) tailFrom(f *file) uint64 {
 func (wb *writeBack) release(w *work) {
 	for _, b := range w.blobs {
 		b.busy--
-		wb.v.settleBlob(b)
+		wb.v.buffers.settle(b)
 	}
 	w.blobs, w.segs = nil, nil
 }
@@ -680,7 +680,7 @@ func (wb *writeBack) sealFile(ctx context.Context, w *work) error {
 	if err := v.chunks.seal(ctx, w.own); err != nil {
 		return err
 	}
-	res, errs, stamp, err := v.doBatch(ctx, w.epoch, []batchOp{{Op: &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}}})
+	res, errs, stamp, err := v.owner.doBatch(ctx, w.epoch, []batchOp{{Op: &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}}})
 	if err == nil {
 		err = errs[0]
 	}
@@ -705,7 +705,7 @@ func (wb *writeBack) sealFile(ctx context.Context, w *work) error {
 // sendCommits sends a batch of one epoch and handles the answers.
 func (wb *writeBack) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, of []*work) {
 	v := wb.v
-	res, errs, stamp, err := v.doBatch(ctx, epoch, ops)
+	res, errs, stamp, err := v.owner.doBatch(ctx, epoch, ops)
 	for i, w := range of {
 		var r *meta.Result
 		e := err
@@ -753,7 +753,7 @@ func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
 	defer v.c.kept.inOrder(f)()
 	if r != nil {
 		in.learnLocked(&r.Attr, stamp)
-		v.askedLocked(f, r)
+		v.closed.askedLocked(f, r)
 	}
 	switch {
 	case w.inline && f.puts == w.puts && f.mapOK && f.size == w.size:
@@ -761,7 +761,7 @@ func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
 		if len(w.data) > 0 {
 			segs = []segment{{n: w.size, b: &blob{data: w.data, clean: true, frozen: true}}}
 		}
-		f.m.replace(0, 1<<63, segs, v.freeBlobOf(f))
+		f.m.replace(0, 1<<63, segs, v.buffers.freeBlobOf(f))
 	case w.inline: // the file changed meanwhile: the next commit includes the whole inline file
 	default:
 		for _, s := range w.segs {
@@ -769,7 +769,7 @@ func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
 				if t.b == s.b {
 					t.ref, t.pos, t.b = s.b.cw.ref, s.b.off+t.pos, nil
 					if s.b.refs--; s.b.refs == 0 {
-						v.freeBlobOf(f)(s.b)
+						v.buffers.freeBlobOf(f)(s.b)
 					}
 				}
 				return true
@@ -815,13 +815,13 @@ func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
 	}
 	wb.release(w)
 	wb.unlistLocked(in)
-	v.closedLocked(in)
+	v.closed.closedLocked(in)
 }
 
 // flushOne flushes one file and waits for the end, also while needed servers are away. When
 // flushOne returns, the commit may not be journaled yet.
 func (wb *writeBack) flushOne(ctx context.Context, in *inode, mode flushMode) error {
-	return wb.v.patiently(ctx, in, func() error { return wb.flushRound(ctx, in, mode) })
+	return wb.patiently(ctx, in, func() error { return wb.flushRound(ctx, in, mode) })
 }
 
 // flushRound is flushOne for a bounded time, if the volume's owner answers. If the function
@@ -950,7 +950,7 @@ func (in *inode) dropDirtyLocked() {
 	if f == nil {
 		return
 	}
-	f.m.replace(0, 1<<63, nil, v.freeBlobOf(f))
+	f.m.replace(0, 1<<63, nil, v.buffers.freeBlobOf(f))
 	f.m, f.mapOK = extmap{}, false
 	f.mapGen++
 	f.puts++

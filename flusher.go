@@ -271,7 +271,7 @@ func (wb *writeBack) settleGroup(ctx context.Context, ws []*work) (last error) {
 
 // flushAll flushes every dirty file.
 func (wb *writeBack) flushAll(ctx context.Context, mode flushMode) error {
-	return wb.flushThese(ctx, wb.v.dirtyInodes(), mode)
+	return wb.flushThese(ctx, wb.dirtyInodes(), mode)
 }
 
 // flushFiles makes the buffered bytes of some files durable and committed. It also fails if
@@ -389,6 +389,8 @@ func (wb *writeBack) flushThese(ctx context.Context, todo []*inode, mode flushMo
 
 // atimeList holds inodes whose access time this client renewed.
 type atimeList struct {
+	v *Volume
+
 	mu   sync.Mutex
 	list map[*inode]struct{}
 }
@@ -427,7 +429,7 @@ func (l *atimeList) send(v *Volume) {
 		if len(ops) == 0 {
 			return
 		}
-		res, errs, stamp, err := v.doBatch(v.c.ctx, epoch, ops)
+		res, errs, stamp, err := v.owner.doBatch(v.c.ctx, epoch, ops)
 		for i := range ops {
 			ins[i].mu.Lock()
 			if err == nil && errs[i] == nil {
@@ -529,7 +531,7 @@ func (wb *writeBack) sendOrphans() {
 		o.mu.Unlock()
 		for len(inos) > 0 {
 			n := min(len(inos), 4096)
-			if _, _, err := v.do(v.c.ctx, nil, &meta.ReleaseOrphans{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
+			if _, _, err := v.owner.do(v.c.ctx, nil, &meta.ReleaseOrphans{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
 				v.c.log.Warn("the owner was not told that unlinked files were closed: the files stay until this session ends", "volume", v.name, "inodes", n, "err", err)
 			}
 			wb.forgetDead(inos[:n])
@@ -574,7 +576,7 @@ func (wb *writeBack) forgetDead(inos []meta.Ino) {
 // forget the inode, but not before the kernel has forgotten it. Until then the inode may get a
 // name again (linkat of an O_PATH descriptor).
 func (wb *writeBack) bury(in *inode) {
-	if !wb.v.hold(in.ino) {
+	if !wb.v.holds.hold(in.ino) {
 		wb.buryNow(in)
 	}
 }
@@ -592,4 +594,71 @@ func (wb *writeBack) buryNow(in *inode) {
 	}
 	in.mu.Unlock()
 	wb.releaseOrphan(in.ino)
+}
+
+// closeEnds commits the lengths of files with an open-ended last extent.
+func (wb *writeBack) closeEnds(ctx context.Context) error {
+	var first error
+	for _, in := range wb.v.c.table.all(func(in *inode) bool { return in.vol == wb.v }) {
+		in.mu.Lock()
+		open := in.file != nil && (in.file.ended || in.file.own != nil)
+		in.mu.Unlock()
+		if open {
+			if err := wb.flushOne(ctx, in, flushClose); err != nil && first == nil {
+				first = err
+			}
+		}
+		in.put()
+	}
+	return first
+}
+
+// alone runs fn while no write, flush or similar operation on the file runs. With flush, all
+// buffered bytes are committed first. An open-ended last extent in the journal is closed in
+// any case (rule 7). alone waits while servers needed for that are away.
+func (wb *writeBack) alone(ctx context.Context, in *inode, flush bool, fn func() error) error {
+	return wb.patiently(ctx, in, func() error { return wb.aloneRound(ctx, in, flush, fn) })
+}
+
+// aloneRound is alone with a bounded time. If fn has not run, the error is that of the steps
+// before fn.
+func (wb *writeBack) aloneRound(ctx context.Context, in *inode, flush bool, fn func() error) error {
+	in.mu.Lock()
+	f, err := in.take(ctx, turnCommit)
+	if err == nil {
+		if f, err = in.take(ctx, turnPush); err != nil {
+			in.file.leave(turnCommit)
+		}
+	}
+	if err != nil {
+		in.mu.Unlock()
+		return err
+	}
+	f.shut()
+	flush = flush || f.ended
+	in.mu.Unlock()
+	if flush {
+		err = wb.flushHeld(in, flushClose)
+	}
+	if err == nil {
+		err = fn()
+	}
+	in.mu.Lock()
+	f.gate--
+	f.leave(turnCommit | turnPush)
+	in.mu.Unlock()
+	return err
+}
+
+func (wb *writeBack) syncAll(ctx context.Context) error {
+	v := wb.v
+	if v.frozen() {
+		return nil
+	}
+	err := wb.flushAll(ctx, flushKeep)
+	v.atimes.send(v)
+	if e := v.owner.sync(ctx); err == nil {
+		err = e
+	}
+	return err
 }

@@ -26,6 +26,8 @@ type Pruner interface {
 
 // holds are the inodes without names or openers to which a Holder still refers.
 type holds struct {
+	v *Volume
+
 	mu   sync.Mutex
 	inos map[meta.Ino]struct{}
 	// kick wakes the pruning goroutine; nil: it is not running.
@@ -43,18 +45,18 @@ func (v *Volume) Forget(ino meta.Ino) {
 }
 
 // hold keeps an inode until Forget, if the layer above refers to it.
-func (v *Volume) hold(ino meta.Ino) bool {
-	h, ok := v.c.cfg.Notify.(Holder)
+func (h *holds) hold(ino meta.Ino) bool {
+	above, ok := h.v.c.cfg.Notify.(Holder)
 	if !ok {
 		return false
 	}
 	// First the note, then the question: the answer may be overtaken by Forget.
-	v.holds.add(ino)
-	if h.Holds(v.id, ino) {
-		v.prune()
+	h.add(ino)
+	if above.Holds(h.v.id, ino) {
+		h.prune()
 		return true
 	}
-	return !v.holds.remove(ino) // Forget came meanwhile and removed the inode
+	return !h.remove(ino) // Forget came meanwhile and removed the inode
 }
 
 // Bounds of the pause between two calls of Prune: an inode in use may become unused, and
@@ -65,12 +67,12 @@ const (
 )
 
 // prune calls Prune until no inode is held.
-func (v *Volume) prune() {
+func (h *holds) prune() {
+	v := h.v
 	p, ok := v.c.cfg.Notify.(Pruner)
 	if !ok {
 		return
 	}
-	h := &v.holds
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.kick != nil {

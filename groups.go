@@ -50,7 +50,7 @@ func (g Groups) Take(ctx context.Context, name string, strict bool, volumes ...*
 			return Group{}, err
 		}
 		ids = append(ids, v.id)
-		defer v.snapshotsChanged()
+		defer v.snapshots.changed()
 	}
 	return g.s.TakeGroup(ctx, name, ids, strict)
 }

@@ -1,14 +1,12 @@
 package penstock
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
 )
 
 // When a reply may be cached.
@@ -444,89 +442,3 @@ func (v *Volume) learn(a *meta.Attr, stamp stamp) Entry {
 
 // node finds or makes an inode and pins it.
 func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
-
-// do sends one operation and returns the stamp under which the reply may be cached.
-//
-// If the session ended before the answer to a read, do sends the read again in the next
-// session: a read changes nothing.
-func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, stamp, error) {
-	for {
-		var res *meta.Result
-		var st stamp
-		var err error
-		if v.frozen() {
-			res, st, err = v.ask(ctx, op)
-		} else {
-			res, st, err = v.doOnce(ctx, call, op, want)
-		}
-		if op.Code().Mutates() || meta.KindOf(err) != meta.SessionExpired || !v.nextEpoch(ctx) {
-			return res, st, err
-		}
-	}
-}
-
-// nextEpoch waits for the next session after the end of the last one. It returns false if the
-// caller stops waiting, or accepts only its own epoch.
-func (v *Volume) nextEpoch(ctx context.Context) bool {
-	if v.only.Load() != metaclient.AnyEpoch {
-		return false
-	}
-	select {
-	case <-time.After(time.Millisecond):
-		return true
-	case <-ctx.Done():
-	case <-v.c.ctx.Done():
-	}
-	return false
-}
-
-func (v *Volume) doOnce(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, stamp, error) {
-	c := v.c
-	c.stats.rpcs.Add(1)
-	var id meta.OpID
-	mutates := op.Code().Mutates()
-	if mutates {
-		if ctx.Err() != nil { // the caller was killed while something else was waited for
-			return nil, stamp{}, meta.E("call", meta.Interrupted, v.name, context.Cause(ctx))
-		}
-		id = c.opID(call)
-	}
-	st := stamp{tick: c.table.tick.Load()}
-	g := c.table.begin()
-	res, err := c.sess.Do(ctx, v.id, v.only.Load(), id, op, want, func() { c.table.end(g) })
-	if mutates && err == nil {
-		v.mutations.Add(1)
-		if call != nil && ctx.Err() != nil {
-			call.late = append(call.late, res) // the caller may be gone
-		}
-	}
-	if res != nil { // an error may bring grants, too: an absent name
-		st.grants = res.Grants
-	}
-	return res, st, err
-}
-
-// doBatch sends operations in one frame, as background work, if the epoch has not changed (see
-// metaSession). All operations share the stamp; each reply adds its grants.
-func (v *Volume) doBatch(ctx context.Context, epoch uint64, ops []batchOp) ([]meta.Result, []error, stamp, error) {
-	c := v.c
-	c.stats.rpcs.Add(1)
-	changes := uint64(0)
-	for i := range ops {
-		if v.frozen() {
-			ops[i].At = v.view.snap.At
-		}
-		if ops[i].Op.Code().Mutates() {
-			ops[i].ID = c.opID(nil)
-			changes++
-		}
-	}
-	st := stamp{tick: c.table.tick.Load()}
-	g := c.table.begin()
-	res, errs, err := c.sess.DoBatch(ctx, v.home().id, epoch, ops)
-	c.table.end(g)
-	if err == nil {
-		v.mutations.Add(changes)
-	}
-	return res, errs, st, err
-}

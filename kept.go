@@ -458,7 +458,7 @@ func (c *Client) reopenView(ctx context.Context, r keep.Record) {
 	v, err := c.VolumeByID(ctx, of)
 	if err == nil {
 		var l []meta.Snapshot
-		if l, _, err = v.snapshotsSince(ctx, snapshotsAge); err == nil {
+		if l, _, err = v.snapshots.since(ctx, snapshotsAge); err == nil {
 			for _, s := range l {
 				if s.At == at {
 					_, err = c.openView(v, s)
@@ -493,7 +493,7 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone 
 	defer in.put()
 	defer func() { c.lostLeft(in, lost) }() // mu is not held any more
 	in.mu.Lock()
-	if len(l) == 0 || v.epoch.Load() != 1 {
+	if len(l) == 0 || v.owner.epoch.Load() != 1 {
 		for _, r := range l {
 			lost += int(r.N[3])
 		}
@@ -515,7 +515,7 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone 
 	defer in.mu.Unlock()
 	for _, r := range l {
 		p := c.cfg.Left.Bytes(r)
-		if p == nil || v.epoch.Load() != 1 {
+		if p == nil || v.owner.epoch.Load() != 1 {
 			lost += int(r.N[3])
 			continue
 		}
@@ -535,7 +535,7 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone 
 		if v.meter.on.Load() {
 			v.meter.putBack(&f.promised, in.needs(f, off, uint64(n)))
 		}
-		grew := int64(v.putLocked(f, p, off))
+		grew := int64(v.buffers.putLocked(f, p, off))
 		c.buf.give(n - grew)
 		f.size = max(f.size, off+uint64(n))
 		f.puts++

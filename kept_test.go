@@ -279,7 +279,7 @@ func TestPromiseOfAnEndedSessionIsNotInherited(t *testing.T) {
 	w.inherited = func(s *fakeSession) { s.expire() }
 	w.mu.Unlock()
 	_, v = heir(t, w, c)
-	if v.epoch.Load() == 1 {
+	if v.owner.epoch.Load() == 1 {
 		t.Fatal("the session did not end: nothing is tested")
 	}
 	ino = create(t, v, "g")

@@ -73,7 +73,7 @@ func (ls Leaderships) Lead(ctx context.Context, ino meta.Ino, how LeadOptions) (
 	if err != nil {
 		return nil, err
 	}
-	if l.since != v.epoch.Load() { // the session expired, and nobody could tell this leadership
+	if l.since != v.owner.epoch.Load() { // the session expired, and nobody could tell this leadership
 		return nil, meta.E("lead", meta.SessionExpired, v.subject(ino), nil)
 	}
 	own.m[ino] = l
@@ -83,8 +83,8 @@ func (ls Leaderships) Lead(ctx context.Context, ino meta.Ino, how LeadOptions) (
 func (ls Leaderships) try(ctx context.Context, ino meta.Ino, how LeadOptions) (*Leadership, error) {
 	v := ls.v
 	for {
-		since := v.epoch.Load()
-		res, _, err := v.do(ctx, nil, &meta.Lead{Ino: ino, Address: how.Address}, meta.LeaseNone)
+		since := v.owner.epoch.Load()
+		res, _, err := v.owner.do(ctx, nil, &meta.Lead{Ino: ino, Address: how.Address}, meta.LeaseNone)
 		switch {
 		case err == nil:
 			return &Leadership{v: v, ino: ino, epoch: res.Off, since: since, done: make(chan struct{})}, nil
@@ -112,14 +112,14 @@ func (ls Leaderships) endStray(ino meta.Ino) {
 }
 
 func (ls Leaderships) end(ctx context.Context, ino meta.Ino, epoch uint64) error {
-	_, _, err := ls.v.do(ctx, nil, &meta.EndLead{Ino: ino, Epoch: epoch}, meta.LeaseNone)
+	_, _, err := ls.v.owner.do(ctx, nil, &meta.EndLead{Ino: ino, Epoch: epoch}, meta.LeaseNone)
 	return err
 }
 
 // Leader returns the address that the leader of a file gave, and the epoch. Errors: NotFound
 // (no client leads the file).
 func (ls Leaderships) Leader(ctx context.Context, ino meta.Ino) (address string, epoch uint64, err error) {
-	res, _, err := ls.v.do(ctx, nil, &meta.Leader{Ino: ino}, meta.LeaseNone)
+	res, _, err := ls.v.owner.do(ctx, nil, &meta.Leader{Ino: ino}, meta.LeaseNone)
 	if err != nil {
 		return "", 0, err
 	}
@@ -142,7 +142,7 @@ func (l *Leadership) Valid() bool {
 		return false
 	default:
 	}
-	return l.since == l.v.epoch.Load() && l.v.c.sess.LeaseLeft(l.v.id) > 0
+	return l.since == l.v.owner.epoch.Load() && l.v.c.sess.LeaseLeft(l.v.id) > 0
 }
 
 // Write writes all of p at an offset of the file, as Volume.Write does, in the session of the
@@ -154,7 +154,7 @@ func (l *Leadership) Write(ctx context.Context, p []byte, off int64) (int, error
 	if len(p) == 0 {
 		return 0, nil
 	}
-	return l.v.writeIn(ctx, nil, in, p, writing{off: off, epoch: l.since})
+	return l.v.buffers.write(ctx, nil, in, p, writing{off: off, epoch: l.since})
 }
 
 // Release ends the leadership. What the client wrote before is kept. Release of a leadership

@@ -27,7 +27,7 @@ type LocatedExtent struct {
 // regular file).
 func (v *Volume) Locate(ctx context.Context, ino meta.Ino, off uint64) (Location, error) {
 	ctx = context.WithValue(ctx, pastIndex{}, true) // repair may have moved chunks since the index was made
-	res, _, err := v.do(ctx, nil, &meta.Open{Ino: ino, Off: off}, meta.LeaseNone)
+	res, _, err := v.owner.do(ctx, nil, &meta.Open{Ino: ino, Off: off}, meta.LeaseNone)
 	if err != nil {
 		return Location{}, err
 	}

@@ -12,6 +12,8 @@ import (
 // heldLocks are the advisory locks of this client on a volume. The client claims the locks
 // again from a restarted owner, and checks heldLocks at close(2) for locks to release.
 type heldLocks struct {
+	v *Volume
+
 	mu sync.Mutex
 	m  map[lockKey][]meta.Lock // in order of Start, without overlap
 
@@ -163,15 +165,16 @@ func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
 	return v.c.sess.GetLock(ctx, v.id, l)
 }
 
-// closeLocks releases the POSIX locks of a lock owner, if any were taken through this client.
-// With again, closeLocks always sends the release: a predecessor may have been killed after
+// close releases the POSIX locks of a lock owner, if any were taken through this client.
+// With again, close always sends the release: a predecessor may have been killed after
 // the grant of a lock and before recording the lock.
-func (v *Volume) closeLocks(ctx context.Context, ino meta.Ino, owner uint64, again bool) error {
+func (h *heldLocks) close(ctx context.Context, ino meta.Ino, owner uint64, again bool) error {
+	v := h.v
 	if v.frozen() {
 		v.view.locks.drop(ino, owner)
 		return nil
 	}
-	if !v.locks.drop(lockKey{ino, owner, false}) && !again {
+	if !h.drop(lockKey{ino, owner, false}) && !again {
 		return nil
 	}
 	v.c.stats.rpcs.Add(1)

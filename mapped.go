@@ -85,7 +85,7 @@ func (in *inode) collect(fn func()) {
 
 // Epoch numbers the client's sessions with the volume. A page written back in one session must
 // not be put into the file in another.
-func (v *Volume) Epoch() uint64 { return v.epoch.Load() }
+func (v *Volume) Epoch() uint64 { return v.owner.epoch.Load() }
 
 // WritePage writes a page of a shared mapping that the kernel has written back, up to the end
 // of the file. epoch is the Epoch at the time of the write-back. Errors: as Write;
@@ -99,7 +99,7 @@ func (v *Volume) WritePage(ctx context.Context, call *Call, ino meta.Ino, p []by
 	}
 	in := v.node(ino)
 	defer in.put()
-	_, err := v.writeIn(ctx, call, in, p, writing{off: off, page: true, epoch: epoch})
+	_, err := v.buffers.write(ctx, call, in, p, writing{off: off, page: true, epoch: epoch})
 	return err
 }
 
@@ -113,7 +113,7 @@ func (in *inode) toWritePage(ctx context.Context, epoch uint64) (*file, error) {
 	var gated time.Time
 	for {
 		in.mu.Lock()
-		if v.epoch.Load() != epoch || in.inval > 0 {
+		if v.owner.epoch.Load() != epoch || in.inval > 0 {
 			in.mu.Unlock()
 			return nil, meta.E("write a page of a mapping", meta.SessionExpired, v.subject(in.ino), errors.New("the session in which the page was stored into has ended"))
 		}

@@ -143,7 +143,7 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	v, err := m.c.VolumeByID(ctx, made.ID)
 	if err == nil {
 		err = v.filling(ctx, func() error {
-			if err := v.takeSnapshot(ctx, emptySnapshot(&r)); err != nil {
+			if err := v.snapshots.take(ctx, emptySnapshot(&r)); err != nil {
 				return err
 			}
 			return m.s.ShowSnapshot(ctx, v.id, emptySnapshot(&r))
@@ -240,7 +240,7 @@ func (m Mirrors) Await(ctx context.Context, asked Mirror, failing func(why strin
 // shown returns the snapshot that the owner shows to a mirror's readers; nil for a volume that
 // is no target.
 func (v *Volume) shown(ctx context.Context) (*meta.SnapshotInfo, error) {
-	l, err := v.listSnapshots(ctx)
+	l, err := v.snapshots.all(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -399,7 +399,7 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 		if err != nil || s == nil {
 			return err
 		}
-		if err := v.pinSnapshot(ctx, s.Name, 0, r.Name, mirrorPin); err != nil {
+		if err := v.snapshots.pin(ctx, s.Name, 0, r.Name, mirrorPin); err != nil {
 			return err
 		}
 		return m.s.ShowSnapshot(ctx, v.id, "")
@@ -545,7 +545,7 @@ func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
 // keep-1 before, and those pinned by other holders; with keep 0, all. Newer snapshots belong
 // to a round under way, perhaps of another process by now.
 func (v *Volume) dropMirrored(ctx context.Context, r *Mirror, keep int) error {
-	l, err := v.listSnapshots(ctx)
+	l, err := v.snapshots.all(ctx)
 	if err != nil {
 		return err
 	}
@@ -560,11 +560,11 @@ func (v *Volume) dropMirrored(ctx context.Context, r *Mirror, keep int) error {
 		if keep--; keep >= 0 {
 			continue
 		}
-		if err := v.unpinSnapshot(ctx, l[i].Name, r.Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot {
+		if err := v.snapshots.unpin(ctx, l[i].Name, r.Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot {
 			errs = append(errs, err)
 			continue
 		}
-		if err := v.deleteSnapshot(ctx, l[i].Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot && meta.KindOf(err) != meta.Busy {
+		if err := v.snapshots.delete(ctx, l[i].Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot && meta.KindOf(err) != meta.Busy {
 			errs = append(errs, err)
 		}
 	}

@@ -716,14 +716,14 @@ func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) 
 		_, err := m.dst.Write(ctx, nil, f.dst, p, int64(off), false, false)
 		return err
 	}
-	if !m.dst.bulkFits(len(data), bytes) {
+	if !m.dst.back.bulkFits(len(data), bytes) {
 		return nil, m.copyRanges(ctx, f.src, data, write)
 	}
 	room := int64(min(bytes, bulkCommit))
 	if err := m.room.Acquire(ctx, room); err != nil {
 		return nil, context.Cause(ctx)
 	}
-	b := m.dst.newBulk(f.dst)
+	b := m.dst.back.newBulk(f.dst)
 	b.most = cmp.Or(m.most, b.most)
 	failed := m.copyRanges(ctx, f.src, data, b.write)
 	src := f.src

@@ -133,7 +133,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		if err := end(w.dst.SyncAll); err != nil {
 			w.log.Info("the last writes of a round are written again", "error", err)
 		}
-		w.dst.only.Store(0)
+		w.dst.owner.only.Store(0)
 		// If the release is not delivered, the right ends with the session.
 		_ = end(func(ctx context.Context) error { return w.dst.unfill(ctx, owner) })
 	}()
@@ -144,7 +144,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		// The right ends with the session: then another process may have it, or the volume is
 		// no longer a target. So operations are sent only in the session's epoch of the time
 		// before the right was taken.
-		w.dst.only.Store(w.dst.epoch.Load())
+		w.dst.owner.only.Store(w.dst.owner.epoch.Load())
 		if err := w.dst.fill(ctx, owner, false); err != nil {
 			return err
 		}
@@ -398,7 +398,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	if err != nil {
 		if meta.KindOf(err) == meta.Corrupt {
 			// Copy from the beginning: right and wrong contents can't be told apart.
-			err = errors.Join(err, w.dst.deleteSnapshot(ctx, name), w.m.s.RollBackTarget(ctx, w.target, shown(&s.r)))
+			err = errors.Join(err, w.dst.snapshots.delete(ctx, name), w.m.s.RollBackTarget(ctx, w.target, shown(&s.r)))
 		}
 		return err
 	}
@@ -431,14 +431,14 @@ func (s *mirrorRound) run(ctx context.Context) error {
 func (w *mirrorWorker) snapshots(ctx context.Context, r *Mirror) (time.Time, error) {
 	n := r.Round
 	if n.Base != "" {
-		if err := w.src.pinSnapshot(ctx, n.Base, 0, r.Name, mirrorPin); err != nil {
+		if err := w.src.snapshots.pin(ctx, n.Base, 0, r.Name, mirrorPin); err != nil {
 			return time.Time{}, fmt.Errorf("the snapshot that source and target have in common: %w", err)
 		}
 	}
-	err := w.src.pinSnapshot(ctx, n.Snapshot, 0, r.Name, mirrorPin)
+	err := w.src.snapshots.pin(ctx, n.Snapshot, 0, r.Name, mirrorPin)
 	if meta.KindOf(err) == meta.NoSuchSnapshot {
-		if err = w.src.takeSnapshot(ctx, n.Snapshot); err == nil {
-			err = w.src.pinSnapshot(ctx, n.Snapshot, 0, r.Name, mirrorPin)
+		if err = w.src.snapshots.take(ctx, n.Snapshot); err == nil {
+			err = w.src.snapshots.pin(ctx, n.Snapshot, 0, r.Name, mirrorPin)
 		}
 	}
 	if err != nil {
@@ -476,7 +476,7 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 	if err := c.run(ctx, changes); err != nil {
 		return err
 	}
-	defer w.dst.snapshotsChanged()
+	defer w.dst.snapshots.changed()
 	return w.m.s.TakeTarget(ctx, w.target, n.Snapshot)
 }
 
@@ -485,7 +485,7 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 func (w *mirrorWorker) changes(ctx context.Context, n *MirrorRound) (all []meta.Change, err error) {
 	for range 3 {
 		all = all[:0]
-		err = w.src.diffSnapshots(ctx, n.Base, n.Snapshot, true, func(c meta.Change) error { all = append(all, c); return nil })
+		err = w.src.snapshots.diff(ctx, n.Base, n.Snapshot, true, func(c meta.Change) error { all = append(all, c); return nil })
 		if meta.KindOf(err) != meta.Stale {
 			break
 		}
@@ -505,7 +505,7 @@ func (w *mirrorWorker) digestSource(ctx context.Context, r *Mirror) (done func()
 	wg.Go(func() {
 		for {
 			// verify reports errors.
-			if s, err := w.src.awaitDigest(ctx, r.Round.Snapshot, true); err == nil && s.Digest != nil {
+			if s, err := w.src.snapshots.awaitDigest(ctx, r.Round.Snapshot, true); err == nil && s.Digest != nil {
 				return
 			}
 			select {
@@ -530,7 +530,7 @@ func (w *mirrorWorker) verify(ctx context.Context, snapshot string, unpaced bool
 			if sums[i] != "" {
 				continue
 			}
-			s, err := v.awaitDigest(ctx, snapshot, unpaced)
+			s, err := v.snapshots.awaitDigest(ctx, snapshot, unpaced)
 			switch {
 			case err != nil:
 				failed = append(failed, err)
@@ -586,7 +586,7 @@ func (w *mirrorWorker) behind(ctx context.Context, r *Mirror) (uint64, error) {
 	var some []meta.Change
 	files := 0
 	pick := rand.New(rand.NewPCG(uint64(r.Target), uint64(r.Rounds)))
-	if err := w.src.diffSnapshots(ctx, r.Last.Snapshot, "", false, func(c meta.Change) error {
+	if err := w.src.snapshots.diff(ctx, r.Last.Snapshot, "", false, func(c meta.Change) error {
 		if c.Type != meta.TypeRegular || c.Kind != meta.PathAdded && !(c.Kind == meta.PathChanged && c.Content) {
 			return nil
 		}

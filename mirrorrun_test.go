@@ -216,7 +216,7 @@ func TestMirrorAwaitsDigests(t *testing.T) {
 		} {
 			s := &digestSession{answers: map[meta.VolumeID][]meta.SnapshotInfo{1: x.src, 2: x.dst}, asked: map[meta.VolumeID]int{}}
 			c := &Client{sess: s}
-			w := &mirrorWorker{src: &Volume{c: c, id: 1}, dst: &Volume{c: c, id: 2}}
+			w := &mirrorWorker{src: bareVolume(c, 1), dst: bareVolume(c, 2)}
 			sum, err := w.verify(t.Context(), "s", false)
 			if x.ok && (err != nil || sum != "d") || !x.ok && meta.KindOf(err) != meta.Unavailable {
 				t.Errorf("%+v: %q, %v", x, sum, err)
@@ -242,7 +242,7 @@ func TestMirrorDigestsSource(t *testing.T) {
 			{1 << 20, []meta.SnapshotInfo{{}}, 0},
 		} {
 			s := &digestSession{answers: map[meta.VolumeID][]meta.SnapshotInfo{1: x.src}, asked: map[meta.VolumeID]int{}}
-			w := &mirrorWorker{src: &Volume{c: &Client{sess: s}, id: 1}}
+			w := &mirrorWorker{src: bareVolume(&Client{sess: s}, 1)}
 			done := w.digestSource(t.Context(), &Mirror{Rate: x.rate, Round: &MirrorRound{Snapshot: "s"}})
 			time.Sleep(3*mirrorDigest + time.Second)
 			done()
@@ -310,4 +310,11 @@ func TestMirrorAwaited(t *testing.T) {
 			t.Errorf("after a minute: %v", err)
 		}
 	})
+}
+
+// bareVolume is a volume without policy and chunks.
+func bareVolume(c *Client, id meta.VolumeID) *Volume {
+	v := &Volume{c: c, id: id}
+	v.lodge(newNames())
+	return v
 }

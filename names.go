@@ -39,6 +39,12 @@ func (l *nameLocks) lockTwo(dir1 meta.Ino, name1 string, dir2 meta.Ino, name2 st
 	return func() { b.Unlock(); a.Unlock() }
 }
 
+// directories answers for the names in a volume's directories, and changes them.
+type directories struct {
+	v     *Volume
+	locks *nameLocks // of a view, those of the live volume
+}
+
 // beginChange notes the begin of a change of the directory's entries.
 func (in *inode) beginChange() {
 	in.mu.Lock()
@@ -97,7 +103,7 @@ func undecided(err error) bool {
 // mkdir, symlink; see meta.Create. UID, GID and Umask come from req.
 func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry, error) {
 	return through(ctx, v, call, func(call *Call) (Entry, error) {
-		res, stamp, steady, err := v.create(ctx, call, &req, meta.LeaseShared)
+		res, stamp, steady, err := v.dirs.create(ctx, call, &req, meta.LeaseShared)
 		if err != nil {
 			return Entry{}, err
 		}
@@ -106,8 +112,9 @@ func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry
 }
 
 // create sends Create and records its effect on the directory.
-func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (res *meta.Result, stamp stamp, steady bool, err error) {
-	if err := v.mayName("create", req.Parent, req.Name); err != nil {
+func (ds *directories) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (res *meta.Result, stamp stamp, steady bool, err error) {
+	v := ds.v
+	if err := ds.mayName("create", req.Parent, req.Name); err != nil {
 		return nil, stamp, false, err
 	}
 	if len(req.Name) > meta.MaxName {
@@ -115,10 +122,10 @@ func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want 
 	}
 	p := v.node(req.Parent)
 	defer p.put()
-	unlock := v.names.lock(req.Parent, req.Name)
+	unlock := ds.locks.lock(req.Parent, req.Name)
 	defer unlock()
 	p.beginChange()
-	res, stamp, err = v.do(ctx, call, req, want)
+	res, stamp, err = v.owner.do(ctx, call, req, want)
 	if err != nil {
 		p.endChange(req.Name, dent{}, nil, stamp, err)
 		return nil, stamp, false, err
@@ -139,49 +146,50 @@ func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want 
 
 // Link adds a name to an inode; see meta.Link.
 func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, name string) (Entry, error) {
-	if err := v.mayName("link", parent, name); err != nil {
+	if err := v.dirs.mayName("link", parent, name); err != nil {
 		return Entry{}, err
 	}
 	if len(name) > meta.MaxName {
 		return Entry{}, meta.E("link", meta.NameTooLong, "", nil)
 	}
-	return through(ctx, v, call, func(call *Call) (Entry, error) { return v.linkName(ctx, call, ino, parent, name) }, nil)
+	return through(ctx, v, call, func(call *Call) (Entry, error) { return v.dirs.linkName(ctx, call, ino, parent, name) }, nil)
 }
 
-func (v *Volume) linkName(ctx context.Context, call *Call, ino, parent meta.Ino, name string) (Entry, error) {
-	p := v.node(parent)
+func (ds *directories) linkName(ctx context.Context, call *Call, ino, parent meta.Ino, name string) (Entry, error) {
+	p := ds.v.node(parent)
 	defer p.put()
-	unlock := v.names.lock(parent, name)
+	unlock := ds.locks.lock(parent, name)
 	defer unlock()
 	p.beginChange()
-	res, stamp, err := v.link(ctx, call, &meta.Link{Ino: ino, Parent: parent, Name: name})
+	res, stamp, err := ds.link(ctx, call, &meta.Link{Ino: ino, Parent: parent, Name: name})
 	if err != nil {
 		p.endChange(name, dent{}, nil, stamp, err)
 		return Entry{}, err
 	}
 	steady := p.endChange(name, dent{ino: ino}, &res.ParentAttr, stamp, nil)
-	return v.learn(&res.Attr, stamp).named(steady), nil
+	return ds.v.learn(&res.Attr, stamp).named(steady), nil
 }
 
 // link sends Link and waits for the answer even if the caller is killed. A file without a name
 // (O_TMPFILE) may get its first name. The client must then not treat the file as one deleted,
 // with its bytes, by its last close.
-func (v *Volume) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Result, stamp, error) {
+func (ds *directories) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Result, stamp, error) {
+	v := ds.v
 	in := v.c.table.peek(v.id, op.Ino)
 	if in == nil {
-		return v.do(ctx, call, op, meta.LeaseShared)
+		return v.owner.do(ctx, call, op, meta.LeaseShared)
 	}
 	defer in.put()
 	in.mu.Lock()
 	f := in.file
 	if f == nil || !f.orphaned && (!in.attrOK || in.attr.Nlink > 0) {
 		in.mu.Unlock()
-		return v.do(ctx, call, op, meta.LeaseShared)
+		return v.owner.do(ctx, call, op, meta.LeaseShared)
 	}
 	f.linking++
 	in.mu.Unlock()
-	res, stamp, err := v.do(v.c.ctx, call, op, meta.LeaseShared)
-	v.linked(in, res, stamp, err)
+	res, stamp, err := v.owner.do(v.c.ctx, call, op, meta.LeaseShared)
+	ds.linked(in, res, stamp, err)
 	if ctx.Err() != nil && err == nil && call != nil {
 		call.late = append(call.late, res)
 	}
@@ -189,7 +197,8 @@ func (v *Volume) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Res
 }
 
 // linked takes in how a Link of a file without a name ended.
-func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
+func (ds *directories) linked(in *inode, res *meta.Result, stamp stamp, err error) {
+	v := ds.v
 	in.mu.Lock()
 	f := in.fileLocked()
 	f.linking = max(f.linking-1, 0)
@@ -200,7 +209,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 		f.orphaned = false
 		v.holds.remove(in.ino)
 		// At its last close the file had no name.
-		if seal = f.opens == 0 && v.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
+		if seal = f.opens == 0 && v.settings.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
 			f.sealWant, f.metaDirty = true, true
 			v.back.listDirtyLocked(in)
 		}
@@ -213,7 +222,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 	case dead: // the file was closed meanwhile
 		v.back.bury(in)
 	case seal:
-		v.settle(in)
+		v.back.settle(in)
 	}
 }
 
@@ -226,36 +235,37 @@ func (v *Volume) Unlink(ctx context.Context, call *Call, parent meta.Ino, name s
 		return meta.E("unlink", meta.NameTooLong, "", nil)
 	}
 	_, err := through(ctx, v, call, func(call *Call) (none, error) {
-		return none{}, v.unlink(ctx, call, parent, name, dir)
+		return none{}, v.dirs.unlink(ctx, call, parent, name, dir)
 	}, nil)
 	return err
 }
 
-func (v *Volume) unlink(ctx context.Context, call *Call, parent meta.Ino, name string, dir bool) error {
-	p := v.node(parent)
+func (ds *directories) unlink(ctx context.Context, call *Call, parent meta.Ino, name string, dir bool) error {
+	p := ds.v.node(parent)
 	defer p.put()
-	unlock := v.names.lock(parent, name)
+	unlock := ds.locks.lock(parent, name)
 	defer unlock()
 	p.beginChange()
-	res, stamp, err := v.do(ctx, call, &meta.Unlink{Parent: parent, Name: name, Dir: dir}, meta.LeaseShared)
+	res, stamp, err := ds.v.owner.do(ctx, call, &meta.Unlink{Parent: parent, Name: name, Dir: dir}, meta.LeaseShared)
 	if err != nil {
 		p.endChange(name, dent{}, nil, stamp, err)
 		return err
 	}
 	p.endChange(name, dent{}, &res.ParentAttr, stamp, nil)
-	v.unlinked(&res.Attr, stamp)
+	ds.unlinked(&res.Attr, stamp)
 	return nil
 }
 
 // unlinked records the attributes of an inode that lost a name. If it was the last name and
 // the inode is not open here, the owner may forget the inode.
-func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
+func (ds *directories) unlinked(a *meta.Attr, stamp stamp) {
+	v := ds.v
 	if a.Ino == 0 {
 		return
 	}
 	in := v.c.table.peek(v.id, a.Ino)
 	if in == nil {
-		if a.Nlink == 0 && !v.hold(a.Ino) {
+		if a.Nlink == 0 && !v.holds.hold(a.Ino) {
 			v.back.releaseOrphan(a.Ino)
 		}
 		return
@@ -276,23 +286,24 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 // Rename moves a name, with the flags of renameat2(2). If the source replaces a file, its
 // bytes are durable before the change of the name (rule 11).
 func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
-	if err := v.mayName("rename", newParent, newName); err != nil {
+	if err := v.dirs.mayName("rename", newParent, newName); err != nil {
 		return err
 	}
 	if len(name) > meta.MaxName || len(newName) > meta.MaxName {
 		return meta.E("rename", meta.NameTooLong, "", nil)
 	}
 	_, err := through(ctx, v, call, func(call *Call) (none, error) {
-		return none{}, v.rename(ctx, call, parent, name, newParent, newName, flags)
+		return none{}, v.dirs.rename(ctx, call, parent, name, newParent, newName, flags)
 	}, nil)
 	return err
 }
 
-func (v *Volume) rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
+func (ds *directories) rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
+	v := ds.v
 	p, q := v.node(parent), v.node(newParent)
 	defer p.put()
 	defer q.put()
-	unlock := v.names.lockTwo(parent, name, newParent, newName)
+	unlock := ds.locks.lockTwo(parent, name, newParent, newName)
 	defer unlock()
 	p.mu.Lock()
 	src, _ := p.lookLocked(name)
@@ -320,12 +331,12 @@ func (v *Volume) rename(ctx context.Context, call *Call, parent meta.Ino, name s
 	for try := 0; ; try++ {
 		p.beginChange()
 		q.beginChange()
-		res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
+		res, stamp, err := v.owner.do(ctx, call, op, meta.LeaseShared)
 		if err != nil {
 			p.endChange(name, dent{}, nil, stamp, err)
 			q.endChange(newName, dent{}, nil, stamp, err)
 			if errors.Is(err, meta.NotSynced) && try < 5 {
-				if err := v.flushName(ctx, parent, name); err != nil {
+				if err := ds.flushName(ctx, parent, name); err != nil {
 					return err
 				}
 				continue
@@ -372,7 +383,7 @@ func (v *Volume) rename(ctx context.Context, call *Call, parent meta.Ino, name s
 				v.learn(&res.Attr2, stamp)
 			}
 		} else {
-			v.unlinked(&res.Attr2, stamp)
+			ds.unlinked(&res.Attr2, stamp)
 		}
 		return nil
 	}
@@ -387,7 +398,8 @@ func (in *inode) forgetName(name string) {
 }
 
 // flushName flushes the file under a name.
-func (v *Volume) flushName(ctx context.Context, parent meta.Ino, name string) error {
+func (ds *directories) flushName(ctx context.Context, parent meta.Ino, name string) error {
+	v := ds.v
 	e, err := v.Lookup(ctx, parent, name)
 	if err != nil {
 		return err
@@ -402,10 +414,19 @@ func (v *Volume) flushName(ctx context.Context, parent meta.Ino, name string) er
 func (v *Volume) ReadLink(ctx context.Context, ino meta.Ino) (string, error) {
 	in := v.node(ino)
 	defer in.put()
-	res, _, err := v.do(ctx, nil, &meta.ReadLink{Ino: ino}, meta.LeaseShared)
+	res, _, err := v.owner.do(ctx, nil, &meta.ReadLink{Ino: ino}, meta.LeaseShared)
 	if err != nil {
 		return "", err
 	}
-	v.touchAtime(in)
+	v.atimes.touch(in)
 	return string(res.Data), nil
+}
+
+// mayName refuses new names in a snapshot, and the name that would hide the volume's
+// snapshots.
+func (ds *directories) mayName(op string, parent meta.Ino, name string) error {
+	if ds.v.view == nil && parent == meta.RootIno && name == SnapshotDir {
+		return meta.E(op, meta.Exists, name, nil)
+	}
+	return ds.v.readOnly(op)
 }

@@ -22,6 +22,8 @@ import (
 // of waiting maps is bounded. Fetching stops when most of the finished maps were unused, and
 // resumes after many more opens that had to send a request.
 type openAhead struct {
+	v *Volume
+
 	mu     sync.Mutex
 	misses int                        // opens that sent a request, since fetching last stopped
 	runs   map[meta.Ino]chan struct{} // blocks that are being fetched; closed afterwards
@@ -58,13 +60,13 @@ func (o *openAhead) mayAhead(most int64) bool {
 	return o.misses >= aheadAfter && len(o.runs) < aheadRuns && asked-over < most
 }
 
-// openAhead notes that the map of a file must be fetched. If a fetch of the file's block is
+// fetch notes that the map of a file must be fetched. If a fetch of the file's block is
 // under way, it returns a channel that is closed at the end of the fetch.
-func (v *Volume) openAhead(ino meta.Ino) <-chan struct{} {
+func (o *openAhead) fetch(ino meta.Ino) <-chan struct{} {
+	v := o.v
 	if v.indexed() != nil {
 		return nil // opening such a file costs no request
 	}
-	o := &v.opens
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.misses++
@@ -81,7 +83,7 @@ func (v *Volume) openAhead(ino meta.Ino) <-chan struct{} {
 	done := make(chan struct{})
 	o.runs[block] = done
 	v.c.spawn(func() {
-		v.openBlock(block)
+		o.block(block)
 		o.mu.Lock()
 		delete(o.runs, block)
 		o.mu.Unlock()
@@ -96,8 +98,9 @@ func (in *inode) aheadLocked() bool {
 	return in.attrOK && in.lease != meta.LeaseNone && in.attr.IsRegular() && in.attr.Size > 0 && in.recall == nil && (f == nil || !f.mapOK && f.want == 0)
 }
 
-// openBlock fetches the maps of the files in one block of inode numbers.
-func (v *Volume) openBlock(block meta.Ino) {
+// block fetches the maps of the files in one block of inode numbers.
+func (o *openAhead) block(block meta.Ino) {
+	v := o.v
 	var ins []*inode
 	var gens []uint32
 	var ops []batchOp
@@ -125,7 +128,7 @@ func (v *Volume) openBlock(block meta.Ino) {
 	if len(ops) == 0 {
 		return
 	}
-	res, errs, stamp, err := v.doBatch(v.c.ctx, metaclient.AnyEpoch, ops)
+	res, errs, stamp, err := v.owner.doBatch(v.c.ctx, metaclient.AnyEpoch, ops)
 	for i, in := range ins {
 		if err == nil && errs[i] == nil && res[i].EOF {
 			var sn snapshot
@@ -133,7 +136,7 @@ func (v *Volume) openBlock(block meta.Ino) {
 			in.mu.Lock()
 			if in.installLocked(&sn, &res[i].Attr, stamp.with(&res[i]), gens[i]) {
 				in.file.ahead = true
-				v.opens.asked.Add(1)
+				o.asked.Add(1)
 			}
 			in.mu.Unlock()
 		}

@@ -7,24 +7,24 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// pinSnapshot keeps the snapshot of a name from being deleted for a time. at, if not zero, is
+// pin keeps the snapshot of a name from being deleted for a time. at, if not zero, is
 // its generation. Errors: those of the administrative API's PinSnapshot.
-func (v *Volume) pinSnapshot(ctx context.Context, name string, at meta.Generation, holder string, ttl time.Duration) error {
-	s, err := v.snapshotSession()
+func (sn *snapshotNames) pin(ctx context.Context, name string, at meta.Generation, holder string, ttl time.Duration) error {
+	s, err := sn.session()
 	if err != nil {
 		return err
 	}
-	_, err = s.PinSnapshotAt(ctx, v.id, name, at, holder, ttl)
+	_, err = s.PinSnapshotAt(ctx, sn.v.id, name, at, holder, ttl)
 	return err
 }
 
-// unpinSnapshot releases a pin, if there is one. Errors: NoSuchSnapshot, AccessDenied.
-func (v *Volume) unpinSnapshot(ctx context.Context, name, holder string) error {
-	s, err := v.snapshotSession()
+// unpin releases a pin, if there is one. Errors: NoSuchSnapshot, AccessDenied.
+func (sn *snapshotNames) unpin(ctx context.Context, name, holder string) error {
+	s, err := sn.session()
 	if err != nil {
 		return err
 	}
-	_, err = s.UnpinSnapshot(ctx, v.id, name, holder)
+	_, err = s.UnpinSnapshot(ctx, sn.v.id, name, holder)
 	return err
 }
 
@@ -39,7 +39,7 @@ func (v *Volume) Pin(ctx context.Context, holder string, ttl time.Duration) erro
 	if v.view == nil {
 		return meta.E("pin snapshot", meta.NotSupported, v.name, nil)
 	}
-	return v.view.of.pinSnapshot(ctx, v.view.snap.Name, v.view.snap.At, holder, ttl)
+	return v.view.of.snapshots.pin(ctx, v.view.snap.Name, v.view.snap.At, holder, ttl)
 }
 
 // renewals is how many times a pin is renewed in its time to live.

@@ -419,7 +419,7 @@ func (c *Client) Metered(id meta.VolumeID, on, overwrites bool, settle func()) {
 	}
 	v.meter.overwrites.Store(overwrites)
 	if v.meter.on.Swap(on) != on {
-		v.meter.void(v.epoch.Load())
+		v.meter.void(v.owner.epoch.Load())
 	}
 	if settle != nil {
 		c.spawn(func() {
@@ -441,7 +441,7 @@ func (q *meter) settleUnmetered() {
 	ctx, cancel := context.WithTimeout(v.c.ctx, flushFor) // all users of the volume wait for this
 	defer cancel()
 	err := v.back.flushAll(ctx, flushClose)
-	if e := v.closeEnds(ctx); err == nil {
+	if e := v.back.closeEnds(ctx); err == nil {
 		err = e
 	}
 	if err != nil && v.c.ctx.Err() == nil {

@@ -11,6 +11,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
+// fileReads reads from chunks.
+type fileReads struct {
+	v     *Volume
+	ahead aheadState
+}
+
 // piece is the part of a read that lies in one chunk.
 type piece struct {
 	ref *chunkRef
@@ -85,12 +91,12 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 		}
 		in.beginRead(f, off, len(p))
 		in.mu.Unlock()
-		err = v.readPieces(ctx, pieces)
+		err = v.reads.pieces(ctx, pieces)
 		in.endRead()
 		if err == nil {
 			v.c.stats.read.Add(uint64(n))
 			if off == 0 && ctx.Value(NoAtime{}) == nil {
-				v.touchAtime(in)
+				v.atimes.touch(in)
 			}
 			if notify := v.c.cfg.Notify; notify != nil && sn != nil && sn.followed {
 				// The READ may be of a mapping's page. No recall would drop the page, so it
@@ -105,7 +111,7 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 		// A refused capability that was just renewed has expired on the way, or the server has
 		// just started and does not know the signing key yet.
 		refused := errors.Is(err, meta.BadCapability)
-		if try > 0 && time.Since(failed) < maxAwait && (refused || errors.Is(err, meta.Unavailable) && v.awaited(pieces)) {
+		if try > 0 && time.Since(failed) < maxAwait && (refused || errors.Is(err, meta.Unavailable) && v.reads.awaited(pieces)) {
 			select {
 			case <-time.After(awaitEvery):
 				try = 0
@@ -125,7 +131,7 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 			}
 			return 0, err
 		}
-		if err := v.reload(ctx, in); err != nil {
+		if err := v.reads.reload(ctx, in); err != nil {
 			return 0, err
 		}
 	}
@@ -139,9 +145,9 @@ const (
 )
 
 // awaited reports whether the unread pieces may become readable in a moment.
-func (v *Volume) awaited(pieces []piece) bool {
+func (rd *fileReads) awaited(pieces []piece) bool {
 	for _, pc := range pieces {
-		if v.c.chunks.Awaited(pc.ref.place.Load().Servers) {
+		if rd.v.c.chunks.Awaited(pc.ref.place.Load().Servers) {
 			return true
 		}
 	}
@@ -171,8 +177,8 @@ func (in *inode) endRead() {
 // parallel.
 const parallelPiece = 128 << 10
 
-func (v *Volume) readPieces(ctx context.Context, pieces []piece) error {
-	io := v.c.chunks
+func (rd *fileReads) pieces(ctx context.Context, pieces []piece) error {
+	io := rd.v.c.chunks
 	if len(pieces) > 1 && len(pieces[0].p) >= parallelPiece {
 		errs := make([]error, len(pieces))
 		var wg sync.WaitGroup
@@ -193,7 +199,7 @@ func (v *Volume) readPieces(ctx context.Context, pieces []piece) error {
 // reload fetches the places of a file's committed bytes again, and keeps the buffered bytes on
 // top. The old map stays until the answer arrives: writers continue with it, and readers read
 // only what is buffered.
-func (v *Volume) reload(ctx context.Context, in *inode) error {
+func (rd *fileReads) reload(ctx context.Context, in *inode) error {
 	ctx = context.WithValue(ctx, pastIndex{}, true)
 	in.mu.Lock()
 	f, err := in.take(ctx, turnCommit|turnPush)
@@ -204,7 +210,7 @@ func (v *Volume) reload(ctx context.Context, in *inode) error {
 	ended := f.ended
 	in.mu.Unlock()
 	if ended {
-		err = v.back.flushHeld(in, flushClose)
+		err = rd.v.back.flushHeld(in, flushClose)
 	}
 	var sn snapshot
 	var attr meta.Attr
@@ -289,7 +295,7 @@ func (v *Volume) ReadFD(ctx context.Context, ino meta.Ino, off int64, n int) (fd
 		return nil, 0, 0, nil, false
 	}
 	if off == 0 {
-		v.touchAtime(in)
+		v.atimes.touch(in)
 	}
 	v.c.stats.read.Add(c.n)
 	return fd, int64(c.pos), int(c.n), func() { done(); in.endRead(); in.put() }, true
@@ -297,19 +303,19 @@ func (v *Volume) ReadFD(ctx context.Context, ino meta.Ino, off int64, n int) (fd
 
 // readAhead detects that files are opened in the order of their places in a packed chunk, and
 // makes the chunk client fetch the following bytes. s is the first segment of the opened file.
-func (v *Volume) readAhead(s segment) {
+func (rd *fileReads) readAhead(s segment) {
 	if s.ref == nil || s.off != 0 || s.n >= blockSize {
 		return
 	}
 	const window, gap = 4 << 20, 64 << 10
-	a := &v.ahead
+	a := &rd.ahead
 	from, ok := func() (uint64, bool) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		return a.next(s, window, gap)
 	}()
 	if ok {
-		v.c.chunks.Prefetch(*s.ref.place.Load(), from, window)
+		rd.v.c.chunks.Prefetch(*s.ref.place.Load(), from, window)
 	}
 }
 
@@ -352,10 +358,10 @@ func (c *Client) LeaveAtimes(all, dirs bool) {
 	c.atimes.noDirs.Store(dirs)
 }
 
-// touchAtime renews the access time in memory as relatime does; the next
+// touch renews the access time in memory as relatime does; the next
 // round of commits tells the owner.
-func (v *Volume) touchAtime(in *inode) {
-	if p := v.policy.Load(); p.NoAtime || p.Immutable || p.SealOnClose || v.c.atimes.none.Load() {
+func (l *atimeList) touch(in *inode) {
+	if p := l.v.settings.policy.Load(); p.NoAtime || p.Immutable || p.SealOnClose || l.v.c.atimes.none.Load() {
 		return
 	}
 	now := meta.Time(time.Now().UnixNano())
@@ -369,6 +375,6 @@ func (v *Volume) touchAtime(in *inode) {
 	f := in.fileLocked()
 	if !f.atimeDirty {
 		f.atimeDirty = true
-		v.atimes.add(in)
+		l.add(in)
 	}
 }

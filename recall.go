@@ -131,7 +131,7 @@ func (c *Client) recalled(r meta.Recall, ask recallAsk) {
 		in.put()
 		return
 	}
-	if ask.keep == meta.LeaseShared && !dirty && ask.epoch == in.vol.epoch.Load() && in.giveBackClean(!ask.until.IsZero()) {
+	if ask.keep == meta.LeaseShared && !dirty && ask.epoch == in.vol.owner.epoch.Load() && in.giveBackClean(!ask.until.IsZero()) {
 		in.mu.Unlock()
 		in.put()
 		ask.done(false)
@@ -221,7 +221,7 @@ func (in *inode) growth(epoch uint64) meta.Growth {
 // that is not being recalled. The caller holds mu.
 func (in *inode) growsLocked(epoch uint64) bool {
 	f := in.file
-	return f != nil && f.ended && f.own != nil && in.attrOK && in.lease == meta.LeaseExclusive && in.recall == nil && in.vol.epoch.Load() == epoch
+	return f != nil && f.ended && f.own != nil && in.attrOK && in.lease == meta.LeaseExclusive && in.recall == nil && in.vol.owner.epoch.Load() == epoch
 }
 
 // unknown answers the recall of an inode that is not cached here, and makes the owner forget
@@ -299,7 +299,7 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 		pages = v.c.mayBeDirty(v.id, in.ino)
 	}
 	in.mu.Lock()
-	if v.epoch.Load() != ask.epoch {
+	if v.owner.epoch.Load() != ask.epoch {
 		in.mu.Unlock()
 		return true
 	}
@@ -353,7 +353,7 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 	if f := in.file; f != nil {
 		f.changed() // before the file may be forgotten, so that waiting goroutines look again
 	}
-	mine := v.epoch.Load() == ask.epoch // else the lease is void, or will be soon; a new lease may exist
+	mine := v.owner.epoch.Load() == ask.epoch // else the lease is void, or will be soon; a new lease may exist
 	if mine {
 		in.lowerLocked(keep)
 	}
@@ -389,7 +389,7 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	in := c.table.peek(id, ino)
 	if in == nil {
 		c.spawn(func() {
-			if !v.hold(ino) {
+			if !v.holds.hold(ino) {
 				v.back.releaseOrphan(ino)
 			}
 		})
@@ -552,7 +552,7 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 		// After the end of ctx, a flush that hangs goes on with its bytes.
 		err := v.back.flushRound(ctx, in, flushClose)
 		switch {
-		case err == nil, v.epoch.Load() != ask.epoch: // or the buffered bytes belong to a lease of a later epoch
+		case err == nil, v.owner.epoch.Load() != ask.epoch: // or the buffered bytes belong to a lease of a later epoch
 			return true
 		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes the file's open end
 			until.IsZero() && (v.c.cfg.UnsafeNoSpaceWait || !mayPass(err)) && time.Now().After(deadline) && in.closeEnd(ctx):
@@ -634,7 +634,7 @@ func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 // not sent any more (expiredSince, and DoBatch).
 func (v *Volume) expired(epoch uint64, err error) {
 	c := v.c
-	v.epoch.Store(epoch)
+	v.owner.epoch.Store(epoch)
 	c.kept.uncertain(v)
 	v.meter.void(epoch)
 	// After a rollback of the volume, removed files may exist again. Files without a name
@@ -703,7 +703,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 			in.put()
 		}
 	}
-	v.forgetChunks()
+	v.chunks.forget()
 	if files > 0 {
 		c.log.Error("the session expired: bytes that were not synced are lost", "volume", v.name, "bytes", lost, "files", files, "err", err)
 	} else {

@@ -59,6 +59,8 @@ type view struct {
 
 // snapshotNames is the last fetched list of a live volume's snapshots.
 type snapshotNames struct {
+	v *Volume
+
 	mu    sync.Mutex
 	list  []meta.Snapshot
 	asked time.Time
@@ -123,13 +125,13 @@ func (v *Volume) Snapshot(ctx context.Context, name string) (*Volume, error) {
 	find := func(l []meta.Snapshot) int {
 		return slices.IndexFunc(l, func(s meta.Snapshot) bool { return s.Name == name })
 	}
-	list, fresh, err := v.snapshotsSince(ctx, snapshotsAge)
+	list, fresh, err := v.snapshots.since(ctx, snapshotsAge)
 	if err != nil {
 		return nil, err
 	}
 	i := find(list)
 	if i < 0 && !fresh { // the snapshot may have been taken a moment ago
-		if list, _, err = v.snapshotsSince(ctx, 0); err != nil {
+		if list, _, err = v.snapshots.since(ctx, 0); err != nil {
 			return nil, err
 		}
 		i = find(list)
@@ -159,52 +161,52 @@ func (v *Volume) ReadSnapshots(ctx context.Context) ([]meta.Snapshot, error) {
 	if v.view != nil {
 		return nil, nil
 	}
-	l, _, err := v.snapshotsSince(ctx, snapshotsAge)
+	l, _, err := v.snapshots.since(ctx, snapshotsAge)
 	return slices.Clone(l), err
 }
 
-// snapshotsChanged has the next look at snapshots ask anew.
-func (v *Volume) snapshotsChanged() {
-	v.snapshots.mu.Lock()
-	defer v.snapshots.mu.Unlock()
-	v.snapshots.asked = time.Time{}
+// changed has the next look at snapshots ask anew.
+func (sn *snapshotNames) changed() {
+	sn.mu.Lock()
+	defer sn.mu.Unlock()
+	sn.asked = time.Time{}
 }
 
-// snapshotsSince returns a list of an age of at most age. fresh reports that the call fetched
+// since returns a list of an age of at most age. fresh reports that the call fetched
 // the list.
-func (v *Volume) snapshotsSince(ctx context.Context, age time.Duration) (l []meta.Snapshot, fresh bool, err error) {
-	n := &v.snapshots
-	n.mu.Lock()
-	if !n.asked.IsZero() && time.Since(n.asked) < age {
-		defer n.mu.Unlock()
-		return n.list, false, nil
+func (sn *snapshotNames) since(ctx context.Context, age time.Duration) (l []meta.Snapshot, fresh bool, err error) {
+	v := sn.v
+	sn.mu.Lock()
+	if !sn.asked.IsZero() && time.Since(sn.asked) < age {
+		defer sn.mu.Unlock()
+		return sn.list, false, nil
 	}
-	n.mu.Unlock()
+	sn.mu.Unlock()
 	asked := time.Now()
 	v.c.stats.rpcs.Add(1)
 	all, err := v.c.sess.ListSnapshots(ctx, v.id)
 	if err != nil {
 		if meta.KindOf(err) == meta.NoSuchVolume {
-			v.endViews(asked, nil)
+			sn.endViews(asked, nil)
 		}
 		return nil, false, err
 	}
 	l = slices.DeleteFunc(all, func(s meta.Snapshot) bool { return s.Deleting })
 	slices.SortFunc(l, func(a, b meta.Snapshot) int { return int(int64(a.At) - int64(b.At)) })
-	n.mu.Lock()
-	if asked.After(n.asked) {
-		n.list, n.asked = l, asked
+	sn.mu.Lock()
+	if asked.After(sn.asked) {
+		sn.list, sn.asked = l, asked
 	}
-	n.mu.Unlock()
-	v.endViews(asked, l)
+	sn.mu.Unlock()
+	sn.endViews(asked, l)
 	return l, true, nil
 }
 
 // endViews ends the views of snapshots missing in the list l, except views opened after the
 // list was requested.
-func (v *Volume) endViews(asked time.Time, l []meta.Snapshot) {
-	for _, w := range v.c.openVolumes() {
-		if w.view == nil || w.view.of != v || w.view.born.After(asked) {
+func (sn *snapshotNames) endViews(asked time.Time, l []meta.Snapshot) {
+	for _, w := range sn.v.c.openVolumes() {
+		if w.view == nil || w.view.of != sn.v || w.view.born.After(asked) {
 			continue
 		}
 		_, there := slices.BinarySearchFunc(l, w.view.snap.At, func(s meta.Snapshot, at meta.Generation) int { return int(int64(s.At) - int64(at)) })
@@ -321,13 +323,12 @@ func (c *Client) openView(of *Volume, s meta.Snapshot) (*Volume, error) {
 	}
 	v := &Volume{
 		c: c, id: id, name: of.name + "@" + s.Name,
-		names: of.names,
-		view:  &view{of: of, snap: s, turn: turn, born: time.Now()},
+		view: &view{of: of, snap: s, turn: turn, born: time.Now()},
 	}
-	v.lodge()
-	p := *of.policy.Load()
+	v.lodge(of.dirs.locks)
+	p := *of.settings.policy.Load()
 	p.Immutable, p.NoAtime, p.SyncOnClose, p.SealOnClose = true, true, false, false
-	v.setPolicy(p)
+	v.settings.set(p)
 	c.volumes[id] = v
 	c.watchLocked()
 	return v, nil
@@ -355,7 +356,7 @@ func (c *Client) watchViews() {
 				continue
 			}
 			asked[v.view.of] = true
-			if _, _, err := v.view.of.snapshotsSince(c.ctx, viewCheck/2); err != nil {
+			if _, _, err := v.view.of.snapshots.since(c.ctx, viewCheck/2); err != nil {
 				if meta.KindOf(err) == meta.AccessDenied {
 					c.forbidIndexes(v.view.of, err)
 				}
@@ -414,39 +415,12 @@ func (v *Volume) readOnly(op string) error {
 	return meta.E(op, meta.ReadOnly, v.name, nil)
 }
 
-// mayName refuses new names in a snapshot, and the name that would hide the volume's
-// snapshots.
-func (v *Volume) mayName(op string, parent meta.Ino, name string) error {
-	if v.view == nil && parent == meta.RootIno && name == SnapshotDir {
-		return meta.E(op, meta.Exists, name, nil)
-	}
-	return v.readOnly(op)
-}
-
 // home returns the volume that knows the places of chunks: for a view, the live volume.
 func (v *Volume) home() *Volume {
 	if v.view != nil {
 		return v.view.of
 	}
 	return v
-}
-
-// ask is do for a view.
-func (v *Volume) ask(ctx context.Context, op meta.Op) (*meta.Result, stamp, error) {
-	c := v.c
-	st := stamp{tick: c.table.tick.Load()}
-	if op.Code().Mutates() {
-		return nil, st, v.readOnly("change")
-	}
-	if v.view.gone.Load() {
-		return nil, st, v.stale(nil)
-	}
-	if res, ok, err := v.fromIndex(ctx, op); ok {
-		return res, st, err
-	}
-	c.stats.rpcs.Add(1)
-	res, err := c.sess.DoAt(ctx, v.view.of.id, v.view.snap.At, op)
-	return res, st, v.verdictAt(err)
 }
 
 func (v *Volume) stale(cause error) error { return meta.E("read snapshot", meta.Stale, v.name, cause) }

@@ -24,7 +24,7 @@ func flushAll(t testing.TB, v *Volume) {
 	if err := v.back.flushAll(t.Context(), flushClose); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.closeEnds(t.Context()); err != nil {
+	if err := v.back.closeEnds(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -273,7 +273,7 @@ func TestSnapshotDeleted(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	// The name leads to the new snapshot as soon as the list is asked for again.
-	v.snapshotsChanged()
+	v.snapshots.changed()
 	n := snapshotOf(t, v, "s")
 	if n == s || n.ID() == s.ID() || string(contents(t, n, ino)) != "again" {
 		t.Fatalf("DATA: the name leads to view %d as before", n.ID())
@@ -282,12 +282,12 @@ func TestSnapshotDeleted(t *testing.T) {
 	// the list.
 	w.drop(n.view.snap.At)
 	n.view.born = time.Now().Add(time.Hour)
-	v.snapshotsSince(ctx, 0)
+	v.snapshots.since(ctx, 0)
 	if n.view.gone.Load() {
 		t.Fatal("an old list ended a young view")
 	}
 	n.view.born = time.Time{}
-	v.snapshotsSince(ctx, 0)
+	v.snapshots.since(ctx, 0)
 	if !n.view.gone.Load() {
 		t.Fatal("a view outlived its snapshot's place in the list")
 	}
@@ -358,7 +358,7 @@ func TestSnapshotsAgainstModel(t *testing.T) {
 					w.drop(at[s])
 					delete(snaps, s)
 					for _, v := range vs { // otherwise the name could mean the old snapshot for a second
-						v.snapshotsSince(ctx, 0)
+						v.snapshots.since(ctx, 0)
 					}
 				case len(snaps) > 0:
 					s := slices.Sorted(maps.Keys(snaps))[rng.Intn(len(snaps))]

@@ -21,7 +21,8 @@ type snapshotSession interface {
 
 var _ snapshotSession = session{}
 
-func (v *Volume) snapshotSession() (snapshotSession, error) {
+func (sn *snapshotNames) session() (snapshotSession, error) {
+	v := sn.v
 	if err := v.readOnly("snapshot"); err != nil {
 		return nil, err
 	}
@@ -32,49 +33,49 @@ func (v *Volume) snapshotSession() (snapshotSession, error) {
 	return s, nil
 }
 
-// takeSnapshot takes a snapshot of the volume's present state. Errors: those of
+// take takes a snapshot of the volume's present state. Errors: those of
 // CreateSnapshot.
-func (v *Volume) takeSnapshot(ctx context.Context, name string) error {
-	s, err := v.snapshotSession()
+func (sn *snapshotNames) take(ctx context.Context, name string) error {
+	s, err := sn.session()
 	if err != nil {
 		return err
 	}
-	defer v.snapshotsChanged()
-	_, err = s.TakeSnapshot(ctx, v.id, name)
+	defer sn.changed()
+	_, err = s.TakeSnapshot(ctx, sn.v.id, name)
 	return err
 }
 
-// listSnapshots lists the volume's snapshots, oldest first.
-func (v *Volume) listSnapshots(ctx context.Context) ([]meta.SnapshotInfo, error) {
-	s, err := v.snapshotSession()
+// all lists the volume's snapshots, oldest first.
+func (sn *snapshotNames) all(ctx context.Context) ([]meta.SnapshotInfo, error) {
+	s, err := sn.session()
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.Snapshots(ctx, v.id)
+	l, err := s.Snapshots(ctx, sn.v.id)
 	if err != nil {
 		return nil, err
 	}
 	return l.Snapshots, nil
 }
 
-// deleteSnapshot deletes the snapshot of a name. Errors: those of DeleteSnapshot.
-func (v *Volume) deleteSnapshot(ctx context.Context, name string) error {
-	s, err := v.snapshotSession()
+// delete deletes the snapshot of a name. Errors: those of DeleteSnapshot.
+func (sn *snapshotNames) delete(ctx context.Context, name string) error {
+	s, err := sn.session()
 	if err != nil {
 		return err
 	}
-	defer v.snapshotsChanged()
-	_, err = s.DeleteSnapshot(ctx, v.id, name)
+	defer sn.changed()
+	_, err = s.DeleteSnapshot(ctx, sn.v.id, name)
 	return err
 }
 
-// diffSnapshots calls fn with each change from one snapshot to a later one, or, if to is
+// diff calls fn with each change from one snapshot to a later one, or, if to is
 // empty, to the committed state of the volume. exact: a copy is to be made equal. Errors:
 // those of DiffSnapshots, and fn's.
-func (v *Volume) diffSnapshots(ctx context.Context, from, to string, exact bool, fn func(meta.Change) error) error {
-	s, err := v.snapshotSession()
+func (sn *snapshotNames) diff(ctx context.Context, from, to string, exact bool, fn func(meta.Change) error) error {
+	s, err := sn.session()
 	if err != nil {
 		return err
 	}
-	return s.DiffSnapshots(ctx, v.id, from, to, exact, fn)
+	return s.DiffSnapshots(ctx, sn.v.id, from, to, exact, fn)
 }

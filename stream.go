@@ -38,7 +38,8 @@ func (s *segment) streamable(at uint64) bool {
 // stream appends each full block of a file to the file's own chunk soon after the write, so
 // that a later sync has little left to do. Failures are left to the flush, which has the
 // retries.
-func (v *Volume) stream(in *inode) {
+func (wb *writeBack) stream(in *inode) {
+	v := wb.v
 	ctx := v.c.ctx
 	for {
 		in.mu.Lock()
@@ -56,7 +57,7 @@ func (v *Volume) stream(in *inode) {
 		f.busy |= turnPush
 		var blobs []*blob
 		at := f.streamEnd()
-		room := v.maxChunk()
+		room := v.settings.maxChunk()
 		if f.own != nil {
 			room = f.own.max - f.own.w.Len()
 		}
@@ -99,7 +100,7 @@ func (v *Volume) stream(in *inode) {
 			var off uint64
 			if off, err = own.w.Append(ctx, blobs[i].data); err == nil {
 				v.c.stats.appended.Add(blockSize)
-				v.back.placed(in, blobs[i], own, off)
+				wb.placed(in, blobs[i], own, off)
 			}
 		}
 		if err != nil && own != nil && ctx.Err() == nil && !errors.Is(err, meta.FileTooBig) {
@@ -108,7 +109,7 @@ func (v *Volume) stream(in *inode) {
 		in.mu.Lock()
 		for _, b := range blobs {
 			b.busy--
-			v.settleBlob(b)
+			v.buffers.settle(b)
 		}
 		f.leave(turnPush)
 		if err != nil {

@@ -49,7 +49,7 @@ func through[T any](ctx context.Context, v *Volume, call *Call, fn func(call *Ca
 			untaken(o.t)
 		}
 		if own != nil {
-			v.changedLate(own.late)
+			v.owner.changedLate(own.late)
 		}
 	})
 	take := func(o outcome) (T, error) {
@@ -78,7 +78,8 @@ func through[T any](ctx context.Context, v *Volume, call *Call, fn func(call *Ca
 }
 
 // changedLate makes the kernel forget inodes changed after the answer to their request.
-func (v *Volume) changedLate(results []*meta.Result) {
+func (rq *requests) changedLate(results []*meta.Result) {
+	v := rq.v
 	n := v.c.cfg.Notify
 	if n == nil {
 		return

@@ -62,7 +62,7 @@ func (v *Volume) Unsynced() Unsynced {
 	v.back.mu.Lock()
 	u.Files = len(v.back.dirty)
 	v.back.mu.Unlock()
-	if v.durable.Load() < v.mutations.Load() {
+	if v.owner.durable.Load() < v.owner.mutations.Load() {
 		s, ok := v.c.sess.(interface{ Durable(meta.VolumeID) bool })
 		u.Changes = !ok || !s.Durable(v.id)
 	}
@@ -73,7 +73,7 @@ func (v *Volume) Unsynced() Unsynced {
 // most bytes first.
 func (v *Volume) UnsyncedFiles(most int) []UnsyncedFile {
 	var l []UnsyncedFile
-	for _, in := range v.dirtyInodes() {
+	for _, in := range v.back.dirtyInodes() {
 		in.mu.Lock()
 		if f := in.file; f != nil {
 			l = append(l, UnsyncedFile{in.ino, f.uncommitted})
@@ -110,7 +110,7 @@ var errAbandoned = errors.New("an operator gave it up before it was durable")
 // write, fsync and close.
 func (v *Volume) Abandon() Unsynced {
 	var lost Unsynced
-	for _, in := range v.dirtyInodes() {
+	for _, in := range v.back.dirtyInodes() {
 		if n, ok := v.back.loseDirty(in, meta.E("write back", meta.IO, v.subject(in.ino), errAbandoned)); ok {
 			lost.Files++
 			lost.Bytes += n
@@ -123,16 +123,16 @@ func (v *Volume) Abandon() Unsynced {
 	}); ok && !lost.Empty() {
 		s.GaveUp(v.id, uint64(lost.Files), uint64(lost.Bytes))
 	}
-	lost.Changes = v.durable.Swap(v.mutations.Load()) < v.mutations.Load()
+	lost.Changes = v.owner.durable.Swap(v.owner.mutations.Load()) < v.owner.mutations.Load()
 	return lost
 }
 
 // dirtyInodes returns the inodes that wait to be flushed, each pinned.
-func (v *Volume) dirtyInodes() []*inode {
-	v.back.mu.Lock()
-	defer v.back.mu.Unlock()
-	l := make([]*inode, 0, len(v.back.dirty))
-	for in := range v.back.dirty {
+func (wb *writeBack) dirtyInodes() []*inode {
+	wb.mu.Lock()
+	defer wb.mu.Unlock()
+	l := make([]*inode, 0, len(wb.dirty))
+	for in := range wb.dirty {
 		in.pins.Add(1)
 		l = append(l, in)
 	}

@@ -3,63 +3,60 @@ package penstock
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
 )
 
 // Volume is one volume of the tree, live or as of a snapshot. Its methods may be called from
 // many goroutines. Errors are of type *meta.Error. Besides the kinds in its comment, a method
 // may fail with Stale (the inode is gone), SessionExpired, Unavailable or IO.
 type Volume struct {
-	c           *Client
-	id          meta.VolumeID
-	name        string
-	names       *nameLocks
-	pack        packer
-	space       space
-	meter       meter
-	ahead       aheadState
-	atimes      atimeList
-	holds       holds
-	locks       heldLocks
-	leaderships leaderships
-	opens       openAhead
-	barred      barred
-	view        *view // nil: the volume is live
+	c    *Client
+	id   meta.VolumeID
+	name string
+	view *view // nil: the volume is live
 
-	// mutations counts the answered operations that changed the volume. durable is the value
-	// of mutations up to which all changes are journaled.
-	mutations, durable atomic.Uint64
-	// epoch is 1 plus the number of times that the session expired in this volume.
-	epoch atomic.Uint64
-	// only is the epoch outside of which no operation is sent; 0: all epochs. The filler of a
-	// mirror's target sets it, so that every operation runs under the same right to fill.
-	only       atomic.Uint64
-	policy     atomic.Pointer[meta.Policy]
-	policyAt   atomic.Int64  // nanoseconds of the clock
-	policyNews atomic.Uint64 // how often the owner said which policy was set
-	policyMu   sync.Mutex    // held while the policy is replaced
+	// The guests of the volume: types with the state and the methods of one task each.
 
-	chunks openChunks
-	back   writeBack
+	owner    requests
+	settings settings
 
-	orphans   orphanList
-	lost      lostNames
-	closed    closedList
+	// What may be believed.
+	dirs      directories
+	opens     openAhead
+	reads     fileReads
+	atimes    atimeList
+	locks     heldLocks
+	holds     holds
 	snapshots snapshotNames
+
+	// Bytes, and their way to durability.
+	buffers fileBuffers
+	chunks  openChunks
+	back    writeBack
+	changes inodeChanges
+	space   space
+	meter   meter
+
+	leaderships leaderships
+	barred      barred
+
+	orphans orphanList
+	lost    lostNames
+	closed  closedList
 	// distrust: the kernel may have cached stale data under a predecessor's leases, of unknown
 	// inodes.
 	distrust atomic.Bool
 }
 
-// lodge tells the volume's guests whose guests they are: types with the state and the methods of
-// one task each.
-func (v *Volume) lodge() {
-	v.meter.v, v.chunks.v = v, v
+// lodge tells the volume's guests whose guests they are. names are the locks of the volume's
+// names.
+func (v *Volume) lodge(names *nameLocks) {
+	v.owner.v, v.settings.v = v, v
+	v.dirs = directories{v: v, locks: names}
+	v.opens.v, v.reads.v, v.atimes.v, v.locks.v, v.holds.v, v.snapshots.v = v, v, v, v, v, v
+	v.buffers.v, v.chunks.v, v.changes.v, v.meter.v, v.closed.v = v, v, v, v, v
 	v.back = writeBack{v: v, dirty: make(map[*inode]struct{}), kicked: make(chan struct{}, 1)}
 }
 
@@ -69,72 +66,12 @@ func (v *Volume) ID() meta.VolumeID { return v.id }
 // Name returns the volume's name at the time of opening; of a view, VOLUME@SNAPSHOT.
 func (v *Volume) Name() string { return v.name }
 
-// Policy returns the volume's policy. The owner reports changes to the client; a client
-// without a connection to the owner learns of changes after the reconnection.
-func (v *Volume) Policy() meta.Policy {
-	v.refreshPolicy(v.c.ctx)
-	return *v.policy.Load()
-}
-
-// policyAge is how old the known policy may be when a file is opened.
-const policyAge = 2 * time.Second
-
-func (v *Volume) setPolicy(p meta.Policy) {
-	v.policy.Store(&p)
-	v.policyAt.Store(time.Now().UnixNano())
-}
-
-// PolicySet tells which policy a volume has by the word of its owner.
-func (c *Client) PolicySet(id meta.VolumeID, p meta.Policy) {
-	c.mu.Lock()
-	c.policies++
-	v := c.volumes[id]
-	c.mu.Unlock()
-	if v == nil {
-		return
-	}
-	v.policyMu.Lock()
-	defer v.policyMu.Unlock()
-	v.policyNews.Add(1)
-	v.setPolicy(p)
-}
-
-var _ metaclient.PolicyHandler = (*Client)(nil) // else the session would tell nobody
-
-// refreshPolicy asks for the policy if the cached one is old. If nobody answers, the cached
-// policy stays in force.
-func (v *Volume) refreshPolicy(ctx context.Context) {
-	if v.frozen() {
-		return
-	}
-	at := v.policyAt.Load()
-	now := time.Now().UnixNano()
-	if now-at < int64(policyAge) || !v.policyAt.CompareAndSwap(at, now) {
-		return
-	}
-	v.c.stats.rpcs.Add(1)
-	news := v.policyNews.Load()
-	i, err := v.c.sess.Volume(ctx, v.id, "")
-	if err != nil {
-		return
-	}
-	v.policyMu.Lock()
-	defer v.policyMu.Unlock()
-	if v.policyNews.Load() == news { // else the answer may be older than what the owner said
-		v.setPolicy(i.Policy)
-	}
-}
-
 func (v *Volume) subject(ino meta.Ino) string { return fmt.Sprintf("%s:%d", v.name, ino) }
 
-func (v *Volume) maxChunk() uint64 {
-	if n := v.policy.Load().MaxChunk; n != 0 {
-		return n
-	}
-	return meta.DefaultChunk
-}
-
 // ---- attributes
+
+// inodeChanges changes attributes, and the places of a file's bytes, by single operations.
+type inodeChanges struct{ v *Volume }
 
 // SetAttr changes the attributes named by req.Mask (see meta.SetAttr).
 func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Entry, error) {
@@ -145,14 +82,14 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 		in := v.node(req.Ino)
 		defer in.put()
 		if req.Mask&meta.SetSize != 0 {
-			return v.truncate(ctx, call, in, &req)
+			return v.changes.truncate(ctx, call, in, &req)
 		}
-		return v.setAttr(ctx, call, in, &req)
+		return v.changes.setAttr(ctx, call, in, &req)
 	}, nil)
 }
 
 // setAttr is SetAttr of anything but the size.
-func (v *Volume) setAttr(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
+func (ch *inodeChanges) setAttr(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
 	// A commit under way carries the times of earlier writes. If the commit reached the owner
 	// after this change, the commit would undo the change.
 	in.mu.Lock()
@@ -165,7 +102,7 @@ func (v *Volume) setAttr(ctx context.Context, call *Call, in *inode, req *meta.S
 		}
 	}
 	in.mu.Unlock()
-	res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
+	res, stamp, err := ch.v.owner.do(ctx, call, req, meta.LeaseShared)
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if f != nil {
@@ -198,19 +135,20 @@ func (in *inode) tookTimes(req *meta.SetAttr, a *meta.Attr) {
 
 // truncate sets the size of a file. Meanwhile no other truncate, no flush and no write of the
 // file runs.
-func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
+func (ch *inodeChanges) truncate(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
+	v := ch.v
 	if req.Size > meta.MaxFileSize {
 		return Entry{}, meta.E("truncate", meta.FileTooBig, v.subject(in.ino), nil)
 	}
 	var e Entry
-	err := v.alone(ctx, in, req.Size > 0, func() error {
+	err := v.back.alone(ctx, in, req.Size > 0, func() error {
 		again := func() {}
 		if req.Size == 0 {
 			// If the process were killed, its successor would commit the bytes and only then
 			// learn that the truncation came earlier.
 			again = v.c.kept.forgetAll(in)
 		}
-		res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
+		res, stamp, err := v.owner.do(ctx, call, req, meta.LeaseShared)
 		in.mu.Lock()
 		defer in.mu.Unlock()
 		f := in.fileLocked()
@@ -223,10 +161,10 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 			return err
 		}
 		cached := in.learnLocked(&res.Attr, stamp)
-		v.askedLocked(f, res)
-		defer v.closedLocked(in)
+		v.closed.askedLocked(f, res)
+		defer v.closed.closedLocked(in)
 		in.tookTimes(req, &res.Attr)
-		f.m.replace(req.Size, 1<<63, nil, v.freeBlobOf(f))
+		f.m.replace(req.Size, 1<<63, nil, v.buffers.freeBlobOf(f))
 		if f.mapOK {
 			f.size = req.Size
 		}
@@ -245,51 +183,14 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 	return e, err
 }
 
-// alone runs fn while no write, flush or similar operation on the file runs. With flush, all
-// buffered bytes are committed first. An open-ended last extent in the journal is closed in
-// any case (rule 7). alone waits while servers needed for that are away.
-func (v *Volume) alone(ctx context.Context, in *inode, flush bool, fn func() error) error {
-	return v.patiently(ctx, in, func() error { return v.aloneRound(ctx, in, flush, fn) })
-}
-
-// aloneRound is alone with a bounded time. If fn has not run, the error is that of the steps
-// before fn.
-func (v *Volume) aloneRound(ctx context.Context, in *inode, flush bool, fn func() error) error {
-	in.mu.Lock()
-	f, err := in.take(ctx, turnCommit)
-	if err == nil {
-		if f, err = in.take(ctx, turnPush); err != nil {
-			in.file.leave(turnCommit)
-		}
-	}
-	if err != nil {
-		in.mu.Unlock()
-		return err
-	}
-	f.shut()
-	flush = flush || f.ended
-	in.mu.Unlock()
-	if flush {
-		err = v.back.flushHeld(in, flushClose)
-	}
-	if err == nil {
-		err = fn()
-	}
-	in.mu.Lock()
-	f.gate--
-	f.leave(turnCommit | turnPush)
-	in.mu.Unlock()
-	return err
-}
-
 // ---- extended attributes
 
 // GetXattr reads an extended attribute. Errors: NoAttribute.
 func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byte, error) {
-	if v.isStub(ino) || v.bare(ino) {
+	if v.isStub(ino) || v.changes.bare(ino) {
 		return nil, meta.E("getxattr", meta.NoAttribute, name, nil)
 	}
-	res, _, err := v.do(ctx, nil, &meta.GetXattr{Ino: ino, Name: name}, meta.LeaseNone)
+	res, _, err := v.owner.do(ctx, nil, &meta.GetXattr{Ino: ino, Name: name}, meta.LeaseNone)
 	if err != nil {
 		return nil, err
 	}
@@ -297,8 +198,8 @@ func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byt
 }
 
 // bare reports that the inode is known to have no extended attributes.
-func (v *Volume) bare(ino meta.Ino) bool {
-	in := v.c.table.peek(v.id, ino)
+func (ch *inodeChanges) bare(ino meta.Ino) bool {
+	in := ch.v.c.table.peek(ch.v.id, ino)
 	if in == nil {
 		return false
 	}
@@ -310,10 +211,10 @@ func (v *Volume) bare(ino meta.Ino) bool {
 
 // ListXattr lists the names of extended attributes.
 func (v *Volume) ListXattr(ctx context.Context, ino meta.Ino) ([]string, error) {
-	if v.isStub(ino) || v.bare(ino) {
+	if v.isStub(ino) || v.changes.bare(ino) {
 		return nil, nil
 	}
-	res, _, err := v.do(ctx, nil, &meta.ListXattr{Ino: ino}, meta.LeaseNone)
+	res, _, err := v.owner.do(ctx, nil, &meta.ListXattr{Ino: ino}, meta.LeaseNone)
 	if err != nil {
 		return nil, err
 	}
@@ -331,22 +232,23 @@ func (v *Volume) ListXattr(ctx context.Context, ino meta.Ino) ([]string, error) 
 
 // SetXattr sets an extended attribute; see meta.SetXattr.
 func (v *Volume) SetXattr(ctx context.Context, call *Call, req meta.SetXattr) error {
-	return v.change(ctx, call, req.Ino, &req)
+	return v.changes.change(ctx, call, req.Ino, &req)
 }
 
 // RemoveXattr removes an extended attribute. Errors: NoAttribute.
 func (v *Volume) RemoveXattr(ctx context.Context, call *Call, ino meta.Ino, name string) error {
-	return v.change(ctx, call, ino, &meta.RemoveXattr{Ino: ino, Name: name})
+	return v.changes.change(ctx, call, ino, &meta.RemoveXattr{Ino: ino, Name: name})
 }
 
-func (v *Volume) change(ctx context.Context, call *Call, ino meta.Ino, op meta.Op) error {
+func (ch *inodeChanges) change(ctx context.Context, call *Call, ino meta.Ino, op meta.Op) error {
+	v := ch.v
 	if err := v.readOnly("change"); err != nil {
 		return err
 	}
 	_, err := through(ctx, v, call, func(call *Call) (none, error) {
 		in := v.node(ino)
 		defer in.put()
-		res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
+		res, stamp, err := v.owner.do(ctx, call, op, meta.LeaseShared)
 		if err != nil {
 			return none{}, err
 		}
@@ -373,8 +275,8 @@ func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) 
 	_, err := through(ctx, v, call, func(call *Call) (none, error) {
 		in := v.node(req.Ino)
 		defer in.put()
-		return none{}, v.alone(ctx, in, true, func() error {
-			return v.changeMap(ctx, call, in, &req)
+		return none{}, v.back.alone(ctx, in, true, func() error {
+			return v.changes.changeMap(ctx, call, in, &req)
 		})
 	}, nil)
 	return err
@@ -382,8 +284,9 @@ func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) 
 
 // changeMap sends an operation that changes the place of a file's bytes. The caller holds both
 // turns, and nothing is buffered. The map is fetched again afterwards.
-func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.Op) error {
-	res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
+func (ch *inodeChanges) changeMap(ctx context.Context, call *Call, in *inode, op meta.Op) error {
+	v := ch.v
+	res, stamp, err := v.owner.do(ctx, call, op, meta.LeaseShared)
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if f := in.fileLocked(); f.uncommitted == 0 {
@@ -395,8 +298,8 @@ func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.O
 		return err
 	}
 	in.learnLocked(&res.Attr, stamp)
-	v.askedLocked(in.fileLocked(), res)
-	v.closedLocked(in)
+	v.closed.askedLocked(in.fileLocked(), res)
+	v.closed.closedLocked(in)
 	return nil
 }
 
@@ -407,10 +310,11 @@ func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 	if err := v.readOnly("copy range"); err != nil {
 		return 0, err
 	}
-	return through(ctx, v, call, func(call *Call) (uint64, error) { return v.copyRange(ctx, call, req) }, nil)
+	return through(ctx, v, call, func(call *Call) (uint64, error) { return v.changes.copyRange(ctx, call, req) }, nil)
 }
 
-func (v *Volume) copyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) {
+func (ch *inodeChanges) copyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) {
+	v := ch.v
 	dst := v.node(req.Dst)
 	defer dst.put()
 	if req.At == 0 && req.Src != req.Dst {
@@ -422,8 +326,8 @@ func (v *Volume) copyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 		}
 	}
 	var n uint64
-	err := v.alone(ctx, dst, true, func() error {
-		res, stamp, err := v.do(ctx, call, &req, meta.LeaseShared)
+	err := v.back.alone(ctx, dst, true, func() error {
+		res, stamp, err := v.owner.do(ctx, call, &req, meta.LeaseShared)
 		dst.mu.Lock()
 		defer dst.mu.Unlock()
 		if f := dst.fileLocked(); f.uncommitted == 0 {
@@ -434,8 +338,8 @@ func (v *Volume) copyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 		if err != nil {
 			return err
 		}
-		v.askedLocked(dst.fileLocked(), res)
-		v.closedLocked(dst)
+		v.closed.askedLocked(dst.fileLocked(), res)
+		v.closed.closedLocked(dst)
 		n = res.Off
 		for _, a := range []*meta.Attr{&res.Attr, &res.Attr2} {
 			if a.Ino == dst.ino {
@@ -494,7 +398,7 @@ func (v *Volume) Seek(ctx context.Context, ino meta.Ino, off int64, whence uint3
 // the error of a failure to make the file's bytes durable that the handle has not reported
 // (failures.go; ctx may name the Handle). It syncs only on volumes with sync-on-close.
 func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner uint64) error {
-	unlock := v.closeLocks(ctx, ino, lockOwner, call != nil && call.Resent)
+	unlock := v.locks.close(ctx, ino, lockOwner, call != nil && call.Resent)
 	in := v.c.table.peek(v.id, ino)
 	if in == nil {
 		return unlock
@@ -510,8 +414,8 @@ func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner 
 	if err == nil {
 		err = unlock
 	}
-	syncNow := v.policy.Load().SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended ||
-		f.writers > 0 && v.durable.Load() < v.mutations.Load()) // it is committed, or made, and not journaled yet
+	syncNow := v.settings.policy.Load().SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended ||
+		f.writers > 0 && v.owner.durable.Load() < v.owner.mutations.Load()) // it is committed, or made, and not journaled yet
 	in.mu.Unlock()
 	if syncNow {
 		if e := v.Fsync(ctx, ino, false); err == nil {
@@ -535,7 +439,7 @@ func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 		}
 		return err
 	}
-	if err := v.journalSync(ctx); err != nil {
+	if err := v.owner.sync(ctx); err != nil {
 		return err // the next fsync returns the other pending errors
 	}
 	in.mu.Lock()
@@ -550,29 +454,10 @@ func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 	return err
 }
 
-// journalSync waits until everything answered so far is journaled.
-func (v *Volume) journalSync(ctx context.Context) error {
-	n := v.mutations.Load()
-	if v.durable.Load() >= n {
-		return nil
-	}
-	v.c.stats.rpcs.Add(1)
-	if err := v.c.sess.Sync(ctx, v.id); err != nil {
-		v.back.failure.note(err)
-		return err
-	}
-	for {
-		old := v.durable.Load()
-		if old >= n || v.durable.CompareAndSwap(old, n) {
-			return nil
-		}
-	}
-}
-
 // SyncAll makes all changes of this client on the volume durable, as syncfs(2) does. Errors:
 // IO when unsynced bytes or names are lost; only one call returns each loss.
 func (v *Volume) SyncAll(ctx context.Context) error {
-	err := v.syncAll(ctx)
+	err := v.back.syncAll(ctx)
 	if e := v.lost.takenAll(); err == nil {
 		err = e
 	}
@@ -582,20 +467,8 @@ func (v *Volume) SyncAll(ctx context.Context) error {
 // FsyncDir makes all changes of this client on the volume durable, including the names of a
 // directory. Errors: those of SyncAll, of this directory.
 func (v *Volume) FsyncDir(ctx context.Context, ino meta.Ino) error {
-	err := v.syncAll(ctx)
+	err := v.back.syncAll(ctx)
 	if e := v.lost.taken(ino); err == nil {
-		err = e
-	}
-	return err
-}
-
-func (v *Volume) syncAll(ctx context.Context) error {
-	if v.frozen() {
-		return nil
-	}
-	err := v.back.flushAll(ctx, flushKeep)
-	v.atimes.send(v)
-	if e := v.journalSync(ctx); err == nil {
 		err = e
 	}
 	return err
@@ -605,7 +478,7 @@ func (v *Volume) syncAll(ctx context.Context) error {
 
 // StatFS tells usage and limits, what is buffered here included.
 func (v *Volume) StatFS(ctx context.Context) (meta.StatFS, error) {
-	res, _, err := v.do(ctx, nil, &meta.StatFSOp{}, meta.LeaseNone)
+	res, _, err := v.owner.do(ctx, nil, &meta.StatFSOp{}, meta.LeaseNone)
 	if err != nil {
 		return meta.StatFS{}, err
 	}

@@ -26,18 +26,22 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 	if len(p) == 0 {
 		return 0, nil
 	}
-	if v.policy.Load().Immutable { // a lease may have survived the change of policy
-		if v.refreshPolicy(ctx); v.policy.Load().Immutable {
+	if v.settings.policy.Load().Immutable { // a lease may have survived the change of policy
+		if v.settings.refresh(ctx); v.settings.policy.Load().Immutable {
 			return 0, meta.E("write", meta.ReadOnly, v.subject(ino), errors.New("the volume is immutable"))
 		}
 	}
 	if kill {
-		if err := v.killPriv(ctx, call, in); err != nil {
+		if err := v.changes.killPriv(ctx, call, in); err != nil {
 			return 0, err
 		}
 	}
-	return v.writeIn(ctx, call, in, p, writing{off: off, atEnd: atEnd})
+	return v.buffers.write(ctx, call, in, p, writing{off: off, atEnd: atEnd})
 }
+
+// fileBuffers takes written bytes into the client's buffers: a lease, a promise of the quota,
+// blobs in the file's map, and a kick for the write-back.
+type fileBuffers struct{ v *Volume }
 
 // writing says where bytes go.
 type writing struct {
@@ -47,8 +51,9 @@ type writing struct {
 	epoch uint64 // the bytes are taken in this epoch only; 0: in any, unless page is set
 }
 
-// writeIn buffers p.
-func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w writing) (n int, err error) {
+// write buffers p.
+func (fb *fileBuffers) write(ctx context.Context, call *Call, in *inode, p []byte, w writing) (n int, err error) {
+	v := fb.v
 	off, atEnd, all := w.off, w.atEnd, int64(len(p))
 	if err := v.space.take(ctx, v, all); err != nil {
 		return 0, err
@@ -76,7 +81,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 			p = p[:min(uint64(len(p)), f.size-uint64(off))]
 		} else if f, err = in.toWrite(ctx); err != nil {
 			return 0, err
-		} else if w.epoch != 0 && (w.epoch != f.epoch || w.epoch != v.epoch.Load()) {
+		} else if w.epoch != 0 && (w.epoch != f.epoch || w.epoch != v.owner.epoch.Load()) {
 			in.mu.Unlock()
 			return 0, meta.E("write", meta.SessionExpired, v.subject(in.ino), errors.New("the leadership of the file has ended with its session"))
 		}
@@ -121,7 +126,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 	} else {
 		f.lo, f.hi = min(f.lo, at), max(f.hi, at+uint64(len(p)))
 	}
-	grew = v.putLocked(f, p, at)
+	grew = fb.putLocked(f, p, at)
 	f.size = max(f.size, at+uint64(len(p)))
 	now := meta.Time(time.Now().UnixNano())
 	f.mtime, f.ctime = now, now
@@ -142,7 +147,7 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 	if stream {
 		v.c.spawn(func() {
 			defer in.put()
-			v.stream(in)
+			v.back.stream(in)
 		})
 	}
 	if v.back.dirtyBytes.Add(int64(grew)) >= v.c.flushBytes || many {
@@ -182,7 +187,7 @@ func (in *inode) mayWrite(f *file, off int64, n int, atEnd bool) (at uint64, err
 }
 
 // putLocked buffers p at off and returns by how many bytes the buffers grew.
-func (v *Volume) putLocked(f *file, p []byte, off uint64) (grew int) {
+func (fb *fileBuffers) putLocked(f *file, p []byte, off uint64) (grew int) {
 	// The first change turns a stored inline file into ordinary buffered bytes: the commit
 	// replaces the whole file.
 	if s, ok := f.m.at(off); ok && s.b != nil && !s.b.frozen && s.b.cw == nil {
@@ -194,7 +199,7 @@ func (v *Volume) putLocked(f *file, p []byte, off uint64) (grew int) {
 	}
 	total := 0
 	for len(p) > 0 {
-		n, g := v.putPart(f, p, off)
+		n, g := fb.putPart(f, p, off)
 		p, off, total = p[n:], off+uint64(n), total+g
 	}
 	return total
@@ -202,7 +207,8 @@ func (v *Volume) putLocked(f *file, p []byte, off uint64) (grew int) {
 
 // putPart buffers a prefix of p: at the end of the previous blob if it has room, else in a new
 // blob.
-func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
+func (fb *fileBuffers) putPart(f *file, p []byte, off uint64) (n, grew int) {
+	v := fb.v
 	prev, ok := f.m.before(off)
 	var run uint64 // how far the bytes just before are a stream
 	if ok && prev.b != nil && !prev.b.clean {
@@ -211,10 +217,10 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 		if !b.frozen && b.refs == 1 && prev.pos+prev.n == uint64(len(b.data)) && len(b.data) < blockSize {
 			n = v.c.kept.upToNoted(f, off, len(p))
 			if room := cap(b.data) - len(b.data); room < n && cap(b.data) < blockSize {
-				v.growBlob(b, len(b.data)+n)
+				fb.grow(b, len(b.data)+n)
 			}
 			if n = min(n, cap(b.data)-len(b.data), blockSize-len(b.data)); n > 0 {
-				f.m.replace(off, off+uint64(n), nil, v.freeBlobOf(f))
+				f.m.replace(off, off+uint64(n), nil, fb.freeBlobOf(f))
 				b.data = append(b.data, p[:n]...)
 				prev, _ = f.m.before(off) // replace may have moved the blob
 				prev.n += uint64(n)
@@ -237,14 +243,15 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 	}
 	b.data = append(b.data, p[:n]...)
 	v.c.kept.blob(f, b, off) // before the replaced bytes are forgotten
-	f.m.replace(off, off+uint64(n), []segment{{off: off, n: uint64(n), b: b}}, v.freeBlobOf(f))
+	f.m.replace(off, off+uint64(n), []segment{{off: off, n: uint64(n), b: b}}, fb.freeBlobOf(f))
 	f.uncommitted += int64(n)
 	f.unpushed += int64(n)
 	return n, n
 }
 
-// growBlob gives a blob at least want bytes of room, up to a block.
-func (v *Volume) growBlob(b *blob, want int) {
+// grow gives a blob at least want bytes of room, up to a block.
+func (fb *fileBuffers) grow(b *blob, want int) {
+	v := fb.v
 	want = max(want, 2*cap(b.data))
 	old, was := b.data, b.pooled
 	if b.pooled = want >= smallBuffer/2 || v.c.cfg.Keep != nil; b.pooled {
@@ -271,22 +278,23 @@ func (m *extmap) at(off uint64) (*segment, bool) {
 }
 
 // freeBlobOf returns the function that replace calls when a blob has lost its last segment.
-func (v *Volume) freeBlobOf(f *file) func(*blob) {
+func (fb *fileBuffers) freeBlobOf(f *file) func(*blob) {
 	return func(b *blob) {
 		if b.clean {
 			return
 		}
-		v.c.kept.forget(f, b)
+		fb.v.c.kept.forget(f, b)
 		f.uncommitted -= int64(len(b.data))
 		if b.cw == nil {
 			f.unpushed -= int64(len(b.data))
 		}
-		v.settleBlob(b)
+		fb.settle(b)
 	}
 }
 
-// settleBlob returns the memory of a blob that is no longer needed.
-func (v *Volume) settleBlob(b *blob) {
+// settle returns the memory of a blob that is no longer needed.
+func (fb *fileBuffers) settle(b *blob) {
+	v := fb.v
 	if b.refs > 0 || b.busy > 0 || b.data == nil || b.clean {
 		return
 	}
@@ -304,12 +312,12 @@ func (v *Volume) settleBlob(b *blob) {
 }
 
 // killPriv drops set-id bits and capabilities before an unprivileged write.
-func (v *Volume) killPriv(ctx context.Context, call *Call, in *inode) error {
+func (ch *inodeChanges) killPriv(ctx context.Context, call *Call, in *inode) error {
 	in.mu.Lock()
 	known, a := in.attrOK && in.liveLocked(), in.attr
 	in.mu.Unlock()
 	if !known {
-		e, err := v.GetAttr(ctx, in.ino)
+		e, err := ch.v.GetAttr(ctx, in.ino)
 		if err != nil {
 			return err
 		}
@@ -319,6 +327,6 @@ func (v *Volume) killPriv(ctx context.Context, call *Call, in *inode) error {
 	if a.Mode&meta.ModeSetUID == 0 && (a.Mode&meta.ModeSetGID == 0 || a.Mode&groupExec == 0) && a.Flags&meta.FlagHasCaps == 0 {
 		return nil
 	}
-	_, err := v.SetAttr(ctx, call, meta.SetAttr{Ino: in.ino, Mask: meta.SetKillPriv})
+	_, err := ch.v.SetAttr(ctx, call, meta.SetAttr{Ino: in.ino, Mask: meta.SetKillPriv})
 	return err
 }
