@@ -302,9 +302,9 @@ func (r *run) fetch(c *Client, pl meta.ChunkPlace, at uint64, hold bool) bool {
 	}
 	a := &aheadOf{off: at, n: int(min(aheadPiece, pl.Length-at)), done: make(chan struct{})}
 	servers := c.order(pl.Servers)
-	work := func() error { return c.fetch(c.ctx, servers, &pl, r.place(a), at) }
+	work := func() error { return c.fetch(c.ctx, servers, &pl, r.memory(a), at) }
 	if hold {
-		a.held = &call{t: wire.Read, hold: true, turn: make(chan struct{}, 1), place: func() []byte { return r.place(a) }}
+		a.held = &call{t: wire.Read, hold: true, turn: make(chan struct{}, 1), place: func() []byte { return r.memory(a) }}
 		q := &wire.Request{Cap: c.readCap(pl.ID), Chunk: pl.ID, Off: a.off, N: uint32(a.n)}
 		if r.line != nil {
 			r.pieces = append(r.pieces, a)
@@ -373,8 +373,8 @@ func (a *aheadOf) came(c *Client, err error) {
 	}
 }
 
-// place says where a piece's bytes go.
-func (r *run) place(a *aheadOf) []byte {
+// memory returns the memory for the bytes of a piece.
+func (r *run) memory(a *aheadOf) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a.begun = true

@@ -2,7 +2,6 @@ package client
 
 import (
 	mathbits "math/bits"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -93,49 +92,6 @@ func apart(a, b string) int {
 		same++
 	}
 	return 1 + max(len(x), len(y)) - same
-}
-
-// order sorts a chunk's servers: first by whether they answered last time, then by distance,
-// then by load.
-func (c *Client) order(servers []meta.ServerID) []meta.ServerID {
-	if len(servers) < 2 {
-		return servers
-	}
-	type cand struct {
-		id         meta.ServerID
-		bad        bool
-		away, busy int
-	}
-	cands := make([]cand, len(servers))
-	for i, id := range servers {
-		k := cand{id: id, away: farAway}
-		if info, ok := c.cfg.Resolve(id); ok {
-			k.away = c.distance(&info)
-		} else {
-			k.bad = true
-		}
-		p := c.peer(id)
-		k.bad = k.bad || p.suspect()
-		k.busy = p.busy()
-		cands[i] = k
-	}
-	slices.SortStableFunc(cands, func(a, b cand) int {
-		switch {
-		case a.bad != b.bad:
-			if a.bad {
-				return 1
-			}
-			return -1
-		case a.away != b.away:
-			return a.away - b.away
-		}
-		return a.busy - b.busy
-	})
-	out := make([]meta.ServerID, len(cands))
-	for i, k := range cands {
-		out[i] = k.id
-	}
-	return out
 }
 
 // busy counts the reads under way at a server.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -311,22 +312,6 @@ func (c *Client) readWith(ctx context.Context, token []byte, id meta.ServerID, p
 	return nil
 }
 
-// matches compares whole blocks with their checksums.
-func matches(p []byte, crcs []uint32) bool {
-	for i := 0; len(p) > 0; i++ {
-		n := min(len(p), block)
-		if i >= len(crcs) || chunkserver.CRC(p[:n]) != crcs[i] {
-			return false
-		}
-		p = p[n:]
-	}
-	return true
-}
-
-func corrupt(id meta.ChunkID, off uint64) error {
-	return meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("block at %d", off))
-}
-
 // ---- on this machine
 
 func (c *Client) readLocal(ctx context.Context, id meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
@@ -407,4 +392,47 @@ func (c *Client) Prefetch(pl meta.ChunkPlace, off, n uint64) {
 	default:
 		f.unref() // enough is under way
 	}
+}
+
+// order sorts a chunk's servers: first by whether they answered last time, then by distance,
+// then by load.
+func (c *Client) order(servers []meta.ServerID) []meta.ServerID {
+	if len(servers) < 2 {
+		return servers
+	}
+	type cand struct {
+		id         meta.ServerID
+		bad        bool
+		away, busy int
+	}
+	cands := make([]cand, len(servers))
+	for i, id := range servers {
+		k := cand{id: id, away: farAway}
+		if info, ok := c.cfg.Resolve(id); ok {
+			k.away = c.distance(&info)
+		} else {
+			k.bad = true
+		}
+		p := c.peer(id)
+		k.bad = k.bad || p.suspect()
+		k.busy = p.busy()
+		cands[i] = k
+	}
+	slices.SortStableFunc(cands, func(a, b cand) int {
+		switch {
+		case a.bad != b.bad:
+			if a.bad {
+				return 1
+			}
+			return -1
+		case a.away != b.away:
+			return a.away - b.away
+		}
+		return a.busy - b.busy
+	})
+	out := make([]meta.ServerID, len(cands))
+	for i, k := range cands {
+		out[i] = k.id
+	}
+	return out
 }

@@ -85,32 +85,3 @@ func (s *Server) admit(ticket []byte, now time.Time) (secret []byte, who peer.Id
 	}
 	return b[8 : 8+secretSize], peer.Identity{Cluster: p[0], Role: peer.Role(p[1]), Name: p[2], Admission: uint32(again), Expires: end}, nil
 }
-
-// ticketed answers the hello of a plain connection, which must bring a ticket.
-func (c *conn) ticketed(h wire.Header, q *wire.Request) error {
-	if h.Flags&wire.FlagTicket == 0 || len(q.Cap) < wire.NonceSize {
-		return meta.E("chunk connection", meta.AccessDenied, "", errors.New("a plain connection without a ticket"))
-	}
-	ticket, theirs := q.Cap[:len(q.Cap)-wire.NonceSize], q.Cap[len(q.Cap)-wire.NonceSize:]
-	secret, who, err := c.s.admit(ticket, time.Now())
-	if err != nil {
-		_ = c.send(wire.Hello, 0, h.ID, answer(err))
-		return err
-	}
-	ours := make([]byte, wire.NonceSize)
-	rand.Read(ours)
-	c.s.mu.Lock() // evict looks at connections
-	c.who, c.plain = who, true
-	evicted := c.s.evicted.Has(who)
-	c.s.mu.Unlock()
-	if evicted {
-		c.s.refused.Add(1)
-		return meta.E("chunk connection", meta.AccessDenied, who.String(), errors.New("it was evicted from the cluster"))
-	}
-	a := &wire.Answer{Speaks: min(q.Speaks, wire.Version), Server: c.s.cfg.ID, Host: c.s.cfg.Host, Ticket: ours}
-	if err := c.Send(a.AppendFrame(nil, wire.Hello, wire.FlagTicket, h.ID, 0, 0), nil); err != nil {
-		return err
-	}
-	c.Protect(secret, theirs, ours)
-	return nil
-}

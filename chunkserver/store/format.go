@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strings"
 
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/meta"
@@ -390,4 +391,15 @@ func readFormat(d Disk, o Options) (format, error) {
 		return f, meta.E(op, meta.Invalid, formatName, fmt.Errorf("is disk %x, not %x", f.disk, o.Disk))
 	}
 	return f, nil
+}
+
+// chunkOf tells which chunk a file is of.
+func chunkOf(name string) (meta.ChunkID, bool) {
+	for _, suffix := range []string{".data", ".pack", ".meta"} {
+		if hex, ok := strings.CutSuffix(name, suffix); ok {
+			id, err := meta.ParseChunkID(hex)
+			return id, err == nil
+		}
+	}
+	return meta.ChunkID{}, false
 }

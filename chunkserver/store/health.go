@@ -118,27 +118,6 @@ func recheck(h *handle, crcs []uint32, length uint64) error {
 	return nil
 }
 
-// Full tells whether appends are refused because the disk is full.
-func (s *Store) Full() bool {
-	free, err := s.space.take(s.d, 0, s.reserve)
-	return err == nil && free < s.reserve+fullAt
-}
-
-// fullAt is how much room above the reserve a disk must have to take new chunks.
-const fullAt = 64 << 10
-
-// Space returns the size of the disk and the bytes available to appends, as of a moment ago.
-func (s *Store) Space() (total, free uint64) {
-	free, err := s.space.take(s.d, 0, s.reserve)
-	if err != nil {
-		return 0, 0
-	}
-	s.space.mu.Lock()
-	total = s.space.total
-	s.space.mu.Unlock()
-	return total, free - min(free, s.reserve)
-}
-
 // Probe writes a few bytes to the disk and syncs the bytes, to distinguish a failed or
 // read-only disk from an idle disk. An error other than a full disk fails the disk.
 func (s *Store) Probe() error {
@@ -157,36 +136,4 @@ func (s *Store) Probe() error {
 		return s.fail(err)
 	}
 	return err
-}
-
-// drainWait bounds the time for which Close waits for running operations: on a hanging disk
-// operations never end.
-const drainWait = 10 * time.Second
-
-// drained waits until no operation is running. The caller has set shut, so no operation begins.
-// After the close of the files, a running operation would write to the next file with the same
-// descriptor number.
-func (s *Store) drained() bool {
-	for end := time.Now().Add(drainWait); ; time.Sleep(5 * time.Millisecond) {
-		busy := false
-		s.mu.Lock()
-		for _, c := range s.chunks {
-			pins := c.pins
-			if _, ok := s.dirty[c]; ok {
-				pins--
-			}
-			busy = busy || pins > 0
-		}
-		s.mu.Unlock()
-		if !busy {
-			return true
-		}
-		if time.Now().After(end) {
-			return false
-		}
-	}
-}
-
-func errShut(id meta.ChunkID) error {
-	return meta.E("chunk store", meta.Unavailable, id.String(), errors.New("closed"))
 }

@@ -347,19 +347,3 @@ func (s *Store) dropIncoming() error {
 	}
 	return nil
 }
-
-// unbury forgets that a chunk was deleted.
-func (s *Store) unbury(id meta.ChunkID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.tombs[id]; !ok {
-		return
-	}
-	delete(s.tombs, id)
-	for i, t := range s.tombQ {
-		if t == id {
-			s.tombQ = append(s.tombQ[:i], s.tombQ[i+1:]...)
-			break
-		}
-	}
-}

@@ -72,17 +72,6 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 	return slices.Compact(ids), nil
 }
 
-// chunkOf tells which chunk a file is of.
-func chunkOf(name string) (meta.ChunkID, bool) {
-	for _, suffix := range []string{".data", ".pack", ".meta"} {
-		if hex, ok := strings.CutSuffix(name, suffix); ok {
-			id, err := meta.ParseChunkID(hex)
-			return id, err == nil
-		}
-	}
-	return meta.ChunkID{}, false
-}
-
 // Peek is Stat without keeping the chunk in memory, for callers that look at many chunks once.
 // With the error Corrupt, for a damaged chunk, the Info is valid, too.
 func (s *Store) Peek(id meta.ChunkID) (chunkserver.Info, error) {
@@ -136,12 +125,51 @@ func (s *Store) Leftover(id meta.ChunkID) bool {
 	return meta.KindOf(err) == meta.NoSuchChunk
 }
 
-func errDamaged(id meta.ChunkID) error {
-	return meta.E("stat", meta.Corrupt, id.String(), errors.New("bad bytes were found below its synced length"))
-}
-
 func (s *Store) isDamaged(c *chunk) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.damaged
+}
+
+// List calls fn for every chunk on the disk, in no order, until fn returns false. err is set
+// where a chunk's metadata is unreadable. A data file, plain or compressed, without any record
+// (left by a crash) is listed as an open and empty chunk; it may be deleted.
+func (s *Store) List(ctx context.Context, fn func(info chunkserver.Info, err error) bool) error {
+	for i := range chunkDirs {
+		dir := fmt.Sprintf("%s/%02x", chunksDir, i)
+		names, err := s.d.List(dir)
+		if err != nil {
+			return ioError("list chunks", dir, err)
+		}
+		ids := map[meta.ChunkID]struct{}{}
+		for _, n := range names {
+			if id, ok := chunkOf(n); ok {
+				ids[id] = struct{}{}
+			}
+		}
+		// Chunks of which only the log knows so far.
+		s.mu.Lock()
+		for c := range s.dirty {
+			if dirOf(c.id) == dir {
+				ids[c.id] = struct{}{}
+			}
+		}
+		s.mu.Unlock()
+		for id := range ids {
+			if err := ctx.Err(); err != nil {
+				return meta.E("list chunks", meta.Canceled, "", err)
+			}
+			info, err := s.Stat(ctx, id)
+			if meta.KindOf(err) == meta.NoSuchChunk {
+				if s.buried(id) {
+					continue
+				}
+				info, err = chunkserver.Info{ID: id, State: meta.ChunkOpen}, nil
+			}
+			if !fn(info, err) {
+				return nil
+			}
+		}
+	}
+	return nil
 }

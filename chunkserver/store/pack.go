@@ -616,9 +616,6 @@ func differs(at uint64, err error) error {
 	return fmt.Errorf("the compressed block at %d can't be decoded: %w", at, err)
 }
 
-// isDense reports whether compression would save nothing.
-func (c *chunk) isDense() bool { return c.dense || c.length < packFrom }
-
 // dropPlain removes the data files of chunks whose compressed files a checkpoint has put in
 // place. The caller holds checkpoints.mu.
 func (pk *packer) dropPlain(all []*settling) {
@@ -673,13 +670,4 @@ func (pk *packer) tidyOne(id meta.ChunkID) {
 	if err := pk.s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		pk.s.slog.Warn("a leftover stays", "chunk", id.String(), "err", err)
 	}
-}
-
-// stored returns a chunk's compression and stored size: the plain length, or the size of the
-// compressed file.
-func (c *chunk) stored() (meta.Compression, uint64) {
-	if c.pack == nil {
-		return meta.CompressNone, c.length
-	}
-	return c.pack.alg, c.pack.size()
 }

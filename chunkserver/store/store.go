@@ -31,7 +31,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"penstock.io/penstock/chunkserver"
@@ -276,33 +275,6 @@ func (s *Store) release() {
 	s.lock.Close()
 }
 
-// fail marks the disk as failed for good. After an I/O error of a write or a sync, data in the
-// kernel's memory can't be trusted to reach the disk: a later sync may report success although
-// data is lost.
-func (s *Store) fail(err error) error {
-	e := meta.E("chunk store", meta.IO, "", err)
-	if s.failed.CompareAndSwap(nil, e) {
-		s.slog.Error("a disk failed, and takes no more writes: see 'penstock disk list'", "disk", fmt.Sprintf("%x", s.f.disk), "err", err)
-	}
-	return s.failed.Load()
-}
-
-// Err is the disk's sticky error, nil while healthy.
-func (s *Store) Err() error {
-	if e := s.failed.Load(); e != nil {
-		return e
-	}
-	return nil
-}
-
-// writable returns nil if data may be written.
-func (s *Store) writable() error {
-	if s.closed.Load() {
-		return meta.E("chunk store", meta.Unavailable, "", errors.New("closed"))
-	}
-	return s.Err()
-}
-
 // admit admits n bytes of appends: the disk is healthy and has space beyond the reserve, and
 // the log has space, for which admit waits a while.
 func (s *Store) admit(ctx context.Context, n int) error {
@@ -351,36 +323,6 @@ func (s *Store) admit(ctx context.Context, n int) error {
 	return nil
 }
 
-// spaceCache knows the free space without asking the kernel each time.
-type spaceCache struct {
-	mu    sync.Mutex
-	known bool
-	total uint64
-	free  uint64
-	taken uint64 // bytes taken since free was read from the disk
-}
-
-func (c *spaceCache) forget() {
-	c.mu.Lock()
-	c.known = false
-	c.mu.Unlock()
-}
-
-// take counts n bytes and returns the remaining free space; take asks the disk again whenever
-// the result would come close to the reserve.
-func (c *spaceCache) take(d Disk, n, reserve uint64) (free uint64, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.known || c.taken > 64<<20 || c.free < c.taken+n+reserve {
-		if c.total, c.free, err = d.Space(); err != nil {
-			return 0, err
-		}
-		c.known, c.taken = true, 0
-	}
-	c.taken += n
-	return c.free - min(c.free, c.taken), nil
-}
-
 // Stats returns the counts and the state of the disk.
 func (s *Store) Stats() Stats {
 	s.log.smu.Lock()
@@ -402,26 +344,30 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// ioError wraps an error of the disk: NoSpace for a full disk, else IO; nil for nil.
-func ioError(op, subject string, err error) error {
-	if err == nil {
-		return nil
-	}
-	var e *meta.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return meta.E(op, meta.NoSpace, subject, err)
-	}
-	return meta.E(op, meta.IO, subject, err)
-}
+// drainWait bounds the time for which Close waits for running operations: on a hanging disk
+// operations never end.
+const drainWait = 10 * time.Second
 
-// diskError is ioError for a write: a full disk fails only the write; any other error marks the
-// disk as failed.
-func (s *Store) diskError(op string, id meta.ChunkID, err error) error {
-	if err = ioError(op, id.String(), err); meta.KindOf(err) == meta.IO {
-		return s.fail(err)
+// drained waits until no operation is running. The caller has set shut, so no operation begins.
+// After the close of the files, a running operation would write to the next file with the same
+// descriptor number.
+func (s *Store) drained() bool {
+	for end := time.Now().Add(drainWait); ; time.Sleep(5 * time.Millisecond) {
+		busy := false
+		s.mu.Lock()
+		for _, c := range s.chunks {
+			pins := c.pins
+			if _, ok := s.dirty[c]; ok {
+				pins--
+			}
+			busy = busy || pins > 0
+		}
+		s.mu.Unlock()
+		if !busy {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
 	}
-	return err
 }

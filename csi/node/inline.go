@@ -69,12 +69,6 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	return staging, s.stage(ctx, r)
 }
 
-// mayBeInline reports whether an id can be an inline volume's: a valid handle can't.
-func mayBeInline(volume string) bool {
-	_, err := handle.ParseVolume(volume)
-	return err != nil
-}
-
 // removeInline unmounts and deletes a pod's inline volume. A driver without --inline may lack
 // the right to delete the inline volumes made while it ran with --inline. Then removeInline
 // logs an error and leaves the volume in the cluster, so that the pod can end.

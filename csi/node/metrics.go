@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -242,11 +241,4 @@ func (f folder) note(r record, target string, p pod) error {
 	}
 	r.Pods = kept
 	return f.write(r)
-}
-
-// socket returns the path of the socket on which a mount's process answers the driver. The
-// socket lies beside the volumes' folders, not in f.
-func (f folder) socket() string {
-	state := filepath.Dir(filepath.Dir(string(f)))
-	return filepath.Join(state, "sockets", filepath.Base(string(f)))
 }

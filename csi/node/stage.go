@@ -483,3 +483,9 @@ func (s *Server) ended(ctx context.Context, f folder, path string) (*os.File, er
 		}
 	}
 }
+
+// mayBeInline reports whether an id can be an inline volume's: a valid handle can't.
+func mayBeInline(volume string) bool {
+	_, err := handle.ParseVolume(volume)
+	return err != nil
+}

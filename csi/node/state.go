@@ -270,3 +270,10 @@ func (s *Server) folders() (all map[string]folder, unread int) {
 	}
 	return all, unread
 }
+
+// socket returns the path of the socket on which a mount's process answers the driver. The
+// socket lies beside the volumes' folders, not in f.
+func (f folder) socket() string {
+	state := filepath.Dir(filepath.Dir(string(f)))
+	return filepath.Join(state, "sockets", filepath.Base(string(f)))
+}

@@ -3,36 +3,12 @@ package namespace
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"penstock.io/penstock/meta"
 )
-
-// maxProblems bounds a report; the count goes on.
-const maxProblems = 1000
-
-// Problem is one inconsistency.
-type Problem struct {
-	Key  []byte // the wrong record, or the record that lacks another
-	Text string // the inconsistency, with the numbers
-}
-
-func (p Problem) String() string { return fmt.Sprintf("%x: %s", p.Key, p.Text) }
-
-// Report is the outcome of Check.
-type Report struct {
-	Inodes, Dirs, Entries, Extents, Xattrs uint64
-	Chunks, Orphans, Sessions, Replies     uint64
-	Bytes                                  uint64 // sum of Blocks
-	Problems                               []Problem
-	Count                                  uint64 // of problems, including problems that Problems omits
-	Junctions                              []JunctionAt
-	Lost                                   uint64 // bytes of extents, of any generation, whose loss was accepted
-}
 
 // JunctionAt is an entry that leads to another volume.
 type JunctionAt struct {
@@ -161,13 +137,6 @@ type checker struct {
 	curIno  uint64
 	curEnd  uint64 // end of the last extent
 	curOpen bool   // the last extent was open-ended; only preallocated space may follow
-}
-
-func (c *checker) bad(key []byte, format string, args ...any) {
-	c.rep.Count++
-	if len(c.rep.Problems) < maxProblems {
-		c.rep.Problems = append(c.rep.Problems, Problem{append([]byte(nil), key...), fmt.Sprintf(format, args...)})
-	}
 }
 
 // record handles one key. The walk is in key order: buried versions (b), chunks (c), names
@@ -771,11 +740,4 @@ func (c *checker) compareChunk(id []byte, ch *checkedChunk) {
 	if c.vol != nil && (uint64(binary.BigEndian.Uint32(id)) != c.vol.id || binary.BigEndian.Uint64(id[8:]) > c.vol.chunks) {
 		c.bad(ch.key, "chunk %x in volume %d, which has given out %d", id, c.vol.id, c.vol.chunks)
 	}
-}
-
-func printable(s string) string {
-	if utf8.ValidString(s) {
-		return fmt.Sprintf("%q", s)
-	}
-	return fmt.Sprintf("%x", s)
 }

@@ -292,6 +292,3 @@ func Format(v meta.VolumeID, now meta.Time, rootMode, uid, gid uint32, p meta.Po
 	}
 	return t.effects
 }
-
-// fail makes the package's errors.
-func fail(op string, k meta.Kind, subject string) error { return meta.E(op, k, subject, nil) }
