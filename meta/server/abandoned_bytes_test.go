@@ -35,7 +35,7 @@ func TestGivenUpBytesAreTold(t *testing.T) {
 	}
 }
 
-// It is told for a day.
+// Health tells of the deletion for a day.
 func TestGivenUpBytesAreForgotten(t *testing.T) {
 	var g abandonedBytes
 	at := time.Now()

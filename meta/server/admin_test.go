@@ -28,8 +28,8 @@ func (p *peer) refused(t *testing.T, why meta.Kind, a wire.Admin) {
 	}
 }
 
-// The life of a volume: made, attached below others, found through its
-// junction, detached, deleted; and everything that is refused on the way.
+// The life of a volume: made, attached below other volumes, found through its junction, detached,
+// deleted; and every request that is refused on the way.
 func TestVolumes(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -74,7 +74,7 @@ func TestVolumes(t *testing.T) {
 	a.mustNot(t, meta.NotEmpty, toDelete(v2))
 	a.must(t, toDetach(v3))
 
-	// A volume with a file in it: its chunk goes, too.
+	// A volume with a file: the file's chunk goes, too.
 	r, err := a.Do(t.Context(), v3, meta.OpID{}, newFile("x"), meta.LeaseNone)
 	if err != nil {
 		t.Fatal(err)
@@ -123,8 +123,8 @@ func TestChunksDoNotCrossVolumes(t *testing.T) {
 	s.clean(t, v2)
 }
 
-// Two open volumes: the one loses its owner and comes back, the other's files
-// and numbers are its own, and a journal without space stops the one alone.
+// Of two open volumes, the first loses its owner and comes back, the second keeps its own files
+// and numbers, and a journal without space stops only its own volume.
 func TestTwoVolumesAreIndependent(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 0)
@@ -165,8 +165,9 @@ func TestTwoVolumesAreIndependent(t *testing.T) {
 	}
 }
 
-// A chunk server without a number gets a new one, and its own is confirmed. While the
-// cluster's records are restored a number is confirmed, and other calls are refused.
+// A chunk server without a number gets a new number, and a number that the server has is
+// confirmed. While the cluster's records are restored, numbers are confirmed and other calls are
+// refused.
 func TestEnrolment(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -10,11 +10,11 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// foreignTLS is TLS as a program that is none of ours does it, with the files of a directory of
-// credentials; nil: without a certificate.
+// foreignTLS makes the TLS configuration of a program outside this module from the files of a
+// directory of credentials; nil: without a certificate.
 func foreignTLS(t *testing.T, creds *peering.Credentials) credentials.TransportCredentials {
 	t.Helper()
-	cfg := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13} // who answers is another test's matter
+	cfg := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13} // another test looks at the server's identity
 	if creds != nil {
 		name := filepath.Join(creds.Dir(), "identity.pem")
 		pair, err := tls.LoadX509KeyPair(name, name)

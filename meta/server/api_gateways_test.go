@@ -39,7 +39,8 @@ func (f *fakeGateways) List(context.Context, bool) ([]cluster.Gateway, error) {
 	return f.gateways, nil
 }
 
-// A gateway registers and unregisters the name of its certificate only; an administrator any name.
+// A gateway registers and unregisters only the name in its certificate; an administrator
+// registers any name.
 func TestGatewaysNameIsTheCertificates(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta/admin"
 )
 
-// Any server answers: it passes a call on to the owner of the volume, wherever that goes
-// meanwhile, or to the server that the request names, and tells which servers are silent.
+// Any server answers: the server passes a call on to the owner of the volume, through changes of
+// owners, or to the server that the request names, and tells which servers are silent.
 func TestCallsArePassedOn(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, shortDir(t)+"/e")
@@ -67,7 +67,7 @@ func TestCallsArePassedOn(t *testing.T) {
 	}
 }
 
-// A call about a volume that nobody owns for a moment waits until somebody does.
+// A call about a volume without an owner waits until a server owns the volume.
 func TestCallsWaitForAnOwner(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -99,8 +99,9 @@ func TestCallsWaitForAnOwner(t *testing.T) {
 	}
 }
 
-// A follower of events is told each once, in order, by a server that owns nothing: while the
-// volume changes owners, and answers are lost. What waits for an event holds no other call up.
+// A follower of events gets each event once, in order, from a server that owns nothing, while the
+// volume changes owners and answers are lost. A request that waits for an event delays no other
+// call.
 func TestFollowersAnywhere(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, shortDir(t)+"/e")
@@ -150,7 +151,7 @@ func TestFollowersAnywhere(t *testing.T) {
 			t.Errorf("round %d: no answer was lost", round)
 		}
 		if round%2 == 1 {
-			for _, h := range c.hands { // whoever is asked first has it next
+			for _, h := range c.hands { // the first server asked has the volume next
 				if o := h.srv.opened(1); o != nil {
 					if err := o.handOver(t.Context(), ""); err != nil {
 						t.Error(err)

@@ -32,8 +32,8 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// requestOf makes an empty request of a method and, with volume, names it in every field that can
-// name a volume, and the group of its number in every field that can name a group.
+// requestOf makes an empty request of a method. With volume, requestOf names the volume in every
+// field that can name a volume, and the volume's group in every field that can name a group.
 func requestOf(t *testing.T, m *admin.Method, volume *admin.VolumeRef) proto.Message {
 	t.Helper()
 	name := protoreflect.FullName(strings.ReplaceAll(m.Name[1:], "/", "."))
@@ -62,8 +62,9 @@ func requestOf(t *testing.T, m *admin.Method, volume *admin.VolumeRef) proto.Mes
 	return q.Interface()
 }
 
-// Every method by every role, from the service definition: whoever is not named is refused,
-// before anything is done. A client needs the right on each volume that it names.
+// Every method by every role, from the service definition: a role without a rule is refused
+// before the server does anything. A client needs the right on each volume that the request
+// names.
 func TestWhoMayCall(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -129,8 +130,8 @@ func TestWhoMayCall(t *testing.T) {
 	}
 }
 
-// A call that another server passes on is the caller's, who may pin and release no more than
-// on the way of its own; a client that claims to pass a call on is not believed.
+// A call that another server passes on is judged as the caller's own, so the caller may pin and
+// release no more than on a direct call; a client that claims to pass a call on is not believed.
 func TestPassedOnIsTheCallers(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -164,7 +165,8 @@ func TestPassedOnIsTheCallers(t *testing.T) {
 	}
 }
 
-// The numbers of roles, rights and kinds of errors are those of the packages that own them.
+// The numbers of roles, rights and kinds of errors equal the numbers in the packages that own the
+// roles, rights and kinds.
 func TestRightsAreThoseOfGrants(t *testing.T) {
 	t.Parallel()
 	for api, own := range map[admin.Right]cluster.Rights{
@@ -185,7 +187,7 @@ func TestRightsAreThoseOfGrants(t *testing.T) {
 	}
 }
 
-// What structs of this module have to say is said and heard, field by field.
+// Structs of this module survive the way through messages, field by field.
 func TestNothingIsUnsaid(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -240,7 +242,7 @@ func TestNothingIsUnsaid(t *testing.T) {
 	}
 }
 
-// fill gives every field inside a value another one.
+// fill gives every field inside a value a different value.
 func fill(v reflect.Value, n *int) {
 	*n++
 	switch v.Kind() {
@@ -300,8 +302,8 @@ func fill(v reflect.Value, n *int) {
 	}
 }
 
-// A program that knows nothing but the port and has a certificate learns from the server what
-// there is, and calls it: as grpcurl does.
+// A program that knows only the port and has a certificate learns the services from the server
+// and calls a service, as grpcurl does.
 func TestReflection(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -330,7 +332,7 @@ func TestReflection(t *testing.T) {
 			t.Errorf("%s is not among %q", want, services)
 		}
 	}
-	// The files of a symbol and what they import, as the server tells.
+	// The files of a symbol and their imports, as the server tells.
 	var set descriptorpb.FileDescriptorSet
 	seen := map[string]bool{}
 	add := func(a *reflectionpb.ServerReflectionResponse) (next []string) {
@@ -373,8 +375,8 @@ func TestReflection(t *testing.T) {
 	}
 }
 
-// A program of nobody in particular calls over TLS: it says that it speaks HTTP/2, and insists
-// that the server does. Without a certificate, and with one that was evicted, nothing is told.
+// A foreign program calls over TLS, offers HTTP/2 and insists that the server choose HTTP/2. A
+// program without a certificate, or with an evicted certificate, learns nothing.
 func TestForeignCallers(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -407,7 +409,7 @@ func TestForeignCallers(t *testing.T) {
 	}
 }
 
-// What a server refuses comes to the caller as it was said: kind, words and text.
+// A server's refusal reaches the caller unchanged: kind, words and text.
 func TestErrorsTravel(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -483,7 +485,8 @@ func (b *breaker) serve(c net.Conn) {
 	}
 }
 
-// losing runs a call whose first answer is lost: once the server has done what calls tells of.
+// losing runs a call and loses the first answer after the server has carried out the call, which
+// calls counts.
 func (b *breaker) losing(t *testing.T, calls *atomic.Uint64, call func() error) error {
 	t.Helper()
 	before := calls.Load()
@@ -496,8 +499,8 @@ func (b *breaker) losing(t *testing.T, calls *atomic.Uint64, call func() error) 
 	return err
 }
 
-// A call whose answer is lost is made again if that does no harm, and else fails as one of
-// which nobody knows whether it was done.
+// A call whose answer is lost is repeated if a repetition does no harm; any other call fails with
+// an error that says the outcome is unknown.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -524,7 +527,7 @@ func TestLostAnswers(t *testing.T) {
 	}); !admin.IsUnanswered(err) || done.Load() != before+1 {
 		t.Errorf("a call that must not be made twice: %v, done %d times", err, done.Load()-before)
 	}
-	// A request with an id is done once, however often it is sent.
+	// A request with an id is carried out once, however often the client sends the request.
 	before = done.Load()
 	if err := b.losing(t, done, func() error {
 		_, err := api.Snapshots.CreateSnapshot(t.Context(), &admin.CreateSnapshotRequest{Volume: admin.Numbered(1), Name: "one"})
@@ -545,7 +548,7 @@ func TestLostAnswers(t *testing.T) {
 	if l, err := api.Clones.ListClones(t.Context(), &admin.ListClonesRequest{}); err != nil || len(l.Clones) != 1 {
 		t.Errorf("clones are %v, %v; one was asked for", l, err)
 	}
-	// Nobody is there any more.
+	// No server listens any more.
 	b.Listener.Close()
 	always := func() bool { return true }
 	b.when.Store(&always)

@@ -12,7 +12,7 @@ import (
 	"penstock.io/penstock/meta/admin"
 )
 
-// Requests that change volumes. Each is another request, unless the test sets its request_id.
+// Requests that change volumes. Each is a different request, unless the test sets request_id.
 
 func toCreate(name string, p meta.Policy) *admin.CreateVolumeRequest {
 	settings, err := admin.SettingsOf(p, meta.VolumeWords{})
@@ -34,7 +34,7 @@ func toDetach(v meta.VolumeID) *admin.DetachVolumeRequest {
 	return &admin.DetachVolumeRequest{Volume: admin.Numbered(v)}
 }
 
-// ask sends a request that changes a volume.
+// ask sends a request to change a volume.
 func (p *peer) ask(ctx context.Context, request proto.Message) (*admin.Volume, error) {
 	c := p.API.Volumes
 	switch q := proto.Clone(request).(type) { // a clone: the client names requests
@@ -55,7 +55,7 @@ func (p *peer) ask(ctx context.Context, request proto.Message) (*admin.Volume, e
 	panic(fmt.Sprintf("a %T", request))
 }
 
-// must is ask for a request that is to be done, and returns the number of the volume.
+// must is ask for a request that must succeed; must returns the number of the volume.
 func (p *peer) must(t *testing.T, request proto.Message) meta.VolumeID {
 	t.Helper()
 	v, err := p.ask(t.Context(), request)
@@ -65,7 +65,7 @@ func (p *peer) must(t *testing.T, request proto.Message) meta.VolumeID {
 	return meta.VolumeID(v.GetId())
 }
 
-// mustNot is ask for a request that is to be refused.
+// mustNot is ask for a request that must be refused.
 func (p *peer) mustNot(t *testing.T, why meta.Kind, request proto.Message) {
 	t.Helper()
 	if _, err := p.ask(t.Context(), request); !errors.Is(err, why) {
@@ -81,8 +81,8 @@ func (p *peer) mustSet(t *testing.T, policy meta.Policy) {
 	}
 }
 
-// A request that is done once names its volume by number: the name may be another volume's when
-// the request comes again.
+// A repeated request finds its volume by number: by the time of the repetition, the name may
+// belong to another volume.
 func TestDoneOnceByNumber(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

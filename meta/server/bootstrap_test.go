@@ -26,9 +26,9 @@ func processorTime(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// figures makes n files and measures: bytes in etcd for each, what a follower's
-// catching up costs, and how long a server takes that begins with nothing, from
-// the checkpoint and from the journal.
+// figures makes n files and measures the bytes in etcd for each file, the cost of a follower's
+// catching up, and the time that a server with nothing needs to load the volume from the
+// checkpoint and from the journal.
 func figures(t *testing.T, n int) {
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
@@ -103,8 +103,8 @@ func TestFollowFigures(t *testing.T) {
 	figures(t, n)
 }
 
-// A server that begins with nothing is stopped at each step of it: it comes to
-// the same place all the same.
+// A server that begins with nothing is stopped at each step of loading: every time, the server
+// reaches the same state.
 func TestBootstrapInterrupted(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)

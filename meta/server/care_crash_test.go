@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// crashing runs a story and stops the owner, as a crash would, at the k-th
-// order, carried out or not; the owner that follows finishes it.
+// crashing runs a story and stops the owner, as a crash would, at the k-th order, carried out or
+// not; the next owner finishes the story.
 func crashing(t *testing.T, k int, carryOut bool) (reached bool) {
 	g := newGrid(t, nil, racks...)
 	p := g.s.dial("a")
@@ -21,7 +21,7 @@ func crashing(t *testing.T, k int, carryOut bool) (reached bool) {
 	for i := range 4 {
 		g.chunk(p, fmt.Sprint("f", i), 400)
 	}
-	// One is deleted while it is repaired.
+	// A file is deleted while repair copies the file's chunk.
 	g.await("full", full)
 	crash := make(chan struct{})
 	n := 0
@@ -69,7 +69,7 @@ func crashing(t *testing.T, k int, carryOut bool) (reached bool) {
 	g.mu.Lock()
 	g.before = nil
 	g.mu.Unlock()
-	// Whoever reads by the journal now finds at least one good replica.
+	// A client that reads by the journal now finds at least one good replica.
 	g.s.crash()
 	<-done
 	g.s.start()
@@ -118,10 +118,10 @@ func TestRepairSurvivesCrashes(t *testing.T) {
 	}
 }
 
-// compacting fills a chunk with two files, removes one, and stops the owner at
-// the k-th order of what follows; its successor ends with the other file's bytes
-// in a chunk of their own, and nothing else anywhere. With join both files stay,
-// the small one is in many pieces, in two chunks, and ends up in one.
+// compacting fills a chunk with two files, removes a file, and stops the owner at the k-th order
+// of the compaction; the successor ends with the other file's bytes in a chunk of their own, and
+// nothing else anywhere. With join, both files stay; the small file is in many pieces in two
+// chunks, and ends up in a single chunk.
 func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 	var begun atomic.Bool
 	g := newGrid(t, func(c *Config) {
@@ -197,7 +197,7 @@ func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 		big := p.create(t, "big").Attr.Ino
 		id, data := fill(3 * piece)
 		old = []meta.ChunkID{id}
-		// The small file lies in pieces around the big one, out of order.
+		// The small file lies in pieces around the big file, out of order.
 		put(small, id, 0, 2*piece+piece/2, piece/2)
 		put(big, id, 0, piece/2, 2*piece)
 		put(small, id, piece/2, 0, piece/2)
@@ -266,8 +266,8 @@ func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 	g.s.start()
 	read()
 	eventually(t, "compacted", func() error { return unless(compacted()) })
-	g.await("the old chunks are gone", full) // asked after that
-	// What it was asked is of the last look at all servers.
+	g.await("the old chunks are gone", full) // asked after the old chunks are gone
+	// The order follows from the last look at all servers.
 	eventually(t, "each replica is as its record says", func() error { return g.inexact(3) })
 	read()
 	g.exact(3)

@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// covered tells how far the recorded checkpoint of a volume is behind its journal, read as
-// somebody does who has only the two.
+// covered tells how far the recorded checkpoint of a volume is behind its journal, as read by a
+// program that has only the checkpoint and the journal.
 func covered(f *fakeCluster, v meta.VolumeID) error {
 	ctx := context.Background()
 	j, err := f.Follow(ctx, v)
@@ -29,8 +29,8 @@ func covered(f *fakeCluster, v meta.VolumeID) error {
 	return nil
 }
 
-// No owner of the volume lives for as long as a checkpoint may get old: each is killed
-// before. What the first one journaled is in a checkpoint all the same.
+// Every owner of the volume is killed before a checkpoint would become old. Still, a checkpoint
+// covers the entries that the first owner journaled.
 func TestCheckpointAgeOutlivesOwners(t *testing.T) {
 	t.Parallel()
 	s, _ := newPlacedSite(t, func(c *Config) { c.CheckpointEvery = 8 * time.Second })
@@ -59,8 +59,8 @@ func TestCheckpointAgeOutlivesOwners(t *testing.T) {
 	}
 }
 
-// A volume that nobody uses is closed with all of its entries in a checkpoint, although
-// that is not old yet; the root volume is not closed.
+// An unused volume is closed with all of its entries in a checkpoint, although the checkpoint is
+// not old yet; the root volume is not closed.
 func TestClosedVolumeIsInItsCheckpoint(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) {
@@ -81,8 +81,8 @@ func TestClosedVolumeIsInItsCheckpoint(t *testing.T) {
 	}
 }
 
-// The servers stop in order, with entries of a volume in no checkpoint. When they are back
-// nobody asks for it, and yet it gets its checkpoint, and is closed.
+// The servers stop in order, with entries of a volume in no checkpoint. After the servers' return
+// no client asks for the volume, and yet the volume gets a checkpoint and is closed.
 func TestStoppedVolumeGetsItsCheckpoint(t *testing.T) {
 	t.Parallel()
 	every := time.Hour
@@ -112,9 +112,8 @@ func TestStoppedVolumeGetsItsCheckpoint(t *testing.T) {
 	closed(g, []meta.VolumeID{v})
 }
 
-// Grants and members change while no file does: the root volume's checkpoint has them in a
-// moment, and of what it had before nothing is left
-// over.
+// Grants and members change while no file does: the root volume's checkpoint soon has the changes
+// and keeps nothing of the earlier state.
 func TestRecordsReachTheChunkServers(t *testing.T) {
 	t.Parallel()
 	s, p := newPlacedSite(t, func(c *Config) { c.CheckpointEvery = time.Second })

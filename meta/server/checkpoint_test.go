@@ -14,8 +14,7 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// placed is a Blob whose references name chunk servers: three that live, as far
-// as there are so many.
+// placed is a Blob whose references name chunk servers: three live servers, or as many as live.
 type placed struct {
 	meta.Blob
 	place func() []meta.ServerID
@@ -64,7 +63,7 @@ func newPlacedSite(t *testing.T, adjust func(*Config)) (*site, *placed) {
 	p := &placed{Blob: s.cluster.Blob, kept: map[string]meta.BlobRef{}, place: func() []meta.ServerID {
 		g, err := s.srv.SystemGrant(meta.ChunkID{}, 1)
 		if err != nil {
-			return nil // there are no chunk servers
+			return nil // no chunk servers are known
 		}
 		return g.Servers
 	}}
@@ -85,7 +84,7 @@ func (s *site) checkpointNow() journal.Checkpoint {
 	if err := o.flush(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
-	// A checkpoint holds what the store has, a moment after the journal.
+	// A checkpoint holds the state of the store, a moment after the journal.
 	if err := o.checkpoints.awaitApplied(s.t.Context(), o.durableNow()); err != nil {
 		s.t.Fatal(err)
 	}
@@ -107,8 +106,8 @@ func (s *site) recorded() journal.Checkpoint {
 	return cp
 }
 
-// A reader loads a checkpoint, holding its pin; the owner makes others
-// meanwhile. What the reader needs stays until it is done, no longer.
+// A reader loads a checkpoint, holding the checkpoint's pin; the owner makes further checkpoints
+// meanwhile. The files that the reader needs stay until the reader is done, no longer.
 func TestPinnedBlobsStay(t *testing.T) {
 	t.Parallel()
 	s, p := newPlacedSite(t, nil)
@@ -146,8 +145,8 @@ func TestPinnedBlobsStay(t *testing.T) {
 	})
 }
 
-// A chunk server goes for good: the checkpoint is stored again where servers
-// live. One that comes back soon changes nothing.
+// A chunk server goes for good: the owner stores the checkpoint again on live servers. A server
+// that comes back soon changes nothing.
 func TestCheckpointRegainsReplicas(t *testing.T) {
 	t.Parallel()
 	s, _ := newPlacedSite(t, nil)
@@ -177,7 +176,7 @@ func TestCheckpointRegainsReplicas(t *testing.T) {
 		}
 		return nil
 	})
-	// Whoever starts from nothing reads it.
+	// A server that starts from nothing reads the new copy.
 	s.crash()
 	for _, dir := range must(filepath.Glob(filepath.Join(s.dir, "stores", "volume-*"))) {
 		if err := os.RemoveAll(dir); err != nil {
@@ -189,8 +188,9 @@ func TestCheckpointRegainsReplicas(t *testing.T) {
 	a.do(t, &meta.Lookup{Parent: meta.RootIno, Name: "x9"}, meta.LeaseNone)
 }
 
-// Two of three chunk servers stand on one host: a checkpoint gets two replicas, and is
-// not stored again and again for a third that no host has room for. A third host gives it one.
+// Two of three chunk servers stand on the same host: a checkpoint gets two replicas, and the
+// owner does not store the checkpoint again and again for a third replica that no host has room
+// for. A third host gives the checkpoint its third replica.
 func TestCheckpointHasAsManyReplicasAsHosts(t *testing.T) {
 	t.Parallel()
 	s, _ := newPlacedSite(t, nil)
@@ -219,7 +219,7 @@ func TestCheckpointHasAsManyReplicasAsHosts(t *testing.T) {
 	})
 }
 
-// Time bounds what an etcd that is lost takes along.
+// The interval bounds how much a lost etcd takes along.
 func TestCheckpointByTime(t *testing.T) {
 	t.Parallel()
 	s, _ := newPlacedSite(t, func(c *Config) { c.CheckpointEvery = time.Second })

@@ -28,7 +28,7 @@ func (g *grid) loss() map[meta.ChunkID]LostChunk {
 	return m
 }
 
-// heardLost reads what is told of a lost chunk.
+// heardLost reads the event of a lost chunk.
 func heardLost(t *testing.T, x *admin.LostChunk) (c LostChunk) {
 	t.Helper()
 	admin.Hear(&c, x)
@@ -39,7 +39,7 @@ func heardLost(t *testing.T, x *admin.LostChunk) (c LostChunk) {
 	return c
 }
 
-// accept asks that chunks be given up.
+// accept asks the owner to give up chunks.
 func (g *grid) accept(damaged bool, ids ...meta.ChunkID) ([]*admin.LostChunk, error) {
 	q := &admin.AcceptLossRequest{Volume: admin.Numbered(1), Damaged: damaged}
 	for _, id := range ids {
@@ -49,7 +49,7 @@ func (g *grid) accept(damaged bool, ids ...meta.ChunkID) ([]*admin.LostChunk, er
 	return answer.GetChunks(), err
 }
 
-// accepts demands how that ends.
+// accepts demands a result of accept.
 func (g *grid) accepts(want meta.Kind, damaged bool, ids ...meta.ChunkID) {
 	g.t.Helper()
 	if _, err := g.accept(damaged, ids...); meta.KindOf(err) != want {
@@ -66,9 +66,9 @@ func (g *grid) record(id meta.ChunkID) (r meta.ChunkRecord) {
 	return r
 }
 
-// All servers that have a chunk go. As long as nobody accepts the loss, they
-// may come back with it; once it is accepted, it is on record, nothing is left to
-// repair, and a server that comes back all the same is told to delete what it has.
+// All servers that have a chunk go. Before an administrator accepts the loss, the servers may
+// come back with the chunk; after the acceptance, the loss is on record, nothing is left to
+// repair, and a server that comes back still is told to delete the chunk.
 func TestAcceptedLossIsForGood(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2])
@@ -77,21 +77,21 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	sealed, kept := g.chunk(p, "sealed", 500).ID, g.chunk(p, "kept", 300).ID
 	open := g.open(p, "open", 100)
 	g.await("full", full)
-	g.accepts(meta.Busy, true, sealed) // there is nothing wrong with it
+	g.accepts(meta.Busy, true, sealed) // the chunk is whole
 	g.nodes[1].halt()
 	g.nodes[2].halt()
 	g.await("gone", func(st *RepairStatus) bool { return st.Lost == 3 })
 	if l := g.loss(); l[sealed].State != LossPending || l[open].State != LossPending {
 		t.Fatalf("of servers that are only away: %+v", l)
 	}
-	g.accepts(meta.Unavailable, true, sealed) // they may come back
+	g.accepts(meta.Unavailable, true, sealed) // the servers may come back
 	g.accepts(meta.Unavailable, true, open)
 	for _, id := range []meta.ServerID{1, 2} {
 		if err := g.s.srv.removeNode(t.Context(), id, true); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// Nobody accepted anything yet: one that comes back brings the bytes.
+	// No loss is accepted yet: a server that comes back brings the bytes.
 	g.add(1, racks[0])
 	g.await("back", func(st *RepairStatus) bool { return st.Lost == 0 && st.Unscanned == 0 })
 	g.accepts(meta.Busy, true, kept)
@@ -114,7 +114,7 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	if l = g.loss(); l[sealed].State != LossAccepted || l[open].State != LossAccepted || l[kept].State != LossTotal {
 		t.Fatalf("%+v", l)
 	}
-	// What comes back has what was not given up, and loses what was.
+	// A server that comes back keeps the chunks not given up and loses the chunks given up.
 	g.add(1, racks[0])
 	g.await("what was given up is deleted", func(st *RepairStatus) bool {
 		n := g.nodes[1]
@@ -131,18 +131,19 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	}) {
 		t.Fatalf("%+v %v", r, err)
 	}
-	// Its bytes go, and with them the record.
+	// The chunk's bytes go, and with the bytes the record.
 	p.do(t, &meta.SetAttr{Ino: l[sealed].Files[0].Ino, Mask: meta.SetSize}, meta.LeaseNone)
 	g.await("dropped", func(*RepairStatus) bool { return g.record(sealed).ID.IsZero() })
 }
 
-// The server of a good replica is so slow, or so disturbed, that it does not say how the
-// replica is. Nobody can give the replica up as damaged, and it is good once its server answers.
+// The server of a good replica is so slow, or so disturbed, that the server does not tell the
+// replica's state. No caller can give the replica up as damaged, and the replica counts as good
+// once the server answers.
 func TestSlowReplicaIsNotGivenUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
-		no   meta.Kind // the answer of a server that should read the replica; KindOK: none comes
+		no   meta.Kind // the answer of a server to the order to read the replica; KindOK: no answer comes
 	}{{"slow", meta.KindOK}, {"away", meta.Unavailable}, {"canceled", meta.Canceled}, {"interrupted", meta.Interrupted}, {"busy", meta.ResourceExceeded}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -154,7 +155,7 @@ func TestSlowReplicaIsNotGivenUp(t *testing.T) {
 			var slow atomic.Bool
 			slow.Store(true)
 			if c.no == meta.KindOK {
-				// The server says that it has the replica, and then nothing more.
+				// The server lists the replica and then falls silent.
 				asked := 0
 				g.mu.Lock()
 				g.before = func(_ meta.ServerID, o meta.Order) bool {
@@ -167,7 +168,7 @@ func TestSlowReplicaIsNotGivenUp(t *testing.T) {
 				}
 				g.mu.Unlock()
 			} else {
-				// A reader found wrong bytes: only a read of the replica tells that they are right.
+				// A reader found wrong bytes: only a read of the replica proves the bytes right.
 				n.mu.Lock()
 				n.failVerify = c.no
 				n.mu.Unlock()
@@ -197,8 +198,8 @@ func TestSlowReplicaIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// What damaged replicas still serve is not given up by the way, and an open
-// chunk that ends before what the journal promised ends there only by an operator's word.
+// Accepting a loss does not give up bytes that damaged replicas still serve, and an open chunk
+// that ends before the journal's promised length ends only by an operator's order.
 func TestLossOfPart(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2])
@@ -225,7 +226,7 @@ func TestLossOfPart(t *testing.T) {
 		}
 		return nil
 	})
-	answer := func(want meta.Kind, damaged bool, ids ...meta.ChunkID) { // Busy: a repair is trying it
+	answer := func(want meta.Kind, damaged bool, ids ...meta.ChunkID) { // Busy: a repair is trying the chunk
 		t.Helper()
 		eventually(t, "it is answered", func() error {
 			_, err := g.accept(damaged, ids...)
@@ -259,8 +260,9 @@ func TestLossOfPart(t *testing.T) {
 	}
 }
 
-// Of an open chunk nothing can be copied before it is sealed: that all that have it are
-// gone, or some can't be reached for now, is told of it as of a sealed one.
+// No server can copy an open chunk before the chunk is sealed: if all servers of an open chunk
+// are gone, or some can't be reached for now, the status counts the chunk as the status counts a
+// sealed chunk.
 func TestOpenChunksOutOfReachAreTold(t *testing.T) {
 	m := placement.NewMap([]placement.Server{{ID: 1, State: placement.Live}, {ID: 2, State: placement.Away}, {ID: 3, State: placement.Gone}})
 	for _, c := range []struct {
@@ -273,13 +275,13 @@ func TestOpenChunksOutOfReachAreTold(t *testing.T) {
 		{[]meta.ServerID{1, 2}, 2, RepairStatus{Away: 1, LastReachable: 1}},
 		{[]meta.ServerID{1, 2}, 3, RepairStatus{Away: 1, LastReachable: 1, UnderReplicated: 1, ShortBytes: 7}},
 		{[]meta.ServerID{2, 3}, 1, RepairStatus{Away: 1, Unreachable: 1}},
-		{[]meta.ServerID{1, 3}, 2, RepairStatus{Endangered: 1, ShortBytes: 7}}, // it is sealed soon
+		{[]meta.ServerID{1, 3}, 2, RepairStatus{Endangered: 1, ShortBytes: 7}}, // the chunk is sealed soon
 		{[]meta.ServerID{3, 4}, 2, RepairStatus{Lost: 1, ShortBytes: 7}},
 	} {
 		for _, written := range []bool{true, false} {
 			want := c.tells
 			if !written {
-				want = RepairStatus{Away: c.tells.Away} // nothing is promised of it
+				want = RepairStatus{Away: c.tells.Away} // the journal promises no bytes of the chunk
 			}
 			want.Open = 1
 			rec := meta.ChunkRecord{Servers: c.servers, Live: 7}

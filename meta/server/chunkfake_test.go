@@ -13,21 +13,21 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// fakeChunks is a chunk server that has chunks of the lengths that a test says,
-// and remembers its orders.
+// fakeChunks is a chunk server that has chunks of the lengths that a test sets, and remembers the
+// orders of the owner.
 type fakeChunks struct {
 	id   meta.ServerID
-	stop context.CancelFunc // ends its connection for good
+	stop context.CancelFunc // ends the fake's connection for good
 
 	mu     sync.Mutex
 	chunks map[meta.ChunkID]meta.OrderResult
 	orders []meta.Order
 	away   bool          // answers nothing but Unavailable
-	stuck  chan struct{} // closed when it goes on; nil: it does not hang
-	no     meta.Kind     // what seals fail with
+	stuck  chan struct{} // closed when the server goes on; nil: the server does not hang
+	no     meta.Kind     // the error of seals
 
-	copying func(meta.Order) // told of each order to copy before it is begun; may be nil
-	sealing func(meta.Order) // of each to seal after it is done, before the answer leaves
+	copying func(meta.Order) // called with each order to copy before the copy begins; may be nil
+	sealing func(meta.Order) // called with each order to seal after the seal, before the answer leaves
 }
 
 func (f *fakeChunks) order(ctx context.Context, o meta.Order) meta.OrderResult {
@@ -91,21 +91,21 @@ func (f *fakeChunks) obey(ctx context.Context, o meta.Order) meta.OrderResult {
 	return r
 }
 
-// copied lists the orders to copy that it got.
+// copied lists the orders to copy that the server got.
 func (f *fakeChunks) copied() []meta.Order {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(f.orders), func(o meta.Order) bool { return o.Kind != meta.OrderCopy })
 }
 
-// has makes the server say that it has a chunk.
+// has makes the server list a chunk.
 func (f *fakeChunks) has(id meta.ChunkID, length, synced uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.chunks[id] = meta.OrderResult{State: meta.ChunkOpen, Length: length, Synced: synced, Existing: true}
 }
 
-// cut makes the server say that so much of a chunk is there, as it is.
+// cut makes the server list a chunk, in its present state, with a given length.
 func (f *fakeChunks) cut(id meta.ChunkID, length uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,7 +120,7 @@ func (f *fakeChunks) setAway(away bool) {
 	f.away = away
 }
 
-// hang makes the server answer nothing until wake, as if it were stopped.
+// hang makes the server answer nothing until wake, like a stopped process.
 func (f *fakeChunks) hang() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,13 +153,14 @@ func (s *site) chunkServer(id meta.ServerID) *fakeChunks {
 	return s.chunkServerAt(id, "")
 }
 
-// chunkServerAt starts one at a place in the topology.
+// chunkServerAt starts a chunk server at a place in the topology.
 func (s *site) chunkServerAt(id meta.ServerID, place string) *fakeChunks {
 	s.t.Helper()
 	return s.chunkServerOf(id, place, "")
 }
 
-// chunkServerOf starts one at a place in the topology, whose disks have a class.
+// chunkServerOf starts a chunk server at a place in the topology; the server's disks have a
+// class.
 func (s *site) chunkServerOf(id meta.ServerID, place, class string) *fakeChunks {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

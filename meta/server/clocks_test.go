@@ -15,9 +15,9 @@ import (
 	"penstock.io/penstock/meta/capability"
 )
 
-// Chunk servers whose clocks are off serve as others do, since they judge capabilities
-// by the clock of the metadata server that signed them; and a capability ends when that
-// clock says so, however far behind a chunk server's is. Health tells of those that are
+// Chunk servers with wrong clocks serve like others, since they judge capabilities by the clock
+// of the metadata server that signed the capability; and a capability ends by the clock of the
+// metadata server, however far behind a chunk server's clock is. Health tells of servers that are
 // further off than certificates allow.
 func TestChunkServersClocks(t *testing.T) {
 	t.Parallel()

@@ -47,7 +47,7 @@ func (s *site) pins(v meta.VolumeID) []namespace.ClonePin {
 	return all
 }
 
-// list names what is in the root directory of a volume.
+// list names the entries of the root directory of a volume.
 func (p *peer) list(t *testing.T, v meta.VolumeID) (names []string) {
 	t.Helper()
 	r, err := p.Do(t.Context(), v, meta.OpID{}, &meta.ReadDir{Ino: meta.RootIno}, meta.LeaseNone)
@@ -77,8 +77,8 @@ func (p *peer) clone(t *testing.T, v meta.VolumeID, snapshot, name string) meta.
 	return i.ID
 }
 
-// TestFirstLookupIsFlat: what the first lookup in a clone reads does not grow with
-// the tree, nor does that in a clone of a clone.
+// TestFirstLookupIsFlat: the number of records that the first lookup in a clone reads does not
+// grow with the tree, and neither does the number for a clone of a clone.
 func TestFirstLookupIsFlat(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute) // a slow machine is no matter
@@ -104,7 +104,7 @@ func TestFirstLookupIsFlat(t *testing.T) {
 		c, read := first(1, at, fmt.Sprint("c", n))
 		_, again := first(c, "", fmt.Sprint("cc", n))
 		t.Logf("%d files: %d records were read, %d in the clone of the clone", n, read, again)
-		// What looks after the volume in the background reads a little, too.
+		// The background work of the volume reads a little, too.
 		if most := int64(1000); read > most || again > most {
 			t.Errorf("with %d files %d and %d records were read for the first lookup", n, read, again)
 		}
@@ -127,7 +127,7 @@ func TestClone(t *testing.T) {
 	if got := a.list(t, now); !slices.Equal(got, []string{"later", "old"}) {
 		t.Fatal(got)
 	}
-	// A clone of a clone, as it is now.
+	// A clone of a clone, of the present state.
 	cc := a.clone(t, c, "", "cc")
 	a.createIn(t, c, "mine too")
 	if got := a.list(t, cc); !slices.Equal(got, []string{"mine", "old"}) {
@@ -152,7 +152,7 @@ func TestClone(t *testing.T) {
 	refused(err, meta.Busy, "v1", ": c;")
 	_, err = a.ask(t.Context(), toDelete(c))
 	refused(err, meta.Busy, ": cc;")
-	// The table of volumes says what is cloned from what.
+	// The table of volumes names the origin of each clone.
 	l, err := a.Clones(t.Context(), 1)
 	if err != nil || len(l) != 2 || l[0].Name != "c" || l[0].Snapshot != "v1" || l[0].Implied || l[1].Name != "now" || !l[1].Implied {
 		t.Fatal(l, err)
@@ -166,7 +166,7 @@ func TestClone(t *testing.T) {
 			s.start()
 		}
 	}
-	// They go, the youngest first; what was taken for them goes too.
+	// The clones go, the youngest first; the snapshots taken for the clones go too.
 	for _, v := range []meta.VolumeID{cc, c, now} {
 		a.must(t, toDelete(v))
 	}
@@ -183,8 +183,8 @@ func TestClone(t *testing.T) {
 	s.exactIn(1)
 }
 
-// A snapshot that was deleted while clones need it is told of as such, makes no more
-// clones, and goes with the last one, also when the server dies in between.
+// A snapshot that was deleted while clones need the snapshot is reported as such, makes no more
+// clones, and goes with the last clone, also when the server dies in between.
 func TestSnapshotGoesWithClones(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
@@ -196,7 +196,7 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 		}
 	}
 	c, d := a.clone(t, 1, "v1", "c"), a.clone(t, 1, "v1", "d")
-	for range 2 { // whoever asks again gets the same answer
+	for range 2 { // a caller that repeats the request gets the same answer
 		if i, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil || i.State != meta.SnapshotDropped {
 			t.Fatal(i, err)
 		}
@@ -237,7 +237,7 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 		}
 		return unless(len(a.names(t)) == 0 && len(row.Dropped) == 0)
 	})
-	// One that nothing needs goes at once.
+	// A snapshot that nothing needs goes at once.
 	a.snapshot(t, "v2")
 	if _, err := a.DropSnapshot(t.Context(), 1, "v2"); err != nil {
 		t.Fatal(err)
@@ -246,9 +246,9 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 	s.exactIn(1)
 }
 
-// TestPinnedBesideClones: one that is pinned is not deleted because clones need it, too.
-// One that was pinned only after it was deleted stays when its last clone goes, and
-// holds up no other.
+// TestPinnedBesideClones: a pinned snapshot is not deleted because clones need the snapshot, too.
+// A snapshot that was pinned only after the deletion stays when its last clone goes, and delays
+// no other snapshot.
 func TestPinnedBesideClones(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -288,7 +288,7 @@ func TestPinnedBesideClones(t *testing.T) {
 	}
 	drop("v1")
 	pin()
-	drop("v1") // as it was answered before
+	drop("v1") // the same answer as before
 	a.must(t, toDelete(c))
 	for range 2 {
 		a.admin(t, wire.Admin{Op: wire.AdminCloneSettle, Volume: 1}) // which fails in nothing
@@ -309,7 +309,7 @@ func TestPinnedBesideClones(t *testing.T) {
 	s.exactIn(1)
 }
 
-// afterVolumes is a cluster that runs something, once, after it has read the volumes.
+// afterVolumes is a cluster that runs a function, once, after the cluster has read the volumes.
 type afterVolumes struct {
 	Cluster
 	then atomic.Pointer[func()]
@@ -323,8 +323,8 @@ func (b *afterVolumes) Volumes(ctx context.Context) ([]cluster.Volume, error) {
 	return all, err
 }
 
-// TestDroppedNameIsAnothers: a snapshot that goes with its last clone, and was deleted by
-// hand in the same moment, takes no other one with it that has its name by now.
+// TestDroppedNameIsAnothers: a snapshot that goes with its last clone, and was deleted by hand in
+// the same moment, takes no later snapshot of the same name along.
 func TestDroppedNameIsAnothers(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -372,8 +372,8 @@ func TestDroppedNameIsAnothers(t *testing.T) {
 	})
 }
 
-// TestChunkOfDeletedClone: who met a chunk in a clone still reads it in the volume
-// that it belongs to, when the clone is gone.
+// TestChunkOfDeletedClone: a client that met a chunk in a clone still reads the chunk in the
+// volume that owns the chunk, after the clone is gone.
 func TestChunkOfDeletedClone(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
@@ -391,11 +391,11 @@ func TestChunkOfDeletedClone(t *testing.T) {
 	}
 }
 
-// The server dies at each step of making a clone and of deleting it. After that
-// a clone is there as a whole, or not at all, and its origin knows.
-// A file lies in chunks of two other volumes, and the place of only one is known. Both owners
-// are asked: otherwise two slow owners would take turns in letting a place become stale, and
-// the file could never be opened.
+// The server dies at each step of making a clone and of deleting a clone. After the restart, a
+// clone is complete or absent, and the origin knows which. A file lies in chunks of two other
+// volumes, and the place of only one volume is known. Both owners are asked: otherwise two slow
+// owners would take turns in letting a place become stale, and no client could ever open the
+// file.
 func TestPlacesComeTogether(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -473,7 +473,7 @@ func cloneInterrupted(t *testing.T, step, snapshot string) {
 	s.cluster.mu.Unlock()
 	s.start()
 	select {
-	case err := <-answer: // it was told that it failed, or asked again
+	case err := <-answer: // the caller was told of the failure, or asked again
 		t.Log(err)
 	case <-time.After(60 * time.Second):
 		t.Fatal("no answer")
@@ -537,8 +537,8 @@ func TestStartsBesideADeletion(t *testing.T) {
 	s.dial("a").createIn(t, 1, "f")
 }
 
-// A clone that has no checkpoint of its own is loaded from its origin's, which
-// has gone on since, where the origin is not served by the same process.
+// A clone without a checkpoint of its own is loaded from the checkpoint of its origin, which has
+// gone on since, in a process that does not serve the origin.
 func TestCloneFromCheckpoint(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -561,7 +561,7 @@ func TestCloneFromCheckpoint(t *testing.T) {
 	srv := s.srv
 	srv.mu.Lock()
 	op := srv.volumes[1]
-	delete(srv.volumes, 1) // it serves the origin no more, as far as it knows
+	delete(srv.volumes, 1) // as far as the server knows, another server serves the origin
 	srv.mu.Unlock()
 	defer func() {
 		srv.mu.Lock()
@@ -594,7 +594,7 @@ func TestCloneFromCheckpoint(t *testing.T) {
 	}
 }
 
-// TestCloneCostsTheSame whatever the volume holds.
+// TestCloneCostsTheSame, however much the volume holds.
 func TestCloneCostsTheSame(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -630,8 +630,8 @@ func TestCloneCostsTheSame(t *testing.T) {
 	}
 }
 
-// A snapshot with too much that was unlinked and open can't be cloned, and is not:
-// no clone is made that could never be opened.
+// A snapshot with too many unlinked open files can't be cloned: the server makes no clone that no
+// server could ever open.
 func TestCloneOfUnnamed(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -650,7 +650,7 @@ func TestCloneOfUnnamed(t *testing.T) {
 			t.Fatalf("%+v, %v", row, err)
 		}
 	}
-	// They go since then, which changes nothing of the snapshot; a later one can be cloned.
+	// The files go from now on, without a change to the snapshot; a later snapshot can be cloned.
 	a.do(t, &meta.ReleaseOrphans{Inos: held}, meta.LeaseNone)
 	if _, err := a.Clone(t.Context(), 1, "full", "c"); !errors.Is(err, meta.ResourceExceeded) {
 		t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Whatever was emptied while files were still being deleted, a volume that is left
-// alone takes at most 1.5 times what lives in it, and compactLeast.
+// However a volume was emptied, files still being deleted included, a volume left alone takes at
+// most 1.5 times its live bytes, plus compactLeast.
 func TestSparseChunksAreEmptied(t *testing.T) {
 	type chunk struct{ length, live uint64 }
 	for seed := range uint64(2000) {
@@ -49,7 +49,7 @@ func TestSparseChunksAreEmptied(t *testing.T) {
 			}
 			return live > 0
 		}
-		for range r.IntN(8) { // deletions, and a look between two of them
+		for range r.IntN(8) { // deletions, and a look between two deletions
 			part := r.Float64()
 			for id, c := range all {
 				c.live -= uint64(float64(c.live) * part * r.Float64())
@@ -74,10 +74,11 @@ func TestSparseChunksAreEmptied(t *testing.T) {
 	}
 }
 
-// What is only just worth it is done once: chunks in which most lives are left alone.
+// A compaction that is only just worth its cost happens once: chunks with mostly live bytes are
+// left alone.
 func TestFullChunksAreLeft(t *testing.T) {
 	var s sparseChunks
-	for i, live := range []uint64{60, 70, 80, 90, 100, 55} { // of 100 MiB; in all it takes 1.32 times what lives
+	for i, live := range []uint64{60, 70, 80, 90, 100, 55} { // of 100 MiB; together the chunks take 1.32 times the live bytes
 		s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: uint64(i)}, State: meta.ChunkSealed, Length: 100 << 20, Live: live << 20})
 	}
 	s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: 100}, State: meta.ChunkOpen, Length: 1 << 40, Live: 1})
@@ -88,7 +89,7 @@ func TestFullChunksAreLeft(t *testing.T) {
 	}
 }
 
-// The emptiest come first, whatever lies before them; one that is larger than what is
+// The emptiest chunks come first, in any order of the chunks; a chunk larger than the amount
 // emptied at a time is emptied alone.
 func TestEmptiestFirst(t *testing.T) {
 	chosen := func(all ...[2]uint64) (ids []uint64) {
@@ -123,8 +124,8 @@ func TestEmptiestFirst(t *testing.T) {
 	}
 }
 
-// A chunk that is mostly dead, of which a snapshot keeps the rest, is not looked for in
-// all files again and again: that goes on when the time that it took is a small share.
+// A mostly dead chunk, of which a snapshot keeps the rest, does not make compaction search all
+// files again and again: compaction searches again when the last search's time is a small share.
 func TestLooksInVainTakeTurns(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

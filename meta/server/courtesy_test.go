@@ -10,9 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// late is a client that uses a volume and is not heard of any more: its connection stands,
-// and nothing comes. It is what a machine looks like that is short of processors, asleep, or
-// cut off.
+// late is a client that uses a volume and has fallen silent: its connection stands, and no
+// messages come. A machine that is short of processors, asleep, or cut off looks the same.
 func (s *site) late(name string, use func(p *peer)) (*peer, *session) {
 	s.t.Helper()
 	p := s.dial(name)
@@ -23,7 +22,8 @@ func (s *site) late(name string, use func(p *peer)) (*peer, *session) {
 	return p, s.srv.session(p.ID())
 }
 
-// standsStill keeps a session late for some looks of the server, and tells whether it stands.
+// standsStill keeps a session late for some looks of the server, and tells whether the session
+// stands.
 func (s *site) standsStill(sess *session) bool {
 	for begun := time.Now(); time.Since(begun) < s.ttl/2; time.Sleep(5 * time.Millisecond) {
 		sess.renewed.Store(int64(time.Since(s.srv.epoch) - 100*s.ttl))
@@ -36,8 +36,9 @@ func (s *site) standsStill(sess *session) bool {
 	return true
 }
 
-// A session that is late stands as long as nobody needs what it holds, and then comes back
-// with all of it by renewing: leases, locks, files without a name. It ends when somebody does.
+// A late session stands as long as no other session needs the late session's leases, and then
+// comes back by renewing, with everything: leases, locks, files without a name. The session ends
+// when another session needs a lease.
 func TestLateSessionIsKept(t *testing.T) {
 	t.Parallel()
 	lock := func(ino meta.Ino) meta.Lock {
@@ -63,7 +64,7 @@ func TestLateSessionIsKept(t *testing.T) {
 			eventually(t, "the lock is free", func() error { return other.SetLock(t.Context(), 1, lock(ino), false) })
 		}},
 		{"room", func(t *testing.T, s *site, other *peer, ino meta.Ino) {
-			// The late one alone has a file that has no name any more.
+			// Only the late session still has a file without a name.
 			if err := other.try(t, &meta.Create{Parent: meta.RootIno, Name: "fits", Mode: 0o100644}); err != nil {
 				t.Error(err)
 			}
@@ -95,7 +96,7 @@ func TestLateSessionIsKept(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				policy.QuotaInodes = 3 // the root, x, and what is gone
+				policy.QuotaInodes = 3 // the root, x, and the removed file
 				if err := o.leases.durably(t.Context(), &meta.SetPolicy{Policy: policy}); err != nil {
 					t.Fatal(err)
 				}
@@ -104,7 +105,7 @@ func TestLateSessionIsKept(t *testing.T) {
 				if !s.standsStill(sess) {
 					t.Fatal("DATA: its session ended, and nobody needed what it held")
 				}
-				sess.touch() // it is heard of again
+				sess.touch() // the server hears from the session again
 				p.do(t, &meta.GetAttr{Ino: gone}, meta.LeaseNone)
 				if err := other.SetLock(t.Context(), 1, lock(ino), false); !errors.Is(err, meta.WouldBlock) {
 					t.Errorf("another one gets its lock: %v", err)
@@ -119,7 +120,7 @@ func TestLateSessionIsKept(t *testing.T) {
 			done := make(chan struct{})
 			defer func() { <-done }()
 			p.mu.Lock()
-			p.hold = true // it answers no recall
+			p.hold = true // the session answers no recall
 			p.mu.Unlock()
 			go func() {
 				defer close(done)
@@ -135,7 +136,7 @@ func TestLateSessionIsKept(t *testing.T) {
 	}
 }
 
-// Whether a client closed its connection is told by how that ended.
+// The server tells by a connection's end whether the client closed the connection.
 func TestClosedByPeer(t *testing.T) {
 	for err, want := range map[error]bool{io.EOF: true, syscall.ECONNRESET: true, syscall.ETIMEDOUT: false, errReplaced: false, nil: false} {
 		if got := closedByPeer(err); got != want {
@@ -144,8 +145,8 @@ func TestClosedByPeer(t *testing.T) {
 	}
 }
 
-// There is room for so many late sessions, and those that are late for the longest time end
-// first; one whose process is gone ends at once.
+// The server keeps a limited number of late sessions and ends the session that is late for the
+// longest time first; a session whose process is gone ends at once.
 func TestTooManyLateSessions(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Hour)

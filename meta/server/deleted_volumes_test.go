@@ -7,9 +7,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A volume is deleted while a server is away: what that has of it goes when it
-// is back, a replica that no record named included, and nothing else does. No
-// list that failed and no record that could not be read is a proof of anything.
+// A volume is deleted while a server is away: when the server is back, the volume's replicas go
+// from the server, a replica that no record named included, and nothing else goes. A failed list
+// or an unreadable record proves nothing.
 func TestDeletedVolumeGoesFromServersThatWereAway(t *testing.T) {
 	t.Parallel()
 	l := newLeakSite(t)
@@ -91,8 +91,7 @@ func TestDeletedVolumeGoesFromServersThatWereAway(t *testing.T) {
 	if !l.there(kept, 1, 2, 3) {
 		t.Error("another volume's chunk was deleted")
 	}
-	// A record whose volume is there, as after restoring an older checkpoint,
-	// deletes nothing.
+	// A record whose volume exists, as after restoring an older checkpoint, deletes nothing.
 	l.s.cluster.mu.Lock()
 	l.s.cluster.deleted[other] = []meta.ServerID{1, 2, 3}
 	l.s.cluster.mu.Unlock()

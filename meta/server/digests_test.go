@@ -14,11 +14,11 @@ import (
 	"penstock.io/penstock/meta/digest"
 )
 
-// fakeReader reads zeros from all chunks, and remembers what was read of which.
+// fakeReader reads zeros from all chunks, and remembers the reads of each chunk.
 type fakeReader struct {
 	mu    sync.Mutex
 	reads map[meta.ChunkID]int
-	// before is told of each read of a chunk, which ends with its error; may be nil.
+	// before is called at each read of a chunk, and its error ends the read; may be nil.
 	before func(ctx context.Context, id meta.ChunkID, reads int) error
 }
 
@@ -61,8 +61,8 @@ type digesters struct {
 	chunks *fakeChunks
 }
 
-// newDigesters makes one that computes digests as adjust says, which may be nil; if
-// not now, from again on.
+// newDigesters makes a digesters with the configuration that adjust, which may be nil, has
+// changed; without now, digests begin only at again.
 func newDigesters(t *testing.T, now bool, adjust func(*Config)) *digesters {
 	t.Helper()
 	d := &digesters{site: newSiteTTL(t, 20*time.Second)}
@@ -89,7 +89,7 @@ func (d *digesters) again() {
 	d.start()
 }
 
-// blocks makes a file of so many blocks in a chunk of its own.
+// blocks makes a file of n blocks in a chunk of its own.
 func (p *peer) blocks(t *testing.T, v meta.VolumeID, name string, blocks int) meta.ChunkID {
 	t.Helper()
 	n := uint64(blocks) * digest.BlockSize
@@ -107,7 +107,7 @@ func (p *peer) blocks(t *testing.T, v meta.VolumeID, name string, blocks int) me
 	return g[0].ID
 }
 
-// volume makes one.
+// volume makes a volume.
 func (p *peer) volume(t *testing.T, name string) meta.VolumeID {
 	t.Helper()
 	return p.must(t, toCreate(name, meta.Policy{}))
@@ -150,8 +150,8 @@ func (f *fakeReader) begun(t *testing.T, id meta.ChunkID) {
 	eventually(t, "it is read", func() error { return unless(f.of(id) > 0) })
 }
 
-// TestDigestTurns: volumes whose digests take long do not keep others from theirs,
-// and read nothing twice for it.
+// TestDigestTurns: volumes whose digests take long do not keep other volumes from their digests,
+// and no block is read twice.
 func TestDigestTurns(t *testing.T) {
 	t.Parallel()
 	const blocks = 200
@@ -168,7 +168,7 @@ func TestDigestTurns(t *testing.T) {
 		}
 		select {
 		case <-over:
-		case <-time.After(100 * time.Millisecond): // all of it takes 20 s
+		case <-time.After(100 * time.Millisecond): // the whole digest takes 20 s
 		case <-ctx.Done():
 		}
 		return ctx.Err()
@@ -202,11 +202,11 @@ func TestDigestTurns(t *testing.T) {
 	}
 }
 
-// TestDigestGrows: while the table of the blocks that are known grows, which takes long
-// when it is large, other volumes have their turn.
+// TestDigestGrows: while the table of known blocks grows, which takes long for a large table,
+// other volumes have their turn.
 func TestDigestGrows(t *testing.T) {
 	t.Parallel()
-	const blocks = 1200 // it grows several times
+	const blocks = 1200 // the table grows several times
 	d := newDigesters(t, false, func(c *Config) { c.digestTurn = time.Hour })
 	large := d.blocks(t, 1, "large", blocks)
 	d.take(t, 1, "s")
@@ -227,7 +227,7 @@ func TestDigestGrows(t *testing.T) {
 			case <-ctx.Done():
 			}
 		}
-		if reads%10 == 0 { // so that it is there when a table grows
+		if reads%10 == 0 { // so that the request waits when a table grows
 			time.Sleep(time.Millisecond)
 		}
 		return nil
@@ -247,9 +247,9 @@ func TestDigestGrows(t *testing.T) {
 	d.awaitDigest(t, 1, "s")
 }
 
-// TestAwaitedDigest: what somebody waits for is computed before another digest of
-// its volume that was begun, beside those of other volumes, and not at the rate of
-// those that nobody waits for; the one that was begun goes on from where it was.
+// TestAwaitedDigest: a digest with a waiting caller is computed before another digest of its
+// volume that was begun, beside the digests of other volumes, and without the pace of digests
+// without a caller; the interrupted digest goes on from where its reads ended.
 func TestAwaitedDigest(t *testing.T) {
 	t.Parallel()
 	const blocks = 500
@@ -284,9 +284,9 @@ func TestAwaitedDigest(t *testing.T) {
 	}
 }
 
-// TestUnpacedDigest: what a mirror waits for that copies at no rate is held to none, and
-// two of them are computed side by side; that is so of one that was begun, too. Who may
-// only read a volume hurries it no more than others do.
+// TestUnpacedDigest: a digest that an unpaced mirror waits for has no pace, and two such digests
+// are computed side by side; a digest already begun loses its pace, too. A caller with only the
+// right to read a volume speeds the digest up no more than any other caller.
 func TestUnpacedDigest(t *testing.T) {
 	const blocks = 300
 	// 75 s at either rate.
@@ -330,8 +330,8 @@ func TestUnpacedDigest(t *testing.T) {
 	}
 }
 
-// TestAwaitedOfTheName: of two snapshots with a name the one that is there is waited for,
-// not the one that is being deleted.
+// TestAwaitedOfTheName: of two snapshots with the same name, the caller waits for the living
+// snapshot, not for the snapshot being deleted.
 func TestAwaitedOfTheName(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -349,7 +349,7 @@ func TestAwaitedOfTheName(t *testing.T) {
 		defer o.mu.Unlock()
 		return unless(!o.schedule.read.IsZero() && !o.tasks.snapshots.Status().Woken)
 	})
-	o.mu.Lock() // nobody is told to go on with it
+	o.mu.Lock() // no owner is told to go on with the deletion
 	_, err := o.run(&meta.DropSnapshot{At: before, Max: 1}, 0)
 	o.mu.Unlock()
 	if err != nil {
@@ -367,9 +367,8 @@ func TestAwaitedOfTheName(t *testing.T) {
 	}
 }
 
-// TestDigestOrder: what is pinned comes first, then by turns the newest and the
-// oldest, so that each gets its digest although snapshots are taken faster than
-// digests can be computed.
+// TestDigestOrder: pinned snapshots come first, then by turns the newest and the oldest, so that
+// each snapshot gets its digest although snapshots are taken faster than digests can be computed.
 func TestDigestOrder(t *testing.T) {
 	t.Parallel()
 	d := newDigesters(t, false, nil)
@@ -394,8 +393,8 @@ func TestDigestOrder(t *testing.T) {
 	}
 }
 
-// TestDigestFails: a snapshot whose bytes can't be read keeps no other from its
-// digest, and says why it has none; it is tried again when it is due.
+// TestDigestFails: a snapshot with unreadable bytes keeps no other snapshot from its digest, and
+// tells the reason for the missing digest; the digest is tried again when the retry is due.
 func TestDigestFails(t *testing.T) {
 	t.Parallel()
 	d := newDigesters(t, false, nil)
@@ -423,7 +422,7 @@ func TestDigestFails(t *testing.T) {
 	if d.of(t, 1, "whole").DigestError != "" {
 		t.Error("the whole one, too?")
 	}
-	// Who asks hurries nothing.
+	// A caller's question speeds nothing up.
 	o := d.srv.opened(1)
 	if _, err := d.AwaitDigest(t.Context(), 1, "torn", false); err != nil {
 		t.Fatal(err)
@@ -434,7 +433,7 @@ func TestDigestFails(t *testing.T) {
 	if torn.DigestTrying {
 		t.Error("it is told to be tried, and is not due")
 	}
-	// While it is tried again the error is told as that of before.
+	// During the retry, the caller gets the error of the previous try.
 	reading, goOn := make(chan struct{}, 10), make(chan error)
 	d.r.tell(func(ctx context.Context, id meta.ChunkID, reads int) error {
 		reading <- struct{}{}
@@ -463,14 +462,14 @@ func TestDigestFails(t *testing.T) {
 		return unless(strings.Contains(i.DigestError, "is away") && !i.DigestTrying)
 	})
 	again(nil)
-	<-reading // the last of its blocks
+	<-reading // the last of the file's blocks
 	goOn <- nil
 	d.r.tell(nil)
 	d.awaitDigest(t, 1, "torn")
 	if torn = d.of(t, 1, "torn"); torn.DigestError != "" || torn.DigestTrying || d.r.of(bad) != 3 {
 		t.Errorf("%+v after %d reads of 3 blocks", torn, d.r.of(bad))
 	}
-	// One that is gone is not tried.
+	// A snapshot that is gone is not tried.
 	if _, err := d.DeleteSnapshot(t.Context(), 1, "torn"); err != nil {
 		t.Fatal(err)
 	}
@@ -484,10 +483,9 @@ func TestDigestFails(t *testing.T) {
 	}
 }
 
-// TestArrivals: what is written to a mirror's target is summed as it arrives, and not read
-// for the digest again; that believes it only when a server has verified the chunk that
-// it lies in, all of it, and what an earlier digest had it believes. What lies in an open
-// chunk is read, too.
+// TestArrivals: bytes written to a mirror's target are summed on arrival, and not read for the
+// digest again; the digest believes a sum only when a server has verified the whole chunk of the
+// bytes, and believes the sums of an earlier digest. Bytes in an open chunk are read, too.
 func TestArrivals(t *testing.T) {
 	d := newDigesters(t, true, nil)
 	d.take(t, 1, "one")
@@ -562,8 +560,7 @@ func TestArrivals(t *testing.T) {
 		t.Errorf("verified at %d bytes a second", rate)
 	}
 
-	// That the digest of another snapshot is finished between the arrival and the digest
-	// proves nothing.
+	// A digest of another snapshot, finished between the arrival and the digest, proves nothing.
 	take := func(name string) {
 		t.Helper()
 		if err := d.TakeTarget(t.Context(), 1, name); err != nil {
@@ -572,7 +569,7 @@ func TestArrivals(t *testing.T) {
 	}
 	h := arrive("h", 1)
 	seal(h, 1, 0)
-	last := arrive("z", 1) // which is read again, and that lasts until it is clear that it is of no use
+	last := arrive("z", 1) // the snapshot is read again, which lasts until the read is known to be useless
 	d.chunks.has(last, digest.BlockSize, digest.BlockSize)
 	d.r.tell(func(ctx context.Context, id meta.ChunkID, _ int) error {
 		if id == last {
@@ -594,7 +591,7 @@ func TestArrivals(t *testing.T) {
 	if i := await("five"); i.Digest != nil || !strings.Contains(i.DigestError, k.String()) || verified(k) == 0 {
 		t.Errorf("it was believed: %+v, %d orders", i, verified(k))
 	}
-	// Nor that one is finished between two tries.
+	// A digest finished between two tries proves nothing either.
 	d.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "k"}, meta.LeaseNone)
 	take("six")
 	if i := await("six"); i.Digest == nil {
@@ -624,8 +621,8 @@ func TestArrivals(t *testing.T) {
 	o.digesting.arrivals = nil
 }
 
-// TestDigestOfAnew: who waits for the digest of a snapshot means the one that can be
-// read, not one of the same name that is being deleted.
+// TestDigestOfAnew: a caller that waits for the digest of a snapshot means the readable snapshot,
+// not a snapshot of the same name that is being deleted.
 func TestDigestOfAnew(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -635,7 +632,7 @@ func TestDigestOfAnew(t *testing.T) {
 		a.snapshot(t, name)
 		a.create(t, fmt.Sprint("f", n))
 		old, o := a.of(t, 1, name), s.srv.opened(1)
-		// As a deletion begins, but nobody is told that there is more of it.
+		// A deletion begins, but no owner is told to continue the deletion.
 		o.mu.Lock()
 		_, err := o.run(&meta.DropSnapshot{At: old.At, Max: 1}, 0)
 		o.mu.Unlock()
@@ -650,7 +647,7 @@ func TestDigestOfAnew(t *testing.T) {
 		if !o.waitedFor(i.At) || o.waitedFor(old.At) {
 			t.Fatal("the digest of the other one is waited for")
 		}
-		if a.of(t, 1, name).At == old.At { // the first that is listed
+		if a.of(t, 1, name).At == old.At { // the first snapshot in the list
 			return
 		}
 	}
@@ -679,7 +676,7 @@ func TestDigestRate(t *testing.T) {
 	}
 }
 
-// TestInterruptedDigest: what was read before the owner died is not read again.
+// TestInterruptedDigest: bytes read before the owner died are not read again.
 func TestInterruptedDigest(t *testing.T) {
 	t.Parallel()
 	const blocks = 20

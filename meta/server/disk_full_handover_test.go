@@ -11,10 +11,10 @@ import (
 	"penstock.io/penstock/meta/cluster/embedded"
 )
 
-// The metadata disk of a volume's owner fills up while somebody writes: another server that
-// has room takes the volume, and no change is refused. When all are full the volume stays
-// where it is, changes are refused, and health says where room is wanted; as soon as one
-// server has room, that takes it.
+// The metadata disk of a volume's owner fills up while a client writes: another server that has
+// room takes the volume, and no change is refused. When all disks are full, the volume stays,
+// changes are refused, and health names the full disks; as soon as a server has room, that server
+// takes the volume.
 func TestFullMetadataDiskHandsOver(t *testing.T) {
 	t.Parallel()
 	s, err := embedded.Start(embedded.Config{Dir: shortDir(t) + "/e"})
@@ -42,8 +42,8 @@ func TestFullMetadataDiskHandsOver(t *testing.T) {
 		}
 		return all
 	}
-	// settles waits until a server with room has the volume. (Its home may take it for a
-	// moment, when a client asks there just as it is released.)
+	// settles waits until a server with room has the volume. (Its home may take the volume for a
+	// moment, when a client asks there just as the volume is released.)
 	settles := func() (to int) {
 		t.Helper()
 		eventually(t, "a server with room has the volume", func() error {
@@ -111,7 +111,7 @@ func TestFullMetadataDiskHandsOver(t *testing.T) {
 	}
 }
 
-// What is given away does not come back at once, and not for a moment of room.
+// A volume that was handed away does not come back at once, and not for a moment of room.
 func TestRoomlessRests(t *testing.T) {
 	var r roomless
 	r.look(1<<30, roomSoft)

@@ -9,7 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// writing gives a peer a file that it holds exclusively and will give back when it is let go.
+// writing gives a peer a file that the peer holds exclusively and gives back when the test
+// allows.
 func (s *site) writing() (a *peer, ino meta.Ino) {
 	s.t.Helper()
 	a = s.dial("a")
@@ -40,8 +41,8 @@ func (p *peer) setWords(ctx context.Context, force bool, change func(*meta.Polic
 	return err
 }
 
-// TestImmutableTakesBackWhatWritersHold: what a program was told is written when its volume
-// becomes immutable is in the volume, and from then on a writer is told that it may not.
+// TestImmutableTakesBackWhatWritersHold: writes that were acknowledged to a program before its
+// volume becomes immutable are in the volume, and later writes are refused.
 func TestImmutableTakesBackWhatWritersHold(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -51,7 +52,7 @@ func TestImmutableTakesBackWhatWritersHold(t *testing.T) {
 	go func() {
 		done <- admin.setWords(t.Context(), false, func(p *meta.Policy) { p.Immutable = true }, "immutable")
 	}()
-	// Without the barrier it is immutable before the writer heard of anything.
+	// Without the barrier, the volume is immutable before the writer heard of the change.
 	eventually(t, "the lease is asked for, or the volume is immutable", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -74,7 +75,7 @@ func TestImmutableTakesBackWhatWritersHold(t *testing.T) {
 		wantKind(t, err, meta.ReadOnly)
 		wantKind(t, p.put(t, ino, "later"), meta.ReadOnly)
 	}
-	// Taken back, it is written again.
+	// The policy is taken back, and the file is written again.
 	if err := admin.setWords(t.Context(), false, func(p *meta.Policy) { p.Immutable = false }, "immutable"); err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +86,8 @@ func TestImmutableTakesBackWhatWritersHold(t *testing.T) {
 	s.exact()
 }
 
-// TestImmutableWaitsForWriters: a volume does not become immutable while a mount can't
-// commit what it holds, unless that is given up.
+// TestImmutableWaitsForWriters: a volume does not become immutable while a mount can't commit its
+// buffered writes, unless an administrator gives the writes up.
 func TestImmutableWaitsForWriters(t *testing.T) {
 	t.Parallel()
 	s := newSiteWith(t, 10*time.Second, func(c *Config) { c.endingFor = 100 * time.Millisecond })
@@ -107,8 +108,8 @@ func TestImmutableWaitsForWriters(t *testing.T) {
 	wantKind(t, a.put(t, ino, "too late"), meta.ReadOnly)
 }
 
-// TestTrashHasWhatWasWritten: what was written before a volume is deleted is there when it
-// is taken out of the trash.
+// TestTrashHasWhatWasWritten: bytes written before the deletion of a volume are in the volume
+// when the volume comes out of the trash.
 func TestTrashHasWhatWasWritten(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -142,7 +143,7 @@ func TestTrashHasWhatWasWritten(t *testing.T) {
 	if err := commit(); err != nil {
 		t.Errorf("DATA: what was written before the volume was deleted is refused: %v", err)
 	}
-	// It goes on once its lease is back: it writes more while the row is changed.
+	// The writer goes on once its lease is back: the writer writes more while the row is changed.
 	a.mu.Lock()
 	a.hold = false
 	a.mu.Unlock()
@@ -159,8 +160,8 @@ func TestTrashHasWhatWasWritten(t *testing.T) {
 	}
 }
 
-// TestForcedRollbackTakesBackFirst: a rollback that is forced takes back what writers hold
-// before it lets nobody in.
+// TestForcedRollbackTakesBackFirst: a forced rollback recalls the writers' leases before the
+// rollback lets any session in.
 func TestForcedRollbackTakesBackFirst(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

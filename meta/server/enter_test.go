@@ -48,7 +48,7 @@ func (c *crew) homeOf(v meta.VolumeID) *hand {
 	return c.named(cluster.Rank(v, c.hands[0].cluster.View().MetaServers)[0].Name)
 }
 
-// spread makes volumes until every server is the home of one.
+// spread makes volumes until every server is the home of a volume.
 func (c *crew) spread() (ids []meta.VolumeID) {
 	homes := map[*hand]bool{}
 	for i := 0; len(homes) < len(c.hands); i++ {
@@ -71,8 +71,8 @@ func (p *peer) file(t *testing.T, v meta.VolumeID, name string) meta.Ino {
 	return r.Attr.Ino
 }
 
-// One session uses volumes of several servers though it was told of one address;
-// each volume is served by its home and by nobody else.
+// A single session uses volumes of several servers though the session knew one address; each
+// volume is served by its home and by no other server.
 func TestVolumesSpread(t *testing.T) {
 	t.Parallel()
 	c := homing(t, 3)
@@ -86,7 +86,7 @@ func TestVolumesSpread(t *testing.T) {
 			}
 		}
 	}
-	// The owner answers what only it knows, whoever is asked.
+	// Every server gives the answers that only the owner knows.
 	api := newAPIClient(t, "unix:"+c.hands[0].addr(), nil)
 	for _, v := range ids {
 		if _, err := api.Volumes.CheckVolume(t.Context(), &admin.CheckVolumeRequest{Volume: admin.Numbered(v)}); err != nil {
@@ -101,7 +101,7 @@ func TestVolumesSpread(t *testing.T) {
 			t.Errorf("volume %d has %d inodes by the list", v.ID, v.UsedInodes)
 		}
 	}
-	// One is attached in another, which another server owns.
+	// A volume is attached in another volume, which another server owns.
 	child, parent := ids[0], ids[1]
 	for _, v := range ids[1:] {
 		if c.homeOf(v) != c.homeOf(child) {
@@ -120,8 +120,8 @@ func TestVolumesSpread(t *testing.T) {
 	}
 }
 
-// A server that comes back gets its volumes back, with leases and locks; its
-// clients see neither an error nor an expiry.
+// A server that comes back gets its volumes back, with leases and locks; its clients see neither
+// an error nor an expiry.
 func TestVolumesComeHome(t *testing.T) {
 	t.Parallel()
 	c := homing(t, 2)
@@ -161,8 +161,8 @@ func TestVolumesComeHome(t *testing.T) {
 	}
 }
 
-// A server that stops has the next one take its volumes: when it is gone they are
-// open there, and who asks there before waits and is answered.
+// A server that stops has the next server take its volumes: when the first server is gone, the
+// volumes are open on the next server, and a client that asks there earlier waits for its answer.
 func TestStoppingServerIsRelieved(t *testing.T) {
 	t.Parallel()
 	c := homing(t, 3)
@@ -178,7 +178,7 @@ func TestStoppingServerIsRelieved(t *testing.T) {
 		}
 		return nil
 	})
-	// The volume's journal stands still: whoever asks meanwhile waits.
+	// The volume's journal stands still: every client that asks meanwhile waits.
 	o := h.srv.opened(v)
 	o.mu.Lock()
 	stopped := make(chan struct{})
@@ -226,8 +226,8 @@ func (c *crew) named(name string) *hand {
 	return nil
 }
 
-// A server that is asked to take a volume which its owner keeps, or that is
-// asked for one that nobody gives, says who has it; the volume stays.
+// A server that is asked to take a volume which the owner keeps, or a volume that no owner gives,
+// answers with the owner's name; the volume stays.
 func TestTakingFails(t *testing.T) {
 	t.Parallel()
 	c := homing(t, 2)
@@ -255,7 +255,7 @@ func TestTakingFails(t *testing.T) {
 	o.leaving = nil
 	o.mu.Unlock()
 	p.file(t, v, "y")
-	// The copy that had been made ready follows again.
+	// The prepared copy follows again.
 	eventually(t, "it follows again", func() error {
 		if _, warm := other.srv.standbys.position(v); !warm {
 			return errors.New("not yet")
@@ -264,7 +264,7 @@ func TestTakingFails(t *testing.T) {
 	})
 }
 
-// fullDisk is a cluster whose local copies can't be opened while it is full.
+// fullDisk is a cluster whose local copies can't be opened while full is set.
 type fullDisk struct {
 	Cluster
 	full *atomic.Bool
@@ -277,8 +277,8 @@ func (d fullDisk) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 	return d.Cluster.OpenStore(ctx, v, cp, have)
 }
 
-// A home that can't open a volume has another serve it, and takes it when it can.
-// If nobody can, who asks is told why.
+// A home that can't open a volume has another server serve the volume, and takes the volume back
+// when the home can. If no server can open the volume, the client gets the reason.
 func TestHomeThatCantOpen(t *testing.T) {
 	t.Parallel()
 	full := map[string]*atomic.Bool{"m0": {}, "m1": {}}
@@ -325,9 +325,9 @@ func TestHomeThatCantOpen(t *testing.T) {
 	p.file(t, row.ID, "z")
 }
 
-// A client that is cut off from the owner while others reach it is expired, and
-// told so when it comes back: what it had is void, and nobody waits for it for
-// longer than its lease.
+// A client that is cut off from the owner while other clients reach the owner is expired, and
+// told so on return: its leases are void, and no session waits for the client longer than a lease
+// lasts.
 func TestClientCutOff(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 3*time.Second)
@@ -355,7 +355,7 @@ func TestClientCutOff(t *testing.T) {
 	}
 	cut.cut(true)
 	began := time.Now()
-	// Its exclusive lease is waited for, not for ever.
+	// Other sessions wait for the exclusive lease, not for ever.
 	if _, err := q.Do(t.Context(), 1, meta.OpID{}, &meta.Open{Ino: ino}, meta.LeaseExclusive); err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +383,7 @@ func TestClientCutOff(t *testing.T) {
 	p.create(t, "goes on")
 }
 
-// listenerWithCut hangs up on everybody while it is cut.
+// listenerWithCut hangs up on every client while cut is set.
 type listenerWithCut struct {
 	net.Listener
 

@@ -26,9 +26,9 @@ func (p *peer) expiredTimes(t *testing.T, n int) {
 	}
 }
 
-// A batch that was made before the session ended is executed neither by the end
-// of it nor in the session that follows; what is made later is. So is an operation
-// by itself that is bound to its epoch.
+// A batch that was made before the session ended is executed neither by the end of the session
+// nor in the next session; a later batch is executed. The same holds for a single operation that
+// is bound to its epoch.
 func TestBatchOfAnEpochBefore(t *testing.T) {
 	t.Parallel()
 	t.Run("batch", func(t *testing.T) {
@@ -74,9 +74,9 @@ func ofAnEpochBefore(t *testing.T, do func(a *peer, epoch uint64, op meta.Op) er
 	}
 }
 
-// An operation waits at the owner for another client's lease. Meanwhile its
-// session ends in the volume and begins anew, over the same connection: the
-// operation, of which the client was told that it is lost, is not executed.
+// An operation waits at the owner for another client's lease. Meanwhile the operation's session
+// ends in the volume and begins anew, over the same connection: the client was told that the
+// operation is lost, and the owner does not execute the operation.
 func TestWaitingOperationEndsWithItsSession(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -115,7 +115,7 @@ func TestWaitingOperationEndsWithItsSession(t *testing.T) {
 			t.Errorf("the waiting operation tells %v", err)
 		}
 	}
-	a.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone) // it is inside again
+	a.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone) // the session is inside again
 	b.mu.Lock()
 	b.hold = false
 	held := b.held

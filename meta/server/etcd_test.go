@@ -23,15 +23,15 @@ import (
 
 func TestMain(m *testing.M) {
 	trio.Main()
-	// They mostly wait: for leases, looks, syncs. The command line may say otherwise.
+	// The tests mostly wait: for leases, looks, syncs. The command line may say otherwise.
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
 }
 
-// busy creates files and waits for each to be durable, and notes the worst
-// pause and what failed; reads of a file that is there go on beside it.
+// busy creates files and waits for each file to be durable, and notes the worst pause and the
+// failures; reads of an existing file go on beside the creations.
 type busy struct {
 	p      *peer
 	prefix string
@@ -103,7 +103,7 @@ func (b *busy) stop() {
 	b.wg.Wait()
 }
 
-// more waits until that many other files were made.
+// more waits until busy has made n further files.
 func (b *busy) more(t *testing.T, n int64) {
 	t.Helper()
 	from := b.made.Load()
@@ -171,15 +171,15 @@ func TestEtcdMembersComeAndGo(t *testing.T) {
 	worst("after all")
 	b.stop()
 	if b.failed > 0 {
-		// An owner that lost its lease (the leader stood still for longer) takes
-		// the volume again; its clients wait meanwhile and are told nothing.
+		// An owner that lost its lease (the leader stood still for longer) takes the volume
+		// again; its clients wait meanwhile and get no error.
 		t.Errorf("%d operations failed: %v", b.failed, b.last)
 	}
 	c.check(b)
 	c.same(1)
 }
 
-// check finds every file of which the client was told that it is durable.
+// check finds every file that the client was told is durable.
 func (c *crew) check(b *busy) {
 	c.t.Helper()
 	p := c.serving().dial("checker")
@@ -194,7 +194,8 @@ func (c *crew) check(b *busy) {
 	b.p.Session.Close(ctx)
 }
 
-// serving is the server that owns volume 1; the first takes it if none does.
+// serving is the server that owns volume 1; if no server owns volume 1, the first server takes
+// the volume.
 func (c *crew) serving() *hand {
 	for _, h := range c.hands {
 		if h.srv.opened(1) != nil {
@@ -205,8 +206,8 @@ func (c *crew) serving() *hand {
 	return c.hands[0]
 }
 
-// etcd is full of somebody's old revisions: reads go on, changes are refused
-// with a word that says why, and all comes back by itself.
+// etcd is full of old revisions: reads go on, changes are refused with the reason, and the volume
+// recovers without an administrator.
 func TestEtcdNoSpaceByItself(t *testing.T) {
 	x := trio.Start(t, 48<<20)
 	cli := x.Client()
@@ -244,8 +245,8 @@ func TestEtcdNoSpaceByItself(t *testing.T) {
 	c.same(1)
 }
 
-// A follower was away; the journal was trimmed and etcd compacted meanwhile.
-// Its copy is behind the checkpoint, or damaged, or gone: it makes it anew.
+// A follower was away; the journal was trimmed and etcd compacted meanwhile. The follower's copy
+// is behind the checkpoint, or damaged, or gone: the follower makes a new copy.
 func TestFollowerFallsBehind(t *testing.T) {
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
@@ -297,8 +298,8 @@ func TestFollowerFallsBehind(t *testing.T) {
 	c.same(1)
 }
 
-// The copy of a follower that is behind is being loaded while the journal goes
-// on being trimmed under it.
+// The copy of a follower that is behind is being loaded while the journal goes on being trimmed
+// under the follower.
 func TestTrimmedWhileLoading(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
@@ -346,7 +347,7 @@ func TestEtcdSetBack(t *testing.T) {
 	c.hands[0].own(1)
 	p := c.hands[0].dial("a")
 	p.files(t, "a", 20)
-	leave := func() { // or it comes back and asks another server for its volume
+	leave := func() { // or the client comes back and asks another server for its volume
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		p.Session.Close(ctx)
@@ -415,8 +416,8 @@ func TestEtcdSetBack(t *testing.T) {
 	c.same(1)
 }
 
-// liar is a watch that drops, repeats, reorders and holds back what it is to
-// tell, and falls silent without a word.
+// liar is a watch that drops, repeats, reorders and delays events, and falls silent without an
+// error.
 type liar struct {
 	clientv3.Watcher
 	mu  sync.Mutex

@@ -17,7 +17,7 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// copyOf is a tree kept by events alone: inode -> where it is.
+// copyOf is a tree kept by events alone: inode -> its place.
 type copyOf struct {
 	mu    sync.Mutex
 	names map[string]meta.Ino // parent/name
@@ -25,8 +25,7 @@ type copyOf struct {
 	wrong error
 }
 
-// take applies one event; what does not fit was lost, told twice, or in another
-// order.
+// take applies an event; an event that does not fit was lost, repeated, or out of order.
 func (c *copyOf) take(e admin.VolumeEvent) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +85,7 @@ func (c *copyOf) follow(ctx context.Context, api *admin.Client) {
 	}
 }
 
-// tree is what the volume holds, in the copy's words.
+// tree is the volume's tree, in the copy's words.
 func (p *peer) tree(t *testing.T) map[string]meta.Ino {
 	t.Helper()
 	names := map[string]meta.Ino{}
@@ -109,9 +108,9 @@ func (p *peer) tree(t *testing.T) map[string]meta.Ino {
 	return names
 }
 
-// A copy of the tree that is kept by events alone is the tree, while clients
-// change it at random, owners die and are followed by others, and the journal is
-// trimmed. Each event comes once, in order.
+// A copy of the tree that is kept by events alone equals the tree, while clients change the tree
+// at random, owners die and are followed by other owners, and the journal is trimmed. Each event
+// comes once, in order.
 func TestEventsMakeTheTree(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -155,7 +154,7 @@ func TestEventsMakeTheTree(t *testing.T) {
 			})
 		}
 		switch round {
-		case 1: // in the middle of it, as SIGKILL would
+		case 1: // in the middle of a change, as SIGKILL would
 			time.Sleep(30 * time.Millisecond)
 			s.crash()
 			s.start()
@@ -179,8 +178,8 @@ func TestEventsMakeTheTree(t *testing.T) {
 	s.exact()
 }
 
-// An owner that wrote into the row that a quota is crossed, and died before it told
-// of it, leaves that to the next; which tells once, however often it opens the
+// An owner that wrote a crossed quota into the row, and died before its event, leaves the event
+// to the next owner; the next owner makes the event once, however often the owner opens the
 // volume and reads the row.
 func TestEventsOfQuota(t *testing.T) {
 	t.Parallel()
@@ -236,9 +235,9 @@ func TestEventsOfQuota(t *testing.T) {
 	s.exact()
 }
 
-// Who comes too late, or asks for what never was, is told to look again; who
-// asks for the newest is told where to go on. Nothing is told of a volume whose
-// events are off.
+// A follower that comes too late, or asks for events that never were, is told to look again; a
+// follower that asks for the newest event learns where to go on. A volume whose events are off
+// has no events.
 func TestEventsAreMissed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -284,8 +283,8 @@ func TestEventsAreMissed(t *testing.T) {
 	if err := api.Follow(t.Context(), eventsAfter(n), false, none); err != nil {
 		t.Error(err)
 	}
-	// What is kept can be asked for without knowing since when: meanwhile it
-	// would be trimmed.
+	// A follower can ask for all kept events without a number: the oldest kept number could be
+	// trimmed meanwhile.
 	for _, follow := range []bool{false, true} {
 		kept, stop := log.First, errors.New("the last")
 		err := api.Follow(t.Context(), &admin.ReadEventsRequest{Volume: admin.Numbered(1), Oldest: true}, follow, func(e admin.VolumeEvent) error {
@@ -301,7 +300,7 @@ func TestEventsAreMissed(t *testing.T) {
 			t.Errorf("to event %d: %v", kept-1, err)
 		}
 	}
-	// What the caller says ends it.
+	// An error of the caller's function ends the following.
 	enough := errors.New("enough")
 	if err := api.Follow(t.Context(), eventsAfter(n-3), true, func(admin.VolumeEvent) error { return enough }); !errors.Is(err, enough) {
 		t.Error(err)
@@ -309,9 +308,9 @@ func TestEventsAreMissed(t *testing.T) {
 	s.exact()
 }
 
-// A request waits for an event no longer than it said, is answered as soon as
-// there is one, and keeps the volume from being closed as idle. An event is told
-// when it is in the journal, not before.
+// A request waits for an event no longer than the request's own limit, is answered as soon as an
+// event exists, and keeps the volume from being closed as idle. Followers get an event when the
+// event is in the journal, not before.
 func TestEventsAreWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -348,7 +347,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	}
 	a.create(t, "x")
 	o.mu.Lock()
-	durable := o.durable >= o.newest() // whether it was, by the time of the early reply
+	durable := o.durable >= o.newest() // whether the change was durable, by the time of the early reply
 	o.mu.Unlock()
 	ans := <-told
 	if len(ans.Events) != 1 || string(ans.Events[0].Name) != "x" || string(ans.Events[0].Path) != "x" {
@@ -361,12 +360,12 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	}
 }
 
-// Early replies that are lost with their owner, and answered again by the next,
-// are one event; so are commits that a client sends again.
+// Early replies that are lost with their owner, and answered again by the next owner, are a
+// single event; so are commits that a client sends again.
 func TestEventsOfReplays(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	s.srv.cfg.CommitDelay = time.Hour // the first owner journals what somebody waits for, and nothing else
+	s.srv.cfg.CommitDelay = time.Hour // the first owner journals only operations that a client waits for
 	a, api := s.dial("a"), s.api()
 	s.keepEvents(meta.MinEvents)
 	const n = 20

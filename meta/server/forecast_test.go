@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta/admin"
 )
 
-// What a drain does to volumes is told before it begins, of the volumes alone that are
-// worse off then.
+// Before a drain begins, the drain tells of the volumes that would be worse off, and of no
+// others.
 func TestDrainForecast(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])

@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Checks run while names come and go: they find nothing, and hold nobody up.
+// Checks run while names come and go: the checks find nothing, and delay no operation.
 func TestFsckUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -18,18 +18,18 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// grid is a set of chunk servers that keep bytes in memory and obey the orders
-// of repair as real ones do.
+// grid is a set of chunk servers that keep bytes in memory and obey the orders of repair as real
+// chunk servers do.
 type grid struct {
 	t *testing.T
 	s *site
-	// before is called before each order but lists; false: it is not carried
-	// out, and its answer never comes.
+	// before is called before each order but lists; false: the order is not carried out, and its
+	// answer never comes.
 	mu     sync.Mutex
 	before func(id meta.ServerID, o meta.Order) bool
 	// lists, if not nil, is called before each list that an owner makes.
 	lists func()
-	late  []func() meta.OrderResult // of real servers: those orders, as if they arrived now
+	late  []func() meta.OrderResult // of real servers: these orders, as if the orders arrived now
 	nodes map[meta.ServerID]*gridNode
 }
 
@@ -56,7 +56,7 @@ type gridChunk struct {
 	data    []byte
 	state   meta.ChunkState
 	fence   meta.Fence
-	corrupt bool // a bit is flipped: a read finds it
+	corrupt bool // a bit is flipped: a read finds the damage
 	told    bool // and the server knows
 }
 
@@ -86,7 +86,7 @@ func newGrid(t *testing.T, adjust func(*Config), nodes ...string) *grid {
 	return g
 }
 
-// add makes a server, or starts one again that was stopped, with what it has.
+// add makes a server, or starts a stopped server again with its replicas.
 func (g *grid) add(id meta.ServerID, at string) *gridNode {
 	g.t.Helper()
 	n := g.nodes[id]
@@ -124,8 +124,8 @@ func (g *grid) add(id meta.ServerID, at string) *gridNode {
 	return n
 }
 
-// halt cuts a chunk server off. When it returns, the metadata server knows: nothing is
-// placed on that chunk server any more.
+// halt cuts a chunk server off. When halt returns, the metadata server knows: nothing is placed
+// on the chunk server any more.
 func (n *gridNode) halt() {
 	if n.stop == nil {
 		return
@@ -245,7 +245,7 @@ func (n *gridNode) order(ctx context.Context, o meta.Order) meta.OrderResult {
 	return tell()
 }
 
-// piece reads of a source on the first server that has it as the order says.
+// piece reads a piece of a source from the first server in the order that has the source.
 func (g *grid) piece(c *meta.CopySource, p meta.CopyPiece) []byte {
 	for _, id := range c.Servers {
 		g.mu.Lock()
@@ -266,7 +266,7 @@ func (g *grid) piece(c *meta.CopySource, p meta.CopyPiece) []byte {
 	return nil
 }
 
-// list gives replicas in an order of its own, a few at a time.
+// list returns replicas in an order of its own, a few at a time.
 func (n *gridNode) list(o meta.Order) (r meta.OrderResult) {
 	if n.failList || n.failPage && !o.After.IsZero() {
 		return meta.OrderResult{Err: meta.IO}
@@ -371,7 +371,7 @@ func (g *grid) policy(p *peer, pol meta.Policy) {
 	}
 }
 
-// force sets a policy also if nothing can meet it.
+// force sets a policy also if no servers can meet the policy.
 func (g *grid) force(p *peer, pol meta.Policy) {
 	g.t.Helper()
 	if _, err := p.SetVolume(g.t.Context(), 1, pol, meta.VolumeWords{Force: true}); err != nil {
@@ -428,11 +428,11 @@ func (g *grid) records() (all []meta.ChunkRecord) {
 	return all
 }
 
-// exact fails unless each sealed chunk has replicas good ones that agree with
-// its record, on servers that run, and no server has anything else.
+// exact fails unless each sealed chunk has the given number of good replicas, equal to the
+// chunk's record, on servers that run, and no server has anything else.
 func (g *grid) exact(replicas int) {
 	g.t.Helper()
-	// The journal says first that a chunk is sealed, then its servers are told.
+	// The journal seals a chunk first, then the chunk's servers are told.
 	eventually(g.t, "servers know what is sealed", func() error {
 		for _, rec := range g.records() {
 			for _, id := range rec.Servers {
@@ -460,7 +460,7 @@ func (g *grid) exact(replicas int) {
 	}
 }
 
-// inexact is what exact says of records and replicas.
+// inexact is the check of exact for records and replicas.
 func (g *grid) inexact(replicas int) error {
 	var errs []error
 	want := map[replicaKey]bool{}

@@ -20,7 +20,7 @@ import (
 	"penstock.io/penstock/test/operator"
 )
 
-// groupID is that of the groups that tests lead through the steps themselves.
+// groupID is the id of the groups that tests lead through single steps.
 const groupID = 42
 
 // The steps of a group at a volume, in order.
@@ -81,7 +81,7 @@ func patient(t *testing.T, frozen time.Duration) *site {
 	})
 }
 
-// toStep leads a group to after a step at all volumes, in their order.
+// toStep leads a group up to and including a step at all volumes, in their order.
 func (p *peer) toStep(t *testing.T, name, last string, volumes ...meta.VolumeID) {
 	t.Helper()
 	if err := p.beginGroup(t, name, volumes...); err != nil {
@@ -112,7 +112,7 @@ func (p *peer) namesAt(t *testing.T, v meta.VolumeID, at meta.Generation) (names
 	return names
 }
 
-// shots lists a volume's snapshots that are shown.
+// shots lists a volume's visible snapshots.
 func (p *peer) shots(t *testing.T, v meta.VolumeID) (names []string) {
 	t.Helper()
 	l, err := p.Snapshots(t.Context(), v)
@@ -127,10 +127,10 @@ func (p *peer) shots(t *testing.T, v meta.VolumeID) (names []string) {
 	return names
 }
 
-// TestGroupIsOneMoment: between the snapshots of two volumes nothing is answered in
-// either, so what was made in the first volume after its snapshot is no cause of
-// anything in the second's. Without the freeze (PENSTOCK_CONTROL=meta-nofreeze), with
-// the barrier of a single volume's snapshot in its place, it is.
+// TestGroupIsOneMoment: between the snapshots of two volumes neither volume answers, so no change
+// made in the first volume after its snapshot is a cause of a change in the second volume's
+// snapshot. Without the freeze (PENSTOCK_CONTROL=meta-nofreeze), with the barrier of a single
+// volume's snapshot in its place, such a cause exists.
 func TestGroupIsOneMoment(t *testing.T) {
 	t.Parallel()
 	s := patient(t, groupFrozen)
@@ -164,7 +164,7 @@ func TestGroupIsOneMoment(t *testing.T) {
 				}
 			}
 		}()
-		select { // as long as the first volume may be held up, it isn't done
+		select { // as long as the first volume may be held, the change isn't done
 		case <-written:
 		case <-time.After(groupFrozen / 4):
 		}
@@ -182,7 +182,7 @@ func TestGroupIsOneMoment(t *testing.T) {
 			}
 			return
 		}
-		// On a machine that stood still meanwhile the first hold was over.
+		// On a machine that stood still meanwhile, the first hold was over.
 		if !errors.Is(err, meta.Again) || try == 20 {
 			t.Fatal(err)
 		}
@@ -249,7 +249,7 @@ func TestGroupsWhileOthersWrite(t *testing.T) {
 				t.Fatalf("volume %d does not show the group's snapshot", m.Volume)
 			}
 		}
-		for from := n.Load(); n.Load() < from+2 && i < 5; { // it is written on
+		for from := n.Load(); n.Load() < from+2 && i < 5; { // the file is written on
 			select {
 			case <-done:
 				return
@@ -259,9 +259,9 @@ func TestGroupsWhileOthersWrite(t *testing.T) {
 	}
 }
 
-// TestGroupIsGivenUp: who leads a group is gone after any of its steps. The volumes go
-// on, nobody is shown a snapshot of it, and what is there goes: by whoever takes a group
-// of that name next, or by the owners, also the next ones.
+// TestGroupIsGivenUp: the leader of a group is gone after any step of the group. The volumes go
+// on, no client sees a snapshot of the group, and the parts go: by the next caller that takes a
+// group of the same name, or by the owners, also the next owners.
 func TestGroupIsGivenUp(t *testing.T) {
 	t.Parallel()
 	for _, last := range groupSteps {
@@ -272,7 +272,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 				a := s.dial("a")
 				second := a.volume(t, "second")
 				a.toStep(t, "g", last, 1, second)
-				a.file(t, 1, "after") // by itself
+				a.file(t, 1, "after") // without a caller
 				if by == "the next owners" {
 					s.crash()
 					s.start()
@@ -324,7 +324,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 						time.Sleep(5 * time.Millisecond)
 					}
 				}
-				// It can't be decided otherwise any more.
+				// No later caller can decide otherwise.
 				g, err := a.Group(ctx, "g")
 				if err != nil {
 					t.Fatal(err)
@@ -332,7 +332,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 				if want := map[bool]meta.GroupState{true: meta.GroupAborted, false: meta.GroupTaking}[last == groupTaken || last == groupReleased]; g.State != want {
 					t.Fatalf("the group is %s, want %s", g.State, want)
 				}
-				// Nor does it stay where no owner has anything of it.
+				// Nor does the record stay where no owner has a part of the group.
 				if err := a.DeleteGroup(ctx, "g"); err != nil {
 					t.Fatal(err)
 				}
@@ -344,7 +344,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 	}
 }
 
-// began has a group's record say that it was begun at another time.
+// began has a group's record say that the group began at another time.
 func (f *fakeCluster) began(name string, at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -353,8 +353,8 @@ func (f *fakeCluster) began(name string, at time.Time) {
 	f.groups[name] = g
 }
 
-// TestGroupIsAllOrNone: a volume that can't be snapshot, an owner that dies or whose
-// hold is over, a decision that comes too late: then there is no group.
+// TestGroupIsAllOrNone: for a volume that can't be snapshot, an owner that dies or whose hold is
+// over, or a decision that comes too late, no group results.
 func TestGroupIsAllOrNone(t *testing.T) {
 	t.Parallel()
 	vols := func(a *peer, t *testing.T) []meta.VolumeID { return []meta.VolumeID{1, a.volume(t, "second")} }
@@ -474,15 +474,15 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		if _, err := a.API.Groups.DecideGroup(t.Context(), &admin.DecideGroupRequest{Name: "g", Id: groupID, Volumes: numbered(all), Members: members}); !errors.Is(err, meta.Again) {
 			t.Fatalf("a group that was given up is ready: %v", err)
 		}
-		// Nor can a hold that comes late bring it back.
+		// Nor can a late hold bring the group back.
 		if _, err := a.groupStep(t, all[1], "g", groupHeld); !errors.Is(err, meta.Again) {
 			t.Fatal(err)
 		}
 	})
 }
 
-// TestGroupNeedsEachVolume: who takes a group must be allowed to administer each of its
-// volumes.
+// TestGroupNeedsEachVolume: a caller that takes a group needs the right to administer each of the
+// group's volumes.
 func TestGroupNeedsEachVolume(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -525,7 +525,7 @@ func TestGroupNeedsEachVolume(t *testing.T) {
 	if l, err := operator.New(t, s.addr, s.creds(peering.Meta, "m2")).Groups(passed, 1); err != nil || len(l) != 0 {
 		t.Error("a group of a volume that it may not administer is listed by way of another server", l, err)
 	}
-	for _, name := range []string{"g", "of nobody"} { // whether it is there is not said
+	for _, name := range []string{"g", "of nobody"} { // the refusal does not tell whether the group exists
 		_, err = p.Group(t.Context(), name)
 		denied(err)
 	}
@@ -533,7 +533,7 @@ func TestGroupNeedsEachVolume(t *testing.T) {
 	if l, err := p.Groups(t.Context(), 1); err != nil || len(l) != 1 {
 		t.Error(l, err)
 	}
-	// A volume of the group that is gone for good holds nobody up: no more do its rights.
+	// A volume of the group that is gone for good delays no group, and neither do its rights.
 	if g, err := p.Group(t.Context(), "g"); err != nil || len(g.Members) != 2 {
 		t.Error(g, err)
 	}
@@ -545,9 +545,9 @@ func TestGroupNeedsEachVolume(t *testing.T) {
 	}
 }
 
-// TestGroupWithVolumeInTrash: a volume in the trash is whole, and may come back. What it
-// has of a group goes with the group, else it came back as a snapshot like others, of a
-// group that never was. One that is gone for good holds up no group.
+// TestGroupWithVolumeInTrash: a volume in the trash is whole, and may come back. The volume's
+// part of a group goes with the group; otherwise the part would come back as an ordinary snapshot
+// of a group that never was. A volume that is gone for good delays no group.
 func TestGroupWithVolumeInTrash(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
@@ -610,9 +610,9 @@ func TestGroupWithVolumeInTrash(t *testing.T) {
 	forget("j")
 }
 
-// TestNoMemberForSure: an owner says that it has nothing of a group once its deletion is
-// in the journal, and as long as nobody else can have the volume. The group's record goes
-// by that, and the next owner must find nothing that it would show.
+// TestNoMemberForSure: an owner denies having a part of a group only once the deletion is in the
+// journal, and only as long as no other server can own the volume. The group's record goes by the
+// denial, and the next owner must find no part that the owner would show.
 func TestNoMemberForSure(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
@@ -659,7 +659,7 @@ func TestNoMemberForSure(t *testing.T) {
 	}
 }
 
-// leave begins to hand a volume over, or gives that up.
+// leave begins to hand a volume over, or gives the handover up.
 func leave(o *owner, begin bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -671,8 +671,9 @@ func leave(o *owner, begin bool) {
 	o.leaving = nil
 }
 
-// TestReleaseNeedsTheRight: of an owner whose lease is over, or that hands its volume over,
-// nobody knows whether another has answered changes: it does not say that there were none.
+// TestReleaseNeedsTheRight: an owner whose lease is over, or that hands its volume over, can't
+// know whether another owner has answered changes: the owner does not claim that no changes were
+// answered.
 func TestReleaseNeedsTheRight(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
@@ -707,8 +708,8 @@ func TestReleaseNeedsTheRight(t *testing.T) {
 	}
 }
 
-// TestGroupAnswersLost: the request that begins a group, or decides it, fails and is done
-// all the same.
+// TestGroupAnswersLost: the request that begins a group, or decides a group, is carried out but
+// fails for its caller.
 func TestGroupAnswersLost(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
@@ -739,7 +740,7 @@ func TestGroupAnswersLost(t *testing.T) {
 		case meta.GroupReady:
 			late.Store(&g)
 			return g, lost
-		case meta.GroupAborted: // it comes between the abort's reading and writing
+		case meta.GroupAborted: // the decision comes between the abort's reading and writing
 			if d := late.Swap(nil); d != nil {
 				if _, err := put(*d); err != nil {
 					t.Error(err)
@@ -753,9 +754,9 @@ func TestGroupAnswersLost(t *testing.T) {
 	}
 }
 
-// TestGroupCallsAgain: each call by which a group is taken or deleted is done, and its answer is
-// lost. There is one group, of one attempt: but that of a release says no more whether the volume
-// was held up, and the group is taken anew.
+// TestGroupCallsAgain: each call that takes or deletes a group is carried out, and its answer is
+// lost. A single group of a single attempt results; only a repeated release no longer tells
+// whether the volume was held, and the group is taken anew.
 func TestGroupCallsAgain(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
@@ -781,8 +782,8 @@ func TestGroupCallsAgain(t *testing.T) {
 	}
 }
 
-// TestMemberGoesWhileListed: who lists snapshots has seen one of a group that is aborted,
-// and looks for its record when both are gone.
+// TestMemberGoesWhileListed: a lister of snapshots has seen a part of an aborted group, and looks
+// for the group's record when both are gone.
 func TestMemberGoesWhileListed(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)

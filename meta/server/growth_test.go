@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/test/operator"
 )
 
-// grower is a peer that answers how long its file is when the test says so.
+// grower is a peer that answers the question for its file's length when the test allows.
 type grower struct {
 	*peer
 	asked chan func(meta.Growth)
@@ -39,8 +39,9 @@ func (g *grower) question(t *testing.T) func(meta.Growth) {
 	}
 }
 
-// A file to which a session appends is read by others without a recall. Requests that come
-// while the writer is being asked share the next question, whose answer alone they may use.
+// Other sessions read a file to which a session appends without a recall. Requests that come
+// while the owner asks the writer share the next question, and may use only the answer to the
+// next question.
 func TestReadersShareQuestions(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -70,7 +71,7 @@ func TestReadersShareQuestions(t *testing.T) {
 	first := ask(1)
 	done := w.question(t)
 	others := ask(20)
-	time.Sleep(200 * time.Millisecond) // they arrive; if some come later, the test says nothing of them
+	time.Sleep(200 * time.Millisecond) // the requests arrive; late requests make the test weaker, not wrong
 	done(meta.Growth{OK: true, Size: 600, Change: change})
 	first.Wait()
 	if n := <-sizes; n != 600 {
@@ -100,8 +101,8 @@ func TestReadersShareQuestions(t *testing.T) {
 	}
 }
 
-// What a writer told of an older state of the file counts no more, and a writer that can't tell
-// gives its lease back.
+// A writer's answer about an older state of the file counts no more, and a writer that can't
+// answer gives its lease back.
 func TestOldGrowthIsNotTold(t *testing.T) {
 	for _, g := range []meta.Growth{{}, {OK: true, Size: 900, Change: 1 << 40}, {OK: true, Size: 100}} {
 		t.Run(fmt.Sprintf("%+v", g), func(t *testing.T) {
@@ -135,14 +136,14 @@ func TestOldGrowthIsNotTold(t *testing.T) {
 	}
 }
 
-// stateOf returns the change counter of an inode, as its writer sees it.
+// stateOf returns the change counter of an inode, as its writer sees the inode.
 func (p *peer) stateOf(t *testing.T, w *grower, ino meta.Ino) uint64 {
 	t.Helper()
 	return w.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone).Attr.Change
 }
 
-// A request that comes when a question is answered, and the next one is not sent yet, shares the
-// next one: of two questions under way, the owner would take one answer for unknown.
+// A request that comes after the answer to a question and before the next question shares the
+// next question: of two questions under way, the owner would take an answer for unknown.
 func TestOneQuestionAtATime(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()
@@ -155,7 +156,7 @@ func TestOneQuestionAtATime(t *testing.T) {
 	l.question(&first, 1, ino, writer)
 	l.question(&waits, 1, ino, writer)
 	l.answerGrowth(writer, first.question.number, &wire.GrowthRe{Volume: 1, Ino: ino})
-	l.question(&late, 1, ino, writer) // before the request that waits goes on
+	l.question(&late, 1, ino, writer) // before the waiting request goes on
 	l.question(&waits, 1, ino, writer)
 	if late.question != waits.question {
 		t.Error("two questions about a file are under way")

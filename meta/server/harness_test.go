@@ -27,10 +27,10 @@ import (
 	"penstock.io/penstock/test/operator"
 )
 
-// fakeCluster is a table of volumes whose journals are in memory and outlive
-// servers; their stores are real, and so are the files of checkpoints.
+// fakeCluster is a table of volumes whose journals are in memory and outlive servers; their
+// stores are real, and so are the files of checkpoints.
 type fakeCluster struct {
-	MirrorTable                 // of what the methods below leave out
+	MirrorTable                 // for the methods that fakeCluster leaves out
 	*Backend                    // OpenStore and DropStore
 	log         *journal.Memory // of the root volume
 
@@ -44,41 +44,41 @@ type fakeCluster struct {
 	deleted map[meta.VolumeID][]meta.ServerID
 	mirrors map[meta.VolumeID]meta.Mirror
 	groups  map[string]meta.Group
-	groupAt int64 // the revision of the last one written
+	groupAt int64 // the revision of the last group written
 	records []cluster.Record
-	// readGroup, if set, is called before a record of a group is read, and what it
-	// fails with is the answer; putGroup in place of writing one.
+	// readGroup, if set, is called before a record of a group is read, and its error is the
+	// answer; putGroup is called in place of writing a record.
 	readGroup func(name string) error
 	putGroup  func(g meta.Group, put func(meta.Group) (meta.Group, error)) (meta.Group, error)
 	// left, if set, is how long the right to a volume stands.
 	left atomic.Pointer[time.Duration]
-	// read is told of each row that is read by number, after that; may be nil.
+	// read is called after each read of a row by number; may be nil.
 	read func(meta.VolumeID)
-	// noRow is what reading a row by number fails with; may be nil.
+	// noRow gives the error of reading a row by number; may be nil.
 	noRow func(meta.VolumeID) error
-	// noOwner is what taking a volume fails with.
+	// noOwner is the error of taking a volume.
 	noOwner error
-	// noDeleted is what asking for deleted fails with.
+	// noDeleted is the error of asking for deleted.
 	noDeleted error
-	capKeys   []meta.CapKey // of a server that starts; none: one
-	// keyLife is how old the capability keys may get, each time that it was asked.
+	capKeys   []meta.CapKey // of a server that starts; empty: a single key
+	// keyLife lists the greatest ages of the capability keys that servers asked for.
 	keyLife []time.Duration
-	// dies is asked at each step that changes a row, or removes one; an error ends
-	// the request there, as SIGKILL would.
+	// dies is called at each step that changes or removes a row; an error ends the request there,
+	// as SIGKILL would.
 	dies func(step string) error
-	// noLabels is what reading labels fails with, badLabels that of one volume; labelled
-	// counts how often they are read.
+	// noLabels is the error of reading labels, badLabels the error of reading the labels of a
+	// volume; labelled counts the reads.
 	noLabels  error
-	noChange  error // of changing them
+	noChange  error // the error of changing labels
 	badLabels map[meta.VolumeID]error
 	labelled  atomic.Int64
-	// unregister, if set, is what a server that stops is taken off the list by.
+	// unregister, if set, takes a stopping server off the list.
 	unregister func(context.Context) error
 	// beforeUpdate, if set, is called with mu held before a row is changed.
 	beforeUpdate func()
-	// reads, if set, counts what is read of stores of clones that are opened.
+	// reads, if set, counts the reads from stores of opened clones.
 	reads *atomic.Int64
-	// released are the volumes whose owner let them go in order.
+	// released are the volumes whose owner let the volume go in order.
 	released map[meta.VolumeID]bool
 	taken    map[meta.VolumeID]int // how often
 }
@@ -306,7 +306,7 @@ func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change f
 		at := *v.Attach
 		v.Attach = &at
 	}
-	if v.Origin != nil { // who has read the row has it as it was
+	if v.Origin != nil { // earlier readers keep the row unchanged
 		origin := *v.Origin
 		v.Origin = &origin
 	}
@@ -514,7 +514,7 @@ func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journa
 	return fakeOwn{term, lost, release, &f.left}, journal.New(v, st, lost), nil
 }
 
-// lose takes a volume from its owner, as the end of its lease does.
+// lose takes a volume from its owner, as the end of the owner's lease does.
 func (f *fakeCluster) lose(v meta.VolumeID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -530,10 +530,10 @@ type site struct {
 	srv     *Server
 	done    chan error
 	ttl     time.Duration
-	adjust  func(*Config) // nil, or what a test wants otherwise
+	adjust  func(*Config) // nil, or a test's changes to the configuration
 }
 
-// newSite is one whose sessions outlive a client that gets no processor for a while.
+// newSite makes a site whose sessions outlive a client that gets no processor for a while.
 func newSite(t *testing.T) *site { return newSiteTTL(t, 10*time.Second) }
 
 func newSiteTTL(t *testing.T, ttl time.Duration) *site {
@@ -558,7 +558,7 @@ func newSiteWith(t *testing.T, ttl time.Duration, adjust func(*Config)) *site {
 	return s
 }
 
-// checkOwners looks at the invariants of what the owners keep in memory.
+// checkOwners checks the invariants of the owners' state in memory.
 func (s *site) checkOwners() {
 	s.t.Helper()
 	for _, o := range s.srv.owners() {
@@ -644,7 +644,7 @@ func (s *site) crash() {
 	s.srv = nil
 }
 
-// peer is a client that obeys recalls at once unless told to hold them.
+// peer is a client that obeys recalls at once unless told to hold the leases.
 type peer struct {
 	*client.Session
 	*operator.Operator // by the same name
@@ -652,17 +652,17 @@ type peer struct {
 	leases             map[meta.Ino]meta.LeaseMode
 	hold               bool
 	held               []func()
-	holdsOn            bool // it can commit nothing now, and keeps what it is asked for a while
+	holdsOn            bool // the peer can commit nothing now, and keeps recalled leases a while
 	recalls            int
 	expired            int
 	orphans            []meta.Ino
 	lost               []meta.Ino
 	locks              []meta.Lock // to be claimed
 
-	policy meta.Policy // of the volume, as its owner said last
+	policy meta.Policy // of the volume, as the owner announced last
 	// policySet, unless nil, is called before a policy counts as taken in.
 	policySet func(meta.Policy)
-	comeBack  <-chan struct{} // not nil: it claims nothing before, and replays nothing
+	comeBack  <-chan struct{} // not nil: the peer claims nothing before the channel is closed, and replays nothing
 }
 
 func (p *peer) Granted(_ meta.VolumeID, g meta.Grant) {
@@ -765,7 +765,7 @@ func (s *site) dial(name string) *peer {
 	return p
 }
 
-// session begins one, until the test ends.
+// session begins a session, until the test ends.
 func (s *site) session(name string, h client.Handler) *client.Session {
 	s.t.Helper()
 	sess, err := client.Dial(s.t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: name, Handler: h})
@@ -801,7 +801,7 @@ func newAPIClient(t *testing.T, addr string, creds *peering.Credentials) *admin.
 	return c
 }
 
-// second is the error of a call that gives a value, too.
+// second is the error of a call that returns a value, too.
 func second[T any](_ T, err error) error { return err }
 
 func (p *peer) do(t *testing.T, op meta.Op, want meta.LeaseMode) *meta.Result {

@@ -17,8 +17,8 @@ import (
 	trio "penstock.io/penstock/test/etcd"
 )
 
-// Clients whose sessions end while they use a volume are told of until they are back;
-// who said good-bye, and who used nothing, is not.
+// Health tells of clients whose sessions end while the client uses a volume, until the client is
+// back; health does not tell of a client that said good-bye or used nothing.
 func TestCutOffClientsAreTold(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -36,7 +36,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	sess := s.srv.session(a.ID())
-	a.Leave() // as a process that is killed
+	a.Leave() // as a killed process leaves
 	eventually(t, "its session ends", func() error {
 		sess.renewed.Store(-int64(2 * DefaultCourtesy))
 		if l := told(); len(l) != 1 || l[0] != "w1:/mnt (pid 1)" {
@@ -53,8 +53,8 @@ func TestCutOffClientsAreTold(t *testing.T) {
 		t.Errorf("though it was mounted anew: %v", l)
 	}
 
-	// One that was mounted anew before its old session ended is no more told of either,
-	// also when it has left in order by then.
+	// A client that was mounted anew before its old session ended is not reported, also when the
+	// client has left in order by then.
 	x := s.dial("w4:/mnt (pid 1)")
 	x.create(t, "x")
 	sess = s.srv.session(x.ID())
@@ -79,8 +79,8 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	}
 }
 
-// A volume that goes to another owner is not told of here; one that cannot be opened is,
-// until it can.
+// Health does not tell of a volume that goes to another owner; health tells of a volume that
+// can't be opened until the volume opens.
 func TestVolumesThatFail(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -130,7 +130,7 @@ func TestVolumesThatFail(t *testing.T) {
 	if l := told(); len(l) != 0 {
 		t.Errorf("though it is open: %v", l)
 	}
-	o.wg.Hold() // it is on the list of owners until this is done
+	o.wg.Hold() // the volume is on the list of owners until the hold is released
 	o.lose(errors.New("its lease ran out"))
 	if l := told(); len(l) != 0 {
 		t.Errorf("of one that goes: %v", l)
@@ -138,8 +138,8 @@ func TestVolumesThatFail(t *testing.T) {
 	o.wg.Release()
 }
 
-// Of each identity the newest certificate counts, shown or signed, and only of who is
-// connected it is told by itself that it ends.
+// Of each identity the newest certificate counts, shown or signed, and health warns of a
+// certificate's end only for connected identities.
 func TestEndingCertificatesAreTold(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -175,7 +175,7 @@ func TestEndingCertificatesAreTold(t *testing.T) {
 		t.Errorf("%d are remembered, %d of those are not connected", len(c.m), c.away)
 	}
 
-	// What connects is noted; what it gets for a renewal, too.
+	// The certificate of a connection is noted; the certificate of a renewal, too.
 	s := newSecured(t)
 	creds := s.creds(peering.Admin, "x")
 	api := s.apiAs(creds)
@@ -191,7 +191,7 @@ func TestEndingCertificatesAreTold(t *testing.T) {
 	}
 }
 
-// Etcd's size, alarms and members are told as they are.
+// Health tells etcd's size, alarms and members as etcd reports each.
 func TestEtcdIsTold(t *testing.T) {
 	t.Parallel()
 	x := trio.Start(t, 24<<20)

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// viewed is a cluster that tells what there is, as one with etcd does: so its
-// server closes what nobody uses.
+// viewed is a cluster that lists its volumes, as a cluster with etcd does: so its server closes
+// unused volumes.
 type viewed struct{ *fakeCluster }
 
 func (v viewed) View() *cluster.View {
@@ -21,8 +21,8 @@ func (v viewed) View() *cluster.View {
 	return &cluster.View{Revision: 1, Volumes: all, MetaServers: []cluster.MetaServer{{Name: "m", Addr: "unix:/m"}}, Nodes: v.Nodes()}
 }
 
-// idleVolumes makes volumes with a chunk of two replicas each, and waits until
-// they are closed.
+// idleVolumes makes volumes with a chunk of two replicas each, and waits until the volumes are
+// closed.
 func idleVolumes(g *grid, n int) (ids []meta.VolumeID) {
 	t := g.t
 	t.Helper()
@@ -85,7 +85,7 @@ func within(g *grid, d time.Duration, what string, try func() error) {
 	}
 }
 
-// copies counts each chunk's replicas on servers that run, but for one.
+// copies counts each chunk's replicas on running servers, except a given server.
 func (g *grid) copies(but meta.ServerID) map[meta.ChunkID]int {
 	m := map[meta.ChunkID]int{}
 	for id, n := range g.nodes {
@@ -100,10 +100,9 @@ func (g *grid) copies(but meta.ServerID) map[meta.ChunkID]int {
 	return m
 }
 
-// Fifty volumes that nobody uses are closed. A chunk server is to be emptied,
-// then another one dies: nobody asks for the volumes, and each has its two
-// replicas again within the time that it takes to visit all, and is closed
-// after that.
+// Fifty unused volumes are closed. A chunk server is to be emptied, then another chunk server
+// dies: no client asks for the volumes, and each volume has its two replicas again within the
+// time of a visit to all volumes, and is closed after the visit.
 func TestIdleVolumesAreRepaired(t *testing.T) {
 	t.Parallel()
 	const n = 50
@@ -112,7 +111,7 @@ func TestIdleVolumesAreRepaired(t *testing.T) {
 		c.IdleClose, c.HomeAfter, c.Followers = 100*time.Millisecond, 100*time.Millisecond, -1
 	}, racks[:5]...)
 	ids := idleVolumes(g, n)
-	const bound = (n/visitPace+1)*visitLook + 60*time.Second // and what a busy machine adds
+	const bound = (n/visitPace+1)*visitLook + 60*time.Second // and the delay of a busy machine
 	began := time.Now()
 	ctx := t.Context()
 	if _, err := g.s.cluster.SetNodeState(ctx, 1, cluster.NodeDraining, 0); err != nil {
@@ -150,8 +149,8 @@ func TestIdleVolumesAreRepaired(t *testing.T) {
 	closed(g, ids)
 }
 
-// Nobody opened a volume since it went to the trash. Its chunks count all the same: a chunk
-// server with the only replicas of a volume that can be undeleted is not removed.
+// No client opened a volume since the volume went to the trash. The volume's chunks still count:
+// a chunk server with the only replicas of a volume that can be undeleted is not removed.
 func TestTrashKeepsNodes(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) {
@@ -180,8 +179,8 @@ func TestTrashKeepsNodes(t *testing.T) {
 	}
 }
 
-// TestVisitsForSchedules: of 10,000 closed volumes those with a schedule are visited in
-// each of its intervals, the others as often as ever.
+// TestVisitsForSchedules: of 10,000 closed volumes, those with a schedule are visited in each
+// interval, the other volumes as often as without schedules.
 func TestVisitsForSchedules(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -259,7 +258,7 @@ func TestVisitsForSchedules(t *testing.T) {
 	}
 }
 
-// TestVisitsOfBroken: scheduled volumes that can't be opened keep no other from its turn.
+// TestVisitsOfBroken: scheduled volumes that can't be opened keep no other volume from its turn.
 func TestVisitsOfBroken(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -270,12 +269,12 @@ func TestVisitsOfBroken(t *testing.T) {
 		x := cluster.Volume{ID: 1000 + i, State: cluster.VolumeActive}
 		if i < 2*visitPace {
 			x.Keep = "30d:1h"
-			v.not[x.ID] = now.Add(-time.Second) // it is tried again
+			v.not[x.ID] = now.Add(-time.Second) // the volume is tried again
 		}
 		view.Volumes = append(view.Volumes, x)
 	}
 	view.Volumes[0].Keep = "30d:1d"
-	delete(v.not, 1000) // it was not tried yet
+	delete(v.not, 1000) // the volume was not tried yet
 	ids := v.due(s.srv, view, now)
 	if len(ids) != len(view.Volumes) || ids[0] != 1000 {
 		t.Fatal(ids)
@@ -287,7 +286,7 @@ func TestVisitsOfBroken(t *testing.T) {
 	}
 }
 
-// TestScheduleOfClosedVolume: a volume that nobody uses is opened for its schedule.
+// TestScheduleOfClosedVolume: an unused volume is opened for its schedule.
 func TestScheduleOfClosedVolume(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) {
@@ -311,7 +310,7 @@ func TestScheduleOfClosedVolume(t *testing.T) {
 	})
 }
 
-// What makes closed volumes be visited again.
+// The events that make the server visit closed volumes again.
 func TestWorse(t *testing.T) {
 	t.Parallel()
 	ok := serverStanding{id: 1, live: true, node: cluster.NodeActive}
@@ -347,9 +346,8 @@ func TestWorse(t *testing.T) {
 	}
 }
 
-// Who asks how repair stands, as a drain does, is answered in a moment: a volume
-// whose sessions are waited for, or that can't be opened, counts as not looked
-// through.
+// A caller that asks for the state of repair, as a drain does, gets an answer in a moment: a
+// volume that waits for its sessions, or that can't be opened, counts as not inspected.
 func TestRepairStatusWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[:2]...)
@@ -361,7 +359,7 @@ func TestRepairStatusWaitsForNobody(t *testing.T) {
 	for _, n := range g.nodes {
 		n.halt()
 	}
-	g.s.addr += "2" // where the client does not find it
+	g.s.addr += "2" // where the client does not find the server
 	g.s.start()
 	began := time.Now()
 	st, err := g.s.srv.RepairStatus(t.Context(), 0)

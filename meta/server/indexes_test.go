@@ -106,7 +106,7 @@ func (g *grove) must(op meta.Op) *meta.Result {
 	return res
 }
 
-// name draws bytes that a name may have.
+// name draws the bytes of a valid name.
 func (g *grove) name() string {
 	n := 1 + g.rng.IntN(12)
 	if g.rng.IntN(20) == 0 {
@@ -257,7 +257,7 @@ func same(t *testing.T, x *index.Index, s namespace.Reader, at meta.Generation, 
 	return want
 }
 
-// normal makes what is empty nil.
+// normal turns empty slices into nil.
 func normal(r *meta.Result) meta.Result {
 	n := *r
 	if len(n.Data) == 0 {
@@ -320,7 +320,7 @@ func compareIndex(t *testing.T, g *grove, at meta.Generation) {
 	for _, ino := range append(slices.Clone(g.all), 0, meta.MaxIno, meta.MaxIno-1) {
 		res, err := namespace.Query(g.s, namespace.Context{At: at}, &meta.GetAttr{Ino: ino})
 		if err == nil && res.Attr.Nlink == 0 {
-			continue // held open by somebody: nothing leads to it
+			continue // held open by a client: no name leads to the file
 		}
 		if ask(&meta.GetAttr{Ino: ino}) != nil {
 			seen++
@@ -359,8 +359,8 @@ func compareIndex(t *testing.T, g *grove, at meta.Generation) {
 	}
 }
 
-// TestDamagedIndex: a flipped bit anywhere is found when what it is in is asked
-// for, at the latest by Check; nothing is answered from it.
+// TestDamagedIndex: a flipped bit anywhere is found when its record is read, at the latest by
+// Check; no answer comes from the damaged record.
 func TestDamagedIndex(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -390,7 +390,7 @@ func TestDamagedIndex(t *testing.T) {
 
 var _ io.ReaderAt = (*memSpool)(nil)
 
-// failingWriter has no room for the first index that it is given.
+// failingWriter has no room for its first index.
 type failingWriter struct {
 	calls atomic.Int64
 	err   error
@@ -404,8 +404,8 @@ func (w *failingWriter) Write(_ context.Context, _ meta.ChunkGrant, r io.Reader)
 	return uint64(n), err
 }
 
-// One snapshot whose index can't be made keeps no other's from being made, and
-// what has no room is not tried again and again.
+// A snapshot whose index can't be made keeps no other snapshot from its index, and an index
+// without room is not tried again and again.
 func TestIndexesFailAlone(t *testing.T) {
 	t.Parallel()
 	w := &failingWriter{err: meta.E("write", meta.Unavailable, "", nil)}
@@ -436,8 +436,7 @@ func TestIndexesFailAlone(t *testing.T) {
 	}
 }
 
-// An index that is too large is not waited for: it is said that there is none, and
-// why.
+// No caller waits for an index that is too large: the answer says that no index exists, and why.
 func TestIndexTooLarge(t *testing.T) {
 	t.Parallel()
 	w := &failingWriter{err: meta.E("make index", meta.ResourceExceeded, "", nil)}
@@ -463,8 +462,8 @@ func TestIndexTooLarge(t *testing.T) {
 	}
 }
 
-// The index of a snapshot that a program deleted which knows no indexes goes when
-// the volume is opened; what others have stays.
+// The index of a snapshot that was deleted by a program without indexes goes when the volume is
+// opened; the indexes of other snapshots stay.
 func TestLeftIndexesGo(t *testing.T) {
 	t.Parallel()
 	w := &failingWriter{}
@@ -490,7 +489,7 @@ func TestLeftIndexesGo(t *testing.T) {
 		l, err := namespace.Indexes(o.view())
 		return slices.Sorted(maps.Keys(l)), err
 	}
-	// As such a program begins to delete it: its state is 2 from then on.
+	// Such a program begins to delete the snapshot: the snapshot's state is 2 from then on.
 	o, err := g.s.srv.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)

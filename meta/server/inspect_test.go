@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// A replica that was on a disk which is to be emptied, and is listed on another by now,
-// counts for that disk no more, whatever is wrong with it.
+// A replica that was on a disk to be emptied, and is listed on another disk by now, counts for
+// the first disk no more, whatever its faults.
 func TestFaultsFollowTheDisk(t *testing.T) {
 	t.Parallel()
 	id := meta.ChunkID{Volume: 1, Counter: 1}
@@ -25,7 +25,7 @@ func TestFaultsFollowTheDisk(t *testing.T) {
 		name    string
 		listed  meta.ReplicaInfo // on the new disk
 		class   string
-		corrupt bool // it was known to be
+		corrupt bool // the replica was known to be corrupt
 		state   placement.ReplicaState
 	}{
 		{name: "good", listed: meta.ReplicaInfo{Length: 100}, state: placement.Good},
@@ -50,7 +50,7 @@ func TestFaultsFollowTheDisk(t *testing.T) {
 			if n := counted(); n != 1 {
 				t.Fatalf("%d chunks are on the failing disk", n)
 			}
-			o.faults.set(id, 1, placement.Bad, c.corrupt) // somebody who does not know where it is
+			o.faults.set(id, 1, placement.Bad, c.corrupt) // an inspector that does not know the replica's place
 			if n := counted(); n != 1 {
 				t.Errorf("found bad: %d chunks are on the failing disk", n)
 			}
@@ -65,8 +65,8 @@ func TestFaultsFollowTheDisk(t *testing.T) {
 	}
 }
 
-// The list of one server breaks off in each round. What it showed before hides no replica that
-// is missing on another server, whose list is complete.
+// The list of a server breaks off in each round. The listed part hides no replica that is missing
+// on another server, whose list is complete.
 func TestBrokenListHidesNothing(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2])

@@ -17,7 +17,7 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// scribbler writes a file in blocks, anywhere, and knows what it ought to hold.
+// scribbler writes a file in blocks, anywhere, and knows the right contents.
 type scribbler struct {
 	g      *grid
 	p      *peer
@@ -36,8 +36,8 @@ func (g *grid) scribbler(p *peer, name string, blocks int) *scribbler {
 	return &scribbler{g: g, p: p, cl: cl, ino: p.create(g.t, name).Attr.Ino, want: make([]byte, blocks*blockSize), r: rand.New(rand.NewPCG(1, 2))}
 }
 
-// write puts new bytes into blocks, in a chunk of its own, some at a time, and
-// seals that.
+// write puts new bytes into blocks, in a chunk of its own, a few blocks at a time, and seals the
+// chunk.
 func (s *scribbler) write(blocks []int) error {
 	ctx := s.g.t.Context()
 	gs, err := s.p.AllocChunks(ctx, 1, 1, false)
@@ -78,7 +78,7 @@ func (s *scribbler) write(blocks []int) error {
 	return err
 }
 
-// extents is the file's map as its owner has it.
+// extents is the owner's map of the file.
 func (s *scribbler) extents() (all []meta.Extent) {
 	o := s.g.s.srv.opened(1)
 	o.mu.Lock()
@@ -89,8 +89,8 @@ func (s *scribbler) extents() (all []meta.Extent) {
 	return all
 }
 
-// check reads the file, from each replica of its chunks. While it does compaction
-// may give the file other chunks and remove those it had: then it looks again.
+// check reads the file, from each replica of its chunks. Meanwhile compaction may give the file
+// other chunks and remove the old chunks: then check looks again.
 func (s *scribbler) check() {
 	t := s.g.t
 	t.Helper()
@@ -106,7 +106,7 @@ func (s *scribbler) check() {
 	}
 }
 
-// compare reads what the extents refer to, from each replica.
+// compare reads the bytes of the extents, from each replica.
 func (s *scribbler) compare(extents []meta.Extent) error {
 	recs := map[meta.ChunkID]meta.ChunkRecord{}
 	for _, rec := range s.g.records() {
@@ -129,7 +129,7 @@ func (s *scribbler) compare(extents []meta.Extent) error {
 			}
 		}
 		if k > 0 && !some {
-			return nil // there are no more replicas
+			return nil // no more replicas exist
 		}
 		for b := range len(s.want) / blockSize {
 			if g, w := got[b*blockSize:(b+1)*blockSize], s.want[b*blockSize:(b+1)*blockSize]; !bytes.Equal(g, w) {
@@ -141,20 +141,20 @@ func (s *scribbler) compare(extents []meta.Extent) error {
 	return nil
 }
 
-// joiner lets compaction look all the time when it is told to.
+// joiner lets compaction look all the time when a test sets on.
 func joiner(on *atomic.Bool) func(*Config) {
 	return func(c *Config) {
 		c.CompactInterval, c.JoinInterval, c.CompactRate = 20*time.Millisecond, time.Millisecond, 1<<30
-		// Whatever is left of the file between two writes counts as small, so that
-		// how many extents are left at the end is no matter of chance.
+		// Any piece of the file between two writes counts as small, so that the number of extents
+		// at the end is no matter of chance.
 		c.JoinLeast, c.JoinSmall = 4, 8<<20
 		c.joinNow = on.Load
 	}
 }
 
-// A file of thousands of small writes lies all over many chunks. While somebody
-// goes on overwriting it, it is joined: its map gets short, whatever was written
-// last is what is read, on every replica, and nothing else is left anywhere.
+// A file of thousands of small writes lies all over many chunks. While a client goes on
+// overwriting the file, compaction joins the file: its map gets short, reads return the last
+// written bytes, on every replica, and nothing else is left anywhere.
 func TestJoinUnderWriters(t *testing.T) {
 	t.Parallel()
 	var on atomic.Bool
@@ -210,7 +210,7 @@ func (s *scribbler) rests(why string) {
 	}
 }
 
-// looks waits until a look that is under way is over, and three others.
+// looks waits until the present look is over, and three more.
 func (s *scribbler) looks() {
 	t := s.g.t
 	t.Helper()
@@ -234,9 +234,9 @@ func perm(r *rand.Rand, from, to int) (blocks []int) {
 	return blocks
 }
 
-// What a snapshot or another file refers to, too, stays where it is: a copy
-// would take space, and free none. When the snapshot or the other file goes, it
-// is joined. The same holds for chunks that are half dead.
+// Extents shared with a snapshot or another file stay where they are: a copy would take space,
+// and free none. When the snapshot or the other file goes, compaction joins the extents. The same
+// holds for chunks that are half dead.
 func TestSharedExtentsAreNotJoined(t *testing.T) {
 	t.Parallel()
 	var on atomic.Bool
@@ -265,7 +265,7 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 	if n := s.space(); n != blocks {
 		t.Errorf("%d blocks are used", n)
 	}
-	// What came after the snapshot is joined, the rest is not.
+	// Extents written after the snapshot are joined, the others are not.
 	write(perm(s.r, 0, blocks/2))
 	wait("the new half is joined", blocks/2+4, blocks+blocks/2)
 	s.rests("all is done")
@@ -276,7 +276,7 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 
 	write(perm(s.r, 0, blocks))
 	on.Store(false)
-	s.looks() // one that is under way has seen only one file with these extents
+	s.looks() // a look under way has seen only a single file with these extents
 	wait("the old chunks are gone", blocks, blocks)
 	other := p.create(t, "other").Attr.Ino
 	p.do(t, &meta.CopyRange{Src: s.ino, Dst: other, Len: blocks * blockSize}, meta.LeaseNone)
@@ -289,7 +289,7 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 	p.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{other}}, meta.LeaseNone)
 	wait("all is joined again", 8, blocks)
 
-	// A chunk that is more than half dead, of which a snapshot sees what lives.
+	// A chunk that is more than half dead, whose live bytes a snapshot sees.
 	on.Store(false)
 	write(perm(s.r, 0, blocks))
 	p.snapshot(t, "two")
@@ -315,9 +315,8 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 	}
 }
 
-// The policy says since a moment ago that data lies elsewhere, on disks of
-// another class. Repair has not moved the chunks yet; what is joined goes where
-// the policy wants it, all the same.
+// The policy has just moved the data to disks of another class. Repair has not moved the chunks
+// yet; joined extents still go where the policy wants the data.
 func TestJoinObeysThePolicy(t *testing.T) {
 	t.Parallel()
 	var on atomic.Bool
@@ -408,14 +407,14 @@ func TestJoinObeysThePolicy(t *testing.T) {
 	g.exact(2)
 }
 
-// What was looked at as many extents and written over since is more pieces than an
-// order may have: they are moved in several.
+// Extents that were written over since the look are more pieces than an order may have: several
+// orders move the pieces.
 func TestJoinOfSplitPieces(t *testing.T) {
 	t.Parallel()
 	var on atomic.Bool
 	g := newGrid(t, joiner(&on))
 	g.realServer(1, racks[0])
-	g.s.srv.filling <- struct{}{} // nobody else moves what this test does
+	g.s.srv.filling <- struct{}{} // no other work moves the extents of this test
 	defer func() { <-g.s.srv.filling }()
 	p := g.s.dial("a")
 	const blocks = 3 * meta.MaxPieces / 4
@@ -454,8 +453,8 @@ func TestJoinOfSplitPieces(t *testing.T) {
 	s.check()
 }
 
-// The fragments of a file whose client can't commit what it buffered stay as they are
-// until it can.
+// The fragments of a file whose client can't commit its buffer stay unjoined until the client can
+// commit.
 func TestJoinLeavesWhoHoldsOn(t *testing.T) {
 	t.Parallel()
 	var on atomic.Bool
@@ -494,8 +493,8 @@ func TestJoinLeavesWhoHoldsOn(t *testing.T) {
 	s.check()
 }
 
-// A look whose joins failed counts as none: it is made again though nothing
-// changed. Nothing is moved while there is no room for the journal.
+// A look whose joins failed counts for nothing: the look is repeated though nothing changed.
+// Nothing is moved while the journal has no room.
 func TestJoinIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) {

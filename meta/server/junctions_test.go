@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// newTree is a site whose server sees what is left in the table, and soon.
+// newTree makes a site whose server sees leftovers in the table, and soon.
 func newTree(t *testing.T, adjust ...func(*Config)) *site {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,8 +36,7 @@ func newTree(t *testing.T, adjust ...func(*Config)) *site {
 	return s
 }
 
-// consistent compares where a row says that a volume hangs with the entry in the
-// root volume.
+// consistent compares the parent in a volume's row with the entry in the root volume.
 func (s *site) consistent(v meta.VolumeID, name string) (attached bool, err error) {
 	row, err := s.cluster.Volume(s.t.Context(), v)
 	if err != nil {
@@ -59,8 +58,8 @@ func (s *site) consistent(v meta.VolumeID, name string) (attached bool, err erro
 
 var errKilled = errors.New("killed")
 
-// dieAt has the server die at the n-th step of what follows. It tells whether
-// that came.
+// dieAt has the server die at the n-th of the following steps, and tells whether the n-th step
+// came.
 func (s *site) dieAt(n int) (died func() bool) {
 	left := n
 	s.cluster.mu.Lock()
@@ -79,8 +78,8 @@ func (s *site) dieAt(n int) (died func() bool) {
 	}
 }
 
-// A server dies at each step of attaching and of detaching a volume: what it
-// leaves is settled without anybody's doing, wholly done or wholly undone.
+// A server dies at each step of attaching and of detaching a volume: the next server settles the
+// leftovers without a caller, wholly done or wholly undone.
 func TestTreeStepsSurviveDeath(t *testing.T) {
 	t.Parallel()
 	s := newTree(t)
@@ -112,7 +111,7 @@ func TestTreeStepsSurviveDeath(t *testing.T) {
 			steps++
 			s.start()
 			eventually(t, "the step is settled", func() error { _, err := s.consistent(v, name); return err })
-			// And it can be done again.
+			// And the volume can be attached again.
 			b := s.dial("after " + name)
 			if on, _ := s.consistent(v, name); on {
 				b.must(t, toDetach(v))
@@ -130,8 +129,8 @@ func TestTreeStepsSurviveDeath(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// A server dies at each step of deleting a volume, and of taking one out of the
-// trash: it is there as before, in the trash, or gone, and never in between.
+// A server dies at each step of deleting a volume, and of taking a volume out of the trash: the
+// volume is in place as before, in the trash, or gone, and never in between.
 func TestDeletionSurvivesDeath(t *testing.T) {
 	t.Parallel()
 	s := newTree(t)
@@ -201,8 +200,8 @@ func TestDeletionSurvivesDeath(t *testing.T) {
 	}
 }
 
-// The trash: a name is free at once, two of one name lie there, each comes back,
-// and what stays is deleted when its time is over.
+// The trash: a name is free at once, two volumes of the same name lie in the trash, each comes
+// back, and a volume that stays is deleted when its time is over.
 func TestTrash(t *testing.T) {
 	t.Parallel()
 	s := newTree(t)
@@ -251,7 +250,7 @@ func TestTrash(t *testing.T) {
 	if v, err := a.RenameVolume(t.Context(), two, "z"); err != nil || v.Name != "z" {
 		t.Errorf("rename: %+v, %v", v, err)
 	}
-	if _, err := a.Snapshots(t.Context(), two); err != nil { // which opens it
+	if _, err := a.Snapshots(t.Context(), two); err != nil { // which opens the volume
 		t.Fatal(err)
 	}
 	for _, name := range []string{"zz", "z"} { // and metrics have its name
@@ -305,8 +304,8 @@ func TestFsckComparesJunctions(t *testing.T) {
 	}
 }
 
-// The table can't be asked while a volume is attached: one that hangs there stays, and
-// one that does not is attached by the next who looks.
+// The table can't be asked while a volume is attached: an attached volume stays, and the next
+// caller attaches a volume that is not attached.
 func TestAttachWhileTableIsAway(t *testing.T) {
 	t.Parallel()
 	s := newTree(t)
@@ -349,10 +348,10 @@ func TestAttachWhileTableIsAway(t *testing.T) {
 	}
 	failed := 0
 	for _, state := range []string{"new", "attached"} {
-		// At whichever reading of the parent's row it is.
+		// At whichever reading of the parent's row the failure comes.
 		for n := range 8 {
 			if state == "new" {
-				a.ask(t.Context(), toDetach(ids[1])) // what hangs
+				a.ask(t.Context(), toDetach(ids[1])) // the attached volume
 			}
 			away(ids[0], n)
 			_, err := a.ask(t.Context(), attach)
@@ -381,8 +380,8 @@ func TestAttachWhileTableIsAway(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// Two servers died when each had written that it hangs one volume below the other, and
-// before they looked whether that is a circle: none is made of it.
+// Two servers died, each after writing that it attaches one volume below the other, and before
+// looking for a circle: no circle results.
 func TestNoCycleIsLeft(t *testing.T) {
 	t.Parallel()
 	s := newTree(t)

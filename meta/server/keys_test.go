@@ -9,7 +9,7 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// Every server sees to it that keys are rotated; a new one is told before it signs.
+// Every server sees to the rotation of keys; a new server gets the keys before the server signs.
 func TestKeysAreRotated(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.KeyLook = 10 * time.Millisecond })
@@ -27,7 +27,7 @@ func TestKeysAreRotated(t *testing.T) {
 			t.Fatal("nobody looks after the keys")
 		}
 	}
-	// A server that starts knows not since when the others were told.
+	// A server that starts does not know how long the others have had the key.
 	g.s.crash()
 	g.s.cluster.capKeys = []meta.CapKey{{ID: 1<<31 + 5, Secret: make([]byte, 32)}, {ID: 4, Secret: make([]byte, 32)}}
 	g.s.start()
@@ -47,8 +47,8 @@ func TestKeysAreRotated(t *testing.T) {
 	}
 }
 
-// No capability holds longer than the key that signed it stays valid, whatever is
-// asked for; and a copy of any size, however low its bound, ends within that.
+// No capability holds longer than its signing key stays valid, whatever life the caller asks for;
+// and a copy of any size, however low its bound, ends within the capability's life.
 func TestNothingIsSignedForLonger(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil)

@@ -24,8 +24,8 @@ func (p *peer) leads(t *testing.T, ino meta.Ino, address string, between func())
 	return epoch
 }
 
-// Rule 25: while a session leads a file, no other session's bytes get into the file; a leader
-// that follows begins behind the sealed end of its predecessor, in a later epoch, also after the
+// Rule 25: while a session leads a file, no other session's bytes get into the file; the next
+// leader begins behind the sealed end of its predecessor, in a later epoch, also after the
 // owner's death. Control: meta-noleadership.
 func TestLeadership(t *testing.T) {
 	t.Parallel()
@@ -70,8 +70,8 @@ func TestLeadership(t *testing.T) {
 	if err := b.try(t, &meta.GetAttr{Ino: ino}); err != nil {
 		t.Error(err)
 	}
-	// The leader is silent, and wanted: its session ends. It appended on, with no word to the
-	// journal.
+	// The leader is silent, and another session wants to lead: the leader's session ends. The
+	// leader appended on, with no word to the journal.
 	f.has(g.ID, 777, 700)
 	sess := s.srv.session(a.ID())
 	second := b.leads(t, ino, "b:1", func() { sess.renewed.Store(int64(time.Since(s.srv.epoch) - 100*s.ttl)) })
@@ -109,14 +109,14 @@ func TestLeadership(t *testing.T) {
 	if third <= second {
 		t.Errorf("DATA: epoch %d after epoch %d", third, second)
 	}
-	// A session that leads and does not know it leads anew.
+	// A session that leads without knowing leads anew.
 	if fourth := a.leads(t, ino, "a:3", nothing); fourth <= third {
 		t.Errorf("DATA: epoch %d after epoch %d", fourth, third)
 	}
 }
 
-// A session begins many leaderships at a time, while its other calls acknowledge what is
-// durable: each Lead gets its own reply.
+// A session begins many leaderships at a time, while its other calls acknowledge durable entries:
+// each Lead gets its own reply.
 func TestManyLeadAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 60*time.Second)
@@ -139,8 +139,8 @@ func TestManyLeadAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// A file that a session of the present writes, without leading it, is sealed before another
-// session leads the file.
+// A file that a live session writes, without leading the file, is sealed before another session
+// leads the file.
 func TestLeadSealsAnOpenEnd(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 60*time.Second)
@@ -160,9 +160,10 @@ func TestLeadSealsAnOpenEnd(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// A leader keeps its lease while others ask to lead its file, or to write the file, and the owner
-// asks the leader how long the file is when others read it. A question under way ends with the
-// leadership: the reader then gets what the next leader begins behind.
+// A leader keeps its lease while other sessions ask to lead its file, or to write the file, and
+// the owner asks the leader for the file's length when other sessions read the file. A question
+// under way ends with the leadership: the reader then gets the end that the next leader begins
+// behind.
 func TestLeaderIsReadWithoutRecall(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 60*time.Second)
@@ -231,8 +232,8 @@ func TestLeaderIsReadWithoutRecall(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// A rollback ends the leader's session, and leaves the count of the epochs as high as it was: also
-// a file that the rollback brings back gets a later epoch than all before.
+// A rollback ends the leader's session, and keeps the count of the epochs: also a file that the
+// rollback brings back gets a later epoch than all before.
 func TestLeadershipOverRollback(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 60*time.Second)

@@ -41,8 +41,9 @@ func TestWaitEndsWithSession(t *testing.T) {
 	}
 }
 
-// A request for a lock is served late, when the session's entry into the volume is over. It
-// sets no lock: the session's locks were dropped before, and nothing would drop this one.
+// A request for a lock is served late, when the session's entry into the volume is over. The
+// request sets no lock: the session's locks were dropped before, and nothing would drop the late
+// lock.
 func TestNoLockWithoutEntry(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -64,7 +65,7 @@ func TestNoLockWithoutEntry(t *testing.T) {
 		t.Error("DATA: a session that is not in the volume has a lock there")
 	}
 	o.mu.Lock()
-	o.entered[sess] = entry + 1 // it entered again
+	o.entered[sess] = entry + 1 // the session entered again
 	o.mu.Unlock()
 	o.lockNow(sess, 1<<40, m, entry)
 	if held() != 0 {

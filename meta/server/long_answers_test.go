@@ -18,8 +18,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Answers are bounded in bytes. What a volume holds may make them as long as it
-// likes: directories nest deeper than any path reaches.
+// Answers are bounded in bytes. The contents of a volume can make an answer arbitrarily long:
+// directories nest deeper than any path reaches.
 
 // deep makes n directories with the longest name inside each other.
 func (p *peer) deep(t *testing.T, n int, of string) meta.Ino {
@@ -68,8 +68,8 @@ func filesIn(dirs []meta.Ino) (ops []meta.Op) {
 	return ops
 }
 
-// Events and comparisons of a tree whose paths are of any length come in pages;
-// each event once, without the path of a directory that no path reaches.
+// Events and comparisons of a tree with arbitrarily long paths come in pages; each event once,
+// without the path of a directory that no path reaches.
 func TestAnswersAboutDeepTrees(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -126,8 +126,8 @@ func TestAnswersAboutDeepTrees(t *testing.T) {
 	}
 }
 
-// Lost chunks come in pages, each once, with their files; what was accepted is
-// told at once, with fewer files.
+// Lost chunks come in pages, each chunk once, with its files; accepted losses are told at once,
+// with fewer files.
 func TestLossesInPages(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.lostPage = 18 }, racks[0])
@@ -176,7 +176,7 @@ func TestLossesInPages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// By its bytes before by its chunks.
+		// The bound of bytes ends the page before the bound of chunks.
 		if n := proto.Size(page); n > pageBytes+1<<10 || len(page.Chunks) >= 18 {
 			t.Errorf("%d chunks in %d bytes", len(page.Chunks), n)
 		}

@@ -12,10 +12,10 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// onlyOnNews has volumes inspected when there is news alone, not every few moments.
+// onlyOnNews has volumes inspected on news alone, not every few moments.
 func onlyOnNews(c *Config) { c.RepairInterval = time.Hour }
 
-// states are the chunks of the first volume as its journal has them.
+// states are the chunks of the first volume by the journal.
 func (s *site) states() map[meta.ChunkID]meta.ChunkRecord {
 	s.t.Helper()
 	o, err := s.srv.open(s.t.Context(), 1)
@@ -29,9 +29,9 @@ func (s *site) states() map[meta.ChunkID]meta.ChunkRecord {
 	return all
 }
 
-// TestPolicyHoldsWhenAnswered: when a change of policy is answered, no chunk that does not
-// meet it can be appended to, also none that its writer was given a moment before; new ones
-// are as the policy wants them. What meets it goes on.
+// TestPolicyHoldsWhenAnswered: when a change of policy is answered, no writer can append to a
+// chunk that breaks the policy, including a chunk that its writer got a moment before; new chunks
+// meet the policy. Chunks that meet the policy go on.
 func TestPolicyHoldsWhenAnswered(t *testing.T) {
 	t.Parallel()
 	s := newSiteWith(t, 10*time.Second, onlyOnNews)
@@ -78,8 +78,8 @@ func TestPolicyHoldsWhenAnswered(t *testing.T) {
 	set("both of rack a", func(p *meta.Policy) { p.Replicas = 2 }, "replicas", []meta.ChunkGrant{near}, nil)
 }
 
-// TestPolicySetAgain: what can't be ended when a policy is set is told, and asked for again
-// it is ended, though the policy is what it was.
+// TestPolicySetAgain: the answer names chunks that can't be ended when a policy is set; a
+// repeated request ends those chunks, though the policy is unchanged.
 func TestPolicySetAgain(t *testing.T) {
 	t.Parallel()
 	s := newSiteWith(t, 10*time.Second, onlyOnNews)
@@ -105,9 +105,9 @@ func TestPolicySetAgain(t *testing.T) {
 	}
 }
 
-// TestPolicyOutlivesItsOwner: a server that dies when a policy is journaled, and before the
-// chunks have ended that don't meet it, leaves none to its successor that writers go on in,
-// whether whoever set the policy asks again or not.
+// TestPolicyOutlivesItsOwner: a server dies when a policy is journaled and before the chunks that
+// break the policy have ended. Writers go on in no such chunk under the successor, with or
+// without a repeated request.
 func TestPolicyOutlivesItsOwner(t *testing.T) {
 	t.Parallel()
 	for _, again := range []bool{true, false} {
@@ -152,7 +152,7 @@ func TestPolicyOutlivesItsOwner(t *testing.T) {
 		g.mu.Unlock()
 		g.s.start()
 		if again {
-			if err := <-answer; err != nil { // the server that died had time to say so
+			if err := <-answer; err != nil { // the server that died had time to answer
 				if err := admin.setWords(ctx, false, func(p *meta.Policy) { p.Replicas = 2 }, "replicas"); err != nil {
 					t.Fatal(err)
 				}
@@ -168,8 +168,7 @@ func TestPolicyOutlivesItsOwner(t *testing.T) {
 	}
 }
 
-// TestCompactionHoldsThePolicy: what compaction copied by a policy before, files do not
-// come to lie in.
+// TestCompactionHoldsThePolicy: copies that compaction made under an earlier policy get no files.
 func TestCompactionHoldsThePolicy(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.RepairDelay = time.Hour }, "/dc/a/1", "/dc/b/2")
@@ -200,9 +199,9 @@ func TestCompactionHoldsThePolicy(t *testing.T) {
 	}
 }
 
-// TestNothingMeetsIt: a policy that nothing in the cluster can meet is refused, when a
-// volume is made and when it is set, unless it is forced; other words of a volume that
-// has such a one can be set.
+// TestNothingMeetsIt: a policy that no servers of the cluster can meet is refused, when a volume
+// is made and when the policy is set, unless the request forces the policy; other words of a
+// volume with such a policy can be set.
 func TestNothingMeetsIt(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -233,9 +232,9 @@ func TestNothingMeetsIt(t *testing.T) {
 	}
 }
 
-// TestServersThatAreAwayCount: a policy is refused for what was given up, and not for what
-// is down: neither by the metadata server that saw it go, nor by one that was started since,
-// which knows it by its record alone.
+// TestServersThatAreAwayCount: a policy is refused because of servers that were given up, and not
+// because of servers that are down: neither by the metadata server that saw the server go, nor by
+// a metadata server started since, which knows the server by its record alone.
 func TestServersThatAreAwayCount(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, "/dc/a/1", "/dc/b/2")
@@ -261,7 +260,7 @@ func TestServersThatAreAwayCount(t *testing.T) {
 	if err := create("restarted", 3); err != nil {
 		t.Errorf("one of three is known by its record alone: %v", err)
 	}
-	// The owner of a volume tells health, and whoever looks at it, once a rack was given up.
+	// The owner of a volume tells health, and every reader of health, once a rack was given up.
 	v, err := p.FindVolume(t.Context(), "three")
 	if err != nil {
 		t.Fatal(err)

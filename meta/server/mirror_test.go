@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/meta/admin"
 )
 
-// fill takes the right to fill volume 1, or gives it up.
+// fill takes the right to fill volume 1, or gives the right up.
 func (p *peer) fill(t *testing.T, typ meta.LockType) {
 	t.Helper()
 	if err := p.SetLock(t.Context(), 1, meta.Lock{Ino: meta.MirrorLock, Owner: 7, Type: typ, Flock: true, End: 1<<63 - 1}, false); err != nil {
@@ -19,9 +19,9 @@ func (p *peer) fill(t *testing.T, typ meta.LockType) {
 	}
 }
 
-// Who filled a mirror's target, slept, and wakes when the right is another's, or the
-// volume one like others, keeps no snapshot of it and rolls nothing back: others
-// wrote what is there.
+// A mirror that filled a target, slept, and wakes when another session has the right, or the
+// volume is an ordinary volume, takes no snapshot of the volume and rolls nothing back: the
+// contents are of other writers.
 func TestOnlyWhoFillsRollsBack(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -51,7 +51,7 @@ func TestOnlyWhoFillsRollsBack(t *testing.T) {
 	must(a.TakeTarget(ctx, 1, "two"))
 
 	a.fill(t, meta.LockUnlock)
-	// The right may go while what clients hold is taken back for the snapshot.
+	// The right may go while the snapshot recalls the clients' leases.
 	if _, _, err := s.srv.opened(1).snapshots.take(ctx, &meta.TakeSnapshot{Name: "late"}, takeHow{filler: s.srv.session(a.ID())}); !errors.Is(err, meta.ReadOnly) {
 		t.Errorf("a snapshot was taken after the right was lost in between: %v", err)
 	}
@@ -80,8 +80,8 @@ func TestOnlyWhoFillsRollsBack(t *testing.T) {
 	}
 }
 
-// TestMirrorRecords: a volume that a mirror's record names is not deleted before the
-// record, and a record whose volume is gone is dropped by who lists them.
+// TestMirrorRecords: a volume that a mirror's record names is not deleted before the record, and
+// a caller that lists mirrors drops a record whose volume is gone.
 func TestMirrorRecords(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -110,12 +110,12 @@ func TestMirrorRecords(t *testing.T) {
 	a.must(t, toDelete(v))
 }
 
-// A reader that leaves recalls unanswered delays what is shown next, and holds nobody
-// up: neither one that was silent from the beginning, nor one that answered and fell
-// silent when it had been leased something again.
+// A reader that leaves recalls unanswered delays the next shown snapshot, and delays no session:
+// neither a reader that was silent from the beginning, nor a reader that answered and fell silent
+// with a new lease.
 func TestShowHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
-	s := newSiteTTL(t, time.Minute) // that long a session lasts that does not answer, and longer
+	s := newSiteTTL(t, time.Minute) // a session that does not answer lasts so long, and longer
 	a, reader := s.dial("a"), s.dial("reader")
 	ctx := t.Context()
 	sub := a.do(t, &meta.Create{Parent: meta.RootIno, Name: "sub", Mode: meta.TypeDir | 0o755}, meta.LeaseNone).Attr.Ino
@@ -146,7 +146,7 @@ func TestShowHoldsNobodyUp(t *testing.T) {
 		eventually(t, "it is asked for its lease", func() error {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return unless(len(p.held) > 0) // more often, if its connection was lost
+			return unless(len(p.held) > 0) // more often, if the connection was lost
 		})
 	}
 	answer := func(p *peer) {
@@ -188,7 +188,7 @@ func TestShowHoldsNobodyUp(t *testing.T) {
 	answer(second)
 	asked(first)
 	reads("while one that had answered does not")
-	for range 100 { // it may be asked again before the next is shown
+	for range 100 { // the owner may ask the reader again before the next snapshot is shown
 		answer(first)
 		select {
 		case err := <-shown:
@@ -201,8 +201,8 @@ func TestShowHoldsNobodyUp(t *testing.T) {
 	t.Fatal("what readers see is never another")
 }
 
-// What is shown changes at a moment when nothing is leased, also while who fills the
-// target, whom nobody holds up, goes on.
+// The shown snapshot changes at a moment without leases, also while the session that fills the
+// target, which no reader delays, goes on.
 func TestUnleasedBesideFiller(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -225,8 +225,8 @@ func TestUnleasedBesideFiller(t *testing.T) {
 			}
 		})
 	}
-	// Who waits long for a mutex gets it in turn, so that there is somebody between any
-	// two that take it.
+	// A goroutine that waits long for a mutex gets the mutex in turn, so that another holder
+	// comes between any two.
 	wg.Go(func() {
 		for ctx.Err() == nil {
 			o.mu.Lock()
@@ -253,9 +253,9 @@ func TestUnleasedBesideFiller(t *testing.T) {
 	}
 }
 
-// Who fills a target takes no lease of the snapshot that is shown away, and does not
-// wait for one; what it is leased keeps nothing from readers. Two that fill one after
-// the other see the same tree.
+// A session that fills a target takes no lease of the shown snapshot away, and does not wait for
+// a lease; its own leases keep nothing from readers. Two sessions that fill one after the other
+// see the same tree.
 func TestFillerIsApart(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -285,7 +285,7 @@ func TestFillerIsApart(t *testing.T) {
 	}
 	before := recalls(a) // for the first to be shown
 	reader.mu.Lock()
-	reader.hold = true // it would never answer
+	reader.hold = true // the reader would never answer
 	reader.mu.Unlock()
 	leased(reader, meta.RootIno, meta.LeaseShared)
 	leased(reader, f, meta.LeaseShared)

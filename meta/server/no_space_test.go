@@ -20,7 +20,7 @@ func newFile(name string) *meta.Create {
 	return &meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644, Excl: true}
 }
 
-// eventually tries until it works, a few seconds long.
+// eventually tries until the call works, for a few seconds.
 func eventually(t *testing.T, what string, try func() error) {
 	t.Helper()
 	var err error
@@ -75,8 +75,8 @@ func TestJournalWithoutSpace(t *testing.T) {
 	}
 }
 
-// A metadata disk that is nearly full: what frees something still goes, then
-// nothing; what was answered reaches the journal all the time.
+// On a nearly full metadata disk, changes that free space still work, then no change works;
+// answered changes reach the journal all the time.
 func TestMetadataDiskNearlyFull(t *testing.T) {
 	t.Parallel()
 	var free atomic.Uint64

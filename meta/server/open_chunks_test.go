@@ -8,7 +8,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// takeDisk has a server lose all that it has, as one whose disk was exchanged.
+// takeDisk has a server lose all its replicas, as after a change of its disk.
 func (n *gridNode) takeDisk() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -16,9 +16,9 @@ func (n *gridNode) takeDisk() {
 	n.generation++
 }
 
-// An open chunk of an idle writer that lost a replica with its disk, that a server told
-// to be corrupt, or that vanished from a server which noticed nothing, is ended and
-// copied as a sealed one is; one that nobody wrote to yet stays as it is.
+// An open chunk of an idle writer that lost a replica with its disk, that a server reported
+// corrupt, or that vanished from a server without notice, is ended and copied like a sealed
+// chunk; an open chunk without bytes stays unchanged.
 func TestHurtOpenChunksAreRepaired(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.RepairDelay = time.Hour }, racks[0], racks[2], racks[4])
@@ -42,8 +42,8 @@ func TestHurtOpenChunksAreRepaired(t *testing.T) {
 					return false
 				}
 			}
-			// The status may say for a moment that all is whole, while what was wrong with a
-			// replica is not listed yet.
+			// The status may say for a moment that all is whole, while the fault of a replica is
+			// not listed yet.
 			return full(st) && g.inexact(3) == nil
 		})
 		g.exact(3)
@@ -57,9 +57,9 @@ func TestHurtOpenChunksAreRepaired(t *testing.T) {
 	}
 }
 
-// While the replica that an open chunk lost has no place, and the others are silent, that
-// is told as of sealed chunks; and 'penstock chunk lost' knows a chunk whose bytes are
-// nowhere, though its writer has it open.
+// While the replica that an open chunk lost has no place, and the others are silent, the status
+// counts the chunk like a sealed chunk; and 'penstock chunk lost' knows a chunk whose bytes are
+// nowhere, though its writer has the chunk open.
 func TestHurtOpenChunksAreTold(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.RepairDelay = time.Hour }, racks[0], racks[2])
@@ -148,8 +148,8 @@ func TestShortChunksAreFilled(t *testing.T) {
 	}
 }
 
-// A short chunk whose writer says that it can't reach the third server goes on: a fresh one
-// would not have it either.
+// A short chunk whose writer reports that the third server is out of reach goes on: a fresh chunk
+// would not have the third server either.
 func TestShortChunksWaitForTheirWriter(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])
@@ -172,14 +172,14 @@ func TestShortChunksWaitForTheirWriter(t *testing.T) {
 		t.Errorf("it ends: %s", x.ends)
 	}
 	g.nodes[3].halt()
-	g.add(3, racks[4]) // what the writer saw of it is over
+	g.add(3, racks[4]) // the writer's report is over
 	eventually(t, "it ends, since its writer has nothing against the third server any more", func() error {
 		return unless(o.inspection.openChunk(&rec, &policy, g.s.srv.servers()).ends != "")
 	})
 }
 
-// A chunk that nobody wrote to yet ends and goes when its servers were given up, though
-// none of them can be asked, and no writer comes.
+// A chunk without bytes ends and goes when its servers were given up, though none of the servers
+// can be asked, and no writer comes.
 func TestUnwrittenChunkOnRemovedServer(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0])

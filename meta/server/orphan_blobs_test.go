@@ -15,8 +15,8 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// leakSite is a grid whose chunk servers have a chunk for each blob of a
-// checkpoint, as real ones do, and where leaks are looked for when a test says.
+// leakSite is a grid whose chunk servers have a chunk for each blob of a checkpoint, as real
+// chunk servers do; a test starts the search for leaks.
 type leakSite struct {
 	*grid
 	found leaks
@@ -24,10 +24,10 @@ type leakSite struct {
 	inner meta.Blob
 	mu    sync.Mutex
 	last  uint64
-	old   bool                // ids are made as the first release made them
+	old   bool                // ids are made as the first release made ids
 	thin  bool                // on two servers only
 	fail  bool                // nothing can be read
-	put   func(name string)   // called when a blob's chunk is there, before its reference is
+	put   func(name string)   // called when a blob's chunk exists, before the blob's reference does
 	is    map[string]blobCopy // by name
 }
 
@@ -125,7 +125,7 @@ func (l *leakSite) there(id meta.ChunkID, on ...meta.ServerID) bool {
 	})
 }
 
-// leak is a chunk as a crash leaves one of a checkpoint.
+// leak is a leftover chunk of a checkpoint, as after a crash.
 func (l *leakSite) leak() meta.ChunkID {
 	l.mu.Lock()
 	l.last++
@@ -165,7 +165,7 @@ func (l *leakSite) more(name string) {
 	p.create(l.t, name)
 }
 
-// What is leaked goes at the second look, and only that.
+// Leaked chunks go at the second look, and no others.
 func TestLeakedChunksGo(t *testing.T) {
 	t.Parallel()
 	l := newLeakSite(t)
@@ -193,7 +193,7 @@ func TestLeakedChunksGo(t *testing.T) {
 	l.whole(cp)
 }
 
-// Each of these keeps everything, or what it concerns, for as long as it lasts.
+// Each of these obstacles keeps everything, or its own part, for as long as the obstacle lasts.
 func TestLeaksAreProven(t *testing.T) {
 	t.Parallel()
 	stay := func(t *testing.T, l *leakSite, x meta.ChunkID, lift func()) {
@@ -255,8 +255,7 @@ func TestLeaksAreProven(t *testing.T) {
 				n.mu.Unlock()
 			}
 		}
-		// Seen, then not seen because the list broke off, then seen again: that
-		// is once.
+		// Seen, then not seen because the list broke off, then seen again: the look counts once.
 		l.look(1)
 		fail(true)
 		l.look(1)
@@ -327,16 +326,16 @@ func TestLeaksAreProven(t *testing.T) {
 	})
 }
 
-// A reader has a checkpoint pinned. The owner made another one, and was stopped
-// before it deleted what the first had alone. That looks leaked, and stays until
-// the reader is done: also when the other one is at the same entry, as when
-// replicas were lost and the files are stored again.
+// A reader has a checkpoint pinned. The owner made a second checkpoint, and was stopped before
+// deleting the chunks of the first checkpoint alone. Those chunks look leaked, and stay until the
+// reader is done: also when the second checkpoint is at the same entry, as when replicas were
+// lost and the files are stored again.
 func TestLeaksAndPins(t *testing.T) {
 	t.Parallel()
 	for _, same := range []bool{false, true} {
 		t.Run(fmt.Sprint("same entry: ", same), func(t *testing.T) {
 			l := newLeakSite(t)
-			l.thin = same // with too few replicas: the next stores all of it again
+			l.thin = same // with too few replicas: the next checkpoint stores all files again
 			old := l.s.checkpointNow()
 			reader := journal.New(1, l.s.cluster.log.Reader(), nil)
 			_, release, err := reader.Pin(t.Context())
@@ -356,7 +355,7 @@ func TestLeaksAndPins(t *testing.T) {
 			}
 			l.whole(old)
 			o.mu.Lock()
-			o.checkpoints.old = nil // as a crash leaves it
+			o.checkpoints.old = nil // as a crash leaves the state
 			o.mu.Unlock()
 			l.look(4)
 			l.whole(old)
@@ -373,9 +372,9 @@ func TestLeaksAndPins(t *testing.T) {
 	}
 }
 
-// Ids of the first release say nothing: the checkpoints of all volumes are asked,
-// those of volumes that are being deleted, too, which may have to be loaded
-// for that; and one that can't be read keeps everything.
+// Ids of the first release name no checkpoint: the checkpoints of all volumes are asked,
+// including volumes being deleted, which may have to be loaded first; and an unreadable
+// checkpoint keeps everything.
 func TestLeaksWithOldIDs(t *testing.T) {
 	t.Parallel()
 	l := newLeakSite(t)
