@@ -12,7 +12,7 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// Accounts: what was idle may do a second's worth at once, then so much a second.
+// Accounts: an idle account allows a second's worth at once, then the rate per second.
 func TestPace(t *testing.T) {
 	t.Parallel()
 	var a pace
@@ -30,8 +30,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// One client asks for as much as it can over several sessions. It gets its rate
-// and no more, without an error; another does what it wants meanwhile.
+// A client asks for as much as possible over several sessions. The client gets its rate and no
+// more, without an error; another client works undisturbed meanwhile.
 func TestFloodIsHeldUp(t *testing.T) {
 	const rate = 200
 	s := newSecured(t)
@@ -75,7 +75,7 @@ func TestFloodIsHeldUp(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	held := s.srv.Counters().Held
-	// The other's account is its own: a hundred operations are never held up.
+	// The other client has an account of its own: a hundred operations are never delayed.
 	for range 100 {
 		if err := read(quietly); err != nil {
 			t.Fatal(err)

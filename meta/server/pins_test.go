@@ -26,8 +26,8 @@ func (p *peer) holders(t *testing.T, name string) (l []string) {
 	return l
 }
 
-// TestPins: a pinned snapshot is not deleted by anybody, under this owner and
-// the next, and survives a rollback; released by all it goes.
+// TestPins: no caller deletes a pinned snapshot, under this owner and the next, and the snapshot
+// survives a rollback; when all pins are released the snapshot goes.
 func TestPins(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -43,7 +43,7 @@ func TestPins(t *testing.T) {
 	if _, err := a.PinSnapshot(t.Context(), 1, "two", "run-2", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	// A shorter renewal takes nothing away, a longer one adds.
+	// A shorter renewal takes nothing away, a longer renewal adds.
 	if p, err := a.PinSnapshot(t.Context(), 1, "two", "run-1", time.Minute); err != nil || !p.Until.Equal(first.Until) {
 		t.Fatalf("%+v, %v", p, err)
 	}
@@ -100,8 +100,8 @@ func TestPins(t *testing.T) {
 	s.exact()
 }
 
-// TestPinOfOneThatIsGone: who means a snapshot that was deleted pins no other that has
-// its name.
+// TestPinOfOneThatIsGone: a caller that means a deleted snapshot pins no other snapshot of the
+// same name.
 func TestPinOfOneThatIsGone(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -128,8 +128,8 @@ func TestPinOfOneThatIsGone(t *testing.T) {
 	}
 }
 
-// TestPinnedOfSchedule: the schedule deletes what it took when nobody pins it
-// any more, and not before.
+// TestPinnedOfSchedule: the schedule deletes its own snapshots when their last pin ends, and not
+// before.
 func TestPinnedOfSchedule(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -183,8 +183,7 @@ func TestPinnedVolume(t *testing.T) {
 	a.must(t, toDelete(v))
 }
 
-// TestWhoMayPin: who may read; to release another's pin is for administrators
-// of the volume.
+// TestWhoMayPin: readers may pin; only administrators of the volume release another caller's pin.
 func TestWhoMayPin(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -211,14 +210,14 @@ func TestWhoMayPin(t *testing.T) {
 	if _, err := as("other").UnpinSnapshot(t.Context(), 1, "one", "run"); meta.KindOf(err) != meta.AccessDenied || !strings.Contains(err.Error(), "client/reader") {
 		t.Errorf("another's pin: %v", err)
 	}
-	// To renew it does not make it one's own.
+	// A renewal does not change a pin's maker.
 	if p, err := as("other").PinSnapshot(t.Context(), 1, "one", "run", 2*time.Hour); err != nil || p.By != "client/reader" {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if ok, err := as("reader").UnpinSnapshot(t.Context(), 1, "one", "run"); err != nil || !ok {
 		t.Errorf("one's own: %v, %v", ok, err)
 	}
-	// Who may read has a digest computed before others, but at the rate of all.
+	// A reader has a digest computed before others, but at the rate of all.
 	for _, who := range []string{"other", "boss"} {
 		i, err := as(who).AwaitDigest(t.Context(), 1, "one", true)
 		if err != nil {

@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// slowToFollow has the peer take in policies only once the channel is closed, and tells of
-// each that came.
+// slowToFollow has the peer take in policies only once the channel is closed, and sends each
+// policy to the returned channel.
 func (p *peer) slowToFollow(until <-chan struct{}) (came <-chan meta.Policy) {
 	ch := make(chan meta.Policy, 8)
 	p.mu.Lock()
@@ -28,8 +28,8 @@ func (p *peer) follows() meta.Policy {
 }
 
 // TestPolicyIsFollowedWhenAnswered: a session in the volume follows a policy when the request
-// that sets it is answered, in both directions; one that comes back after a restart of the
-// owner is told when it enters.
+// that sets the policy is answered, in both directions; a session that comes back after a restart
+// of the owner gets the policy when the session enters.
 func TestPolicyIsFollowedWhenAnswered(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -80,8 +80,8 @@ func TestPolicyIsFollowedWhenAnswered(t *testing.T) {
 	}
 }
 
-// TestPolicyWaitsForNobodyWhoIsLate: a session that is late does not hold a change of policy
-// up. (Whether it waited is seen by the session: it is told to follow only after the answer.)
+// TestPolicyWaitsForNobodyWhoIsLate: a late session does not delay a change of policy. (The
+// session sees whether the change waited: the order to follow comes only after the answer.)
 func TestPolicyWaitsForNobodyWhoIsLate(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 2*time.Second)

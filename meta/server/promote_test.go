@@ -16,15 +16,15 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// toPromote makes a clone of a volume with two files, each in a chunk of its own, and
-// has chunk servers tell of orders to copy before they begin.
+// toPromote makes a clone of a volume with two files, each in a chunk of its own, and has chunk
+// servers report orders to copy before the copy begins.
 func (s *site) toPromote(t *testing.T, a *peer, copying func(meta.Order)) (c meta.VolumeID, inos []meta.Ino, chunks *fakeChunks) {
 	t.Helper()
 	chunks = s.chunkServer(1)
 	for i := range 2 {
 		ino := a.create(t, fmt.Sprint("f", i)).Attr.Ino
 		g := a.alloc(t, false)
-		chunks.has(g.ID, 1<<30, 1<<30) // a copy of it may take longer than a rollback waits
+		chunks.has(g.ID, 1<<30, 1<<30) // a copy of the chunk may take longer than a rollback waits
 		a.commit(t, ino, g, 0, 1<<30, true)
 		inos = append(inos, ino)
 	}
@@ -80,8 +80,8 @@ func (s *site) promoted(t *testing.T, c meta.VolumeID) {
 	s.exactIn(c)
 }
 
-// A clone is rolled back while it is promoted, whatever the chunk servers are at: the
-// rollback does not wait for the promotion, which goes on after it.
+// A clone is rolled back while the clone is promoted, at any state of the chunk servers: the
+// rollback does not wait for the promotion, and the promotion goes on after the rollback.
 func TestRollbackOfPromoted(t *testing.T) {
 	t.Parallel()
 	for _, copied := range []bool{false, true} {
@@ -139,8 +139,8 @@ func TestRollbackOfPromoted(t *testing.T) {
 	}
 }
 
-// changed changes the origin of a clone, whose base has files f0 and f1, so that a copy
-// of it that is made from now on has more that the clone can't see.
+// changed changes the origin of a clone, whose base has files f0 and f1, so that a later copy of
+// the base has further records that the clone can't see.
 func (p *peer) changed(t *testing.T, times int) {
 	t.Helper()
 	name := fmt.Sprint("later", times)
@@ -154,9 +154,9 @@ func (p *peer) changed(t *testing.T, times int) {
 	}
 }
 
-// Until a clone has a checkpoint of its own its state is made again from its origin's as
-// that is then. What the sweep of a promotion took away before, and what the origin
-// changed since, is not in it.
+// Until a clone has a checkpoint of its own, the clone's state is made again from its origin's
+// present state. The records that the sweep of a promotion removed before, and the origin's
+// changes since, are not in the clone.
 func TestSweptCloneIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 2*time.Second)
@@ -168,7 +168,7 @@ func TestSweptCloneIsMadeAgain(t *testing.T) {
 		begun <- struct{}{}
 		<-goOn
 	})
-	before := fmt.Sprint(a.list(t, c)) // it is opened
+	before := fmt.Sprint(a.list(t, c)) // the volume is opened
 	a.changed(t, 1)
 	if _, err := a.Promote(t.Context(), c, nil); err != nil {
 		t.Fatal(err)
@@ -202,8 +202,8 @@ func TestSweptCloneIsMadeAgain(t *testing.T) {
 	same()
 }
 
-// What follows a clone's journal into a copy that it made from another state of the
-// origin than the owner did comes to the same, byte by byte, when the clone is promoted.
+// A follower of a clone's journal, whose copy comes from another state of the origin than the
+// owner's copy, reaches the same state, byte by byte, when the clone is promoted.
 func TestStandbyOfPromoted(t *testing.T) {
 	t.Parallel()
 	etcd := startEtcd(t, shortDir(t))
@@ -241,8 +241,8 @@ func TestStandbyOfPromoted(t *testing.T) {
 	crew.same(c)
 }
 
-// A promotion moves what a mount that is away has cached when that is back, or gone;
-// the rest at once.
+// A promotion moves the cached files of a mount that is away when the mount is back, or gone; the
+// other files at once.
 func TestPromotionWaitsForNobodyAway(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 2*time.Second)
@@ -269,7 +269,7 @@ func TestPromotionWaitsForNobodyAway(t *testing.T) {
 	s.promoted(t, c)
 }
 
-// A promotion moves what a client wrote to that can't commit when it can; the rest at
+// A promotion moves a file whose writer can't commit when the writer can; the other files at
 // once, and the client keeps its lease.
 func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
 	t.Parallel()
@@ -305,8 +305,8 @@ func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
 	s.promoted(t, c)
 }
 
-// Of a file that a client holds on to, which is found out when the first of its chunks
-// was copied, the others are not copied in vain.
+// Of a file that a client keeps, which the promotion learns after copying the file's first chunk,
+// the other chunks are not copied in vain.
 func TestPromotionCopiesNoMoreOfWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 2*time.Second)
@@ -343,12 +343,12 @@ func TestPromotionCopiesNoMoreOfWhatIsHeld(t *testing.T) {
 	for last := int64(-1); last != copies.Load(); time.Sleep(time.Second) {
 		last = copies.Load()
 	}
-	if got := copies.Load(); got == 0 || got >= n { // one for each time that it is asked
+	if got := copies.Load(); got == 0 || got >= n { // one copy for each recall
 		t.Errorf("%d chunks were copied", got)
 	}
 }
 
-// A rate that is given while the promotion reads the one of before holds.
+// A rate that is set while the promotion reads the earlier rate holds.
 func TestRateGivenMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -392,7 +392,7 @@ func TestRateGivenMeanwhile(t *testing.T) {
 			o.clones.one.Unlock()
 		}
 		go give()
-		if free { // nothing keeps it from being given before this is over
+		if free { // nothing keeps another caller from setting a rate before the end
 			<-over
 		}
 	}
@@ -409,8 +409,8 @@ func TestRateGivenMeanwhile(t *testing.T) {
 	s.promoted(t, c)
 }
 
-// While a volume is rolled back a promotion opens no chunk: the rollback would wait for
-// it, and it for the rollback.
+// While a volume is rolled back, a promotion opens no chunk: the rollback and the promotion would
+// wait for each other.
 func TestNoChunkIsBegunInRollback(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)

@@ -14,8 +14,8 @@ func (p *peer) holding() {
 	p.hold = true
 }
 
-// asked waits until that many recalls, or more, came since holding, all of which wait: a
-// connection that begins again is told anew of what was not answered.
+// asked waits until at least the given number of recalls came since holding, all of which wait: a
+// new connection gets unanswered recalls again.
 func (p *peer) asked(t *testing.T, name string, n int) {
 	t.Helper()
 	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -31,7 +31,7 @@ func (p *peer) asked(t *testing.T, name string, n int) {
 	}
 }
 
-// answer answers what waits.
+// answer answers the waiting recalls.
 func (p *peer) answer() {
 	p.mu.Lock()
 	held := p.held
@@ -42,10 +42,10 @@ func (p *peer) answer() {
 	}
 }
 
-// TestWhoGivesUpPutsIn: a session that is asked to give a file up puts in what its kernel
-// still had of the file, though others that cache the file have not answered, and the
-// session that asked caches it, too. Nobody's cache outlives that: all are asked in the same
-// round, and the lease is granted when all have answered. Control: meta-noputin.
+// TestWhoGivesUpPutsIn: a session that is asked to give a file up puts in the pages that its
+// kernel still had of the file, though other sessions that cache the file have not answered, and
+// the asking session caches the file, too. No session's cache outlives the recall: all are asked
+// in the same round, and the lease is granted when all have answered. Control: meta-noputin.
 func TestWhoGivesUpPutsIn(t *testing.T) {
 	t.Parallel()
 	for _, exclusive := range []bool{false, true} {

@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/test/operator"
 )
 
-// A mount that is away keeps nobody from what it was promised, nor a quota from coming.
+// A mount that is away keeps no session from its promised bytes, nor a quota from coming.
 func TestPromiseOfWhoIsAway(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -46,7 +46,7 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Nobody is refused before it is known what becomes of one that is silent.
+	// No session is refused before the fate of a silent session is known.
 	sess = hoard("b")
 	refusal := meta.E("quota", meta.QuotaExceeded, "", nil)
 	final := func(k roomSearch) bool {
@@ -66,7 +66,7 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	})
 	o.mu.Lock()
 	entry := o.entered[sess]
-	delete(o.entered, sess) // as while what it left open is sealed
+	delete(o.entered, sess) // as while the session's open files are sealed
 	o.mu.Unlock()
 	asked.waits = 0
 	if final(asked) {
@@ -82,7 +82,7 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	}
 }
 
-// policies gives what the row, the journal and memory say of a volume's quota.
+// policies gives a volume's quota by the row, the journal and memory.
 func (s *site) policies(v meta.VolumeID) (row, journal meta.Policy, memory uint64, err error) {
 	s.t.Helper()
 	x, err := s.cluster.Volume(s.t.Context(), v)
@@ -109,8 +109,8 @@ func (s *site) samePolicies(v meta.VolumeID) (p meta.Policy) {
 	return journal
 }
 
-// Many change a volume's quota at once: its row, its journal and what the owner
-// compares with say the same afterwards, and so does the journal to the next owner.
+// Many callers change a volume's quota at once: the row, the journal and the owner's memory agree
+// afterwards, and the next owner gets the same quota from the journal.
 func TestQuotasAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -125,7 +125,7 @@ func TestQuotasAtOnce(t *testing.T) {
 				wg.Go(func() {
 					quota := uint64(1+round*16+i*4+k) << 20
 					if i == k {
-						quota = 0 // one comes now and then
+						quota = 0 // a quota comes now and then
 					}
 					if _, err := p.SetVolume(t.Context(), 1, meta.Policy{Replicas: 1, QuotaBytes: quota}, meta.VolumeWords{}); err != nil {
 						t.Error(err)
@@ -144,13 +144,13 @@ func TestQuotasAtOnce(t *testing.T) {
 	}
 }
 
-// Who changes one word of a policy takes back none that another changes at the same
-// time, and neither does who changes labels or the trash time.
+// A caller that changes a word of a policy reverts no word that another caller changes at the
+// same time, and neither does a change of labels or of the trash time.
 func TestWordsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a, b := s.dial("a"), s.dial("b")
-	read := meta.Policy{Replicas: 1, LocalFirst: true} // what both have read before
+	read := meta.Policy{Replicas: 1, LocalFirst: true} // both callers have read the same policy before
 	full := meta.Policy{Replicas: 2, QuotaBytes: 1 << 30, QuotaInodes: 1000, MaxChunk: 8 << 20, SealOnClose: true, SyncOnClose: true, NoAtime: true,
 		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", MinReplicas: 1, Encrypt: true, Immutable: true}
 	day := uint64(86400)
@@ -202,8 +202,8 @@ func TestWordsAtOnce(t *testing.T) {
 	}
 }
 
-// The server dies when it has journaled a policy and not yet written the row: the
-// next owner does.
+// The server dies after journaling a policy and before writing the row: the next owner writes the
+// row.
 func TestRowGetsItsPolicy(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"row", "row written"} {
@@ -236,12 +236,12 @@ func TestRowGetsItsPolicy(t *testing.T) {
 	}
 }
 
-// saver is a client that writes under a quota, and counts what lies idle with it.
+// saver is a client that writes under a quota, and counts its idle promises.
 type saver struct {
 	*peer
 	mu         sync.Mutex
 	idle, most uint64
-	files      []uint64 // promises of what is buffered
+	files      []uint64 // promises for buffered bytes
 }
 
 func (c *saver) Metered(meta.VolumeID, bool, bool, func()) {}
@@ -256,8 +256,8 @@ func (c *saver) Reclaim(v meta.VolumeID, round uint64) {
 	}()
 }
 
-// write reserves bytes as the client library does: what is idle first, and all of
-// that is given back with a request for more.
+// write reserves bytes as the client library does: idle promises first, and all of the rest is
+// given back with a request for more.
 func (c *saver) write(ctx context.Context, n uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,7 +275,7 @@ func (c *saver) write(ctx context.Context, n uint64) error {
 	return nil
 }
 
-// drop gives up what was reserved for a file.
+// drop gives up the promises for a file.
 func (c *saver) drop(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -302,9 +302,9 @@ func (s *site) saver(name string) *saver {
 	return c
 }
 
-// What lies idle with all sessions together is never more than 64 MiB or a hundredth
-// of the quota, however they come and go, and when the quota is lowered it soon is no
-// more than a hundredth of that.
+// All sessions together hold idle promises of at most 64 MiB or a hundredth of the quota, however
+// sessions come and go, and soon after the quota is lowered, at most a hundredth of the new
+// quota.
 func TestIdleIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []uint64{40 << 20, 400 << 20, 40 << 30} {
@@ -363,7 +363,7 @@ func TestIdleIsBounded(t *testing.T) {
 				idle, _ := sum()
 				seen = max(seen, idle)
 			}
-			// It is no bound of nothing.
+			// The idle promises do come near the bound.
 			if seen < most/2 {
 				t.Errorf("at most %d bytes lay idle of %d that may", seen, most)
 			}
@@ -373,7 +373,7 @@ func TestIdleIsBounded(t *testing.T) {
 	}
 }
 
-// slowSaver gives back what lies idle when it is let.
+// slowSaver gives back idle promises when the test allows.
 type slowSaver struct {
 	*saver
 	let chan struct{}
@@ -386,8 +386,8 @@ func (c *slowSaver) Reclaim(v meta.VolumeID, round uint64) {
 	}()
 }
 
-// A quota is lowered while everybody is asked for what lies idle: who has answered that
-// already, and has something idle again, is asked once more.
+// A quota is lowered while the owner recalls all idle promises: a session that has already
+// answered, and has idle promises again, is asked once more.
 func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -401,7 +401,7 @@ func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 	a := s.saver("a")
 	b := &slowSaver{saver: &saver{peer: &peer{leases: map[meta.Ino]meta.LeaseMode{}}}, let: make(chan struct{})}
 	b.Session = s.session("b", b)
-	for _, c := range []*saver{a, b.saver} { // the other has the one asked for its part
+	for _, c := range []*saver{a, b.saver} { // the other session has the owner ask the first session for its part
 		if err := c.write(t.Context(), 1<<20); err != nil {
 			t.Fatal(err)
 		}
@@ -460,8 +460,8 @@ func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 	})
 }
 
-// A batch of which an operation finds no room is answered: what has room is done, the
-// rest is refused, and who asks waits for nothing that does not come.
+// In a batch with an operation that finds no room, the operations with room are done and the
+// others refused, and no caller waits for an answer in vain.
 func TestBatchWithoutRoom(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)

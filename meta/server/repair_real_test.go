@@ -23,18 +23,18 @@ import (
 	loop "penstock.io/penstock/test/disk"
 )
 
-// realServer is a chunk server as it runs in production, on a folder.
+// realServer is a chunk server as in production, on a folder.
 func (g *grid) realServer(id meta.ServerID, at string) (stop func()) {
 	_, stop = g.realServerOn(id, at, g.t.TempDir())
 	return stop
 }
 
-// realServerOn is one with disks.
+// realServerOn is a realServer with disks.
 func (g *grid) realServerOn(id meta.ServerID, at string, dirs ...string) (srv *chunks.Server, stop func()) {
 	return g.realServerWith(chunks.Config{ID: id, Topology: at}, dirs...)
 }
 
-// realServerWith is one with settings of its own.
+// realServerWith is a realServer with settings of its own.
 func (g *grid) realServerWith(cfg chunks.Config, dirs ...string) (srv *chunks.Server, stop func()) {
 	t, id := g.t, cfg.ID
 	log := slog.New(slog.DiscardHandler)
@@ -126,9 +126,9 @@ func (g *grid) fillWith(p *peer, n, size int) {
 	}
 }
 
-// Two chunk servers, each with a disk of its own, fuller the one than the other,
-// and an empty one joins: chunks move onto it until the fills are within the
-// band, though what is left behind is deleted late, and then no more do.
+// Of two chunk servers, each with a disk of its own, the first is fuller, and an empty server
+// joins: chunks move onto the empty server until the fills are within the band, though the old
+// replicas are deleted late, and then no more chunks move.
 func TestNewServerFills(t *testing.T) {
 	t.Parallel()
 	const size = 1 << 20
@@ -178,8 +178,8 @@ func TestNewServerFills(t *testing.T) {
 		t.Errorf("%d bytes are to leave, %d to arrive, in %d chunks", leave, arrive, st.Imbalanced)
 	}
 	move()
-	// What was just deleted or copied may or may not be in a server's report, and
-	// then nothing moves for its sake: settled is what stays so.
+	// A server's report may miss the latest deletions and copies, and a report may then move
+	// nothing: settled waits for a lasting state.
 	var copies uint64
 	since := time.Now()
 	st = g.await("moved, and what was left behind is deleted", func(st *RepairStatus) bool {
@@ -204,13 +204,13 @@ func TestNewServerFills(t *testing.T) {
 		lo, hi = min(lo, fill), max(hi, fill)
 		t.Logf("server %d: %d MiB, %.3f full", i.ID, i.Total>>20, fill)
 	}
-	if hi-lo > 0.1+0.04 { // a chunk, and what the file system takes for it
+	if hi-lo > 0.1+0.04 { // a chunk, and the file system's overhead for the chunk
 		t.Errorf("fills from %.3f to %.3f", lo, hi)
 	}
 }
 
-// holdsPulls keeps chunk servers from copying until move is called: nobody might see before
-// what is to be moved.
+// holdsPulls keeps chunk servers from copying until move is called: the test must see the plan
+// before the copies.
 func (g *grid) holdsPulls() (move func()) {
 	counted := make(chan struct{})
 	g.mu.Lock()
@@ -224,8 +224,8 @@ func (g *grid) holdsPulls() (move func()) {
 	return sync.OnceFunc(func() { close(counted) })
 }
 
-// A disk is given up, and its server is the only one: what it holds moves to
-// the server's other disk.
+// A disk is given up, and its server is the only server: the disk's replicas move to the server's
+// other disk.
 func TestFailedDiskMovesWithinItsServer(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil)
@@ -266,8 +266,8 @@ func TestFailedDiskMovesWithinItsServer(t *testing.T) {
 	}
 }
 
-// Real chunk servers: one dies, its chunks are copied by the others, and every
-// byte is read back from what is left of the replicas.
+// Real chunk servers: a server dies, the others copy its chunks, and a client reads every byte
+// back from the remaining replicas.
 func TestRepairWithRealServers(t *testing.T) {
 	g := newGrid(t, func(c *Config) { c.RepairServerRate, c.RepairRate = 4<<30, 4<<30 })
 	stops := map[meta.ServerID]func(){}
@@ -342,9 +342,9 @@ func TestRepairWithRealServers(t *testing.T) {
 	}
 }
 
-// An owner decides that a chunk ends, and its order to freeze it stays on its
-// way. Another one takes the volume and looks around. When the order arrives it
-// is refused: the writer, who is the next owner's by then, goes on.
+// An owner decides that a chunk ends, and the order to freeze the chunk stays on its way. Another
+// owner takes the volume and looks around. When the order arrives, the chunk server refuses the
+// order: the writer, by then a client of the next owner, goes on.
 func TestStoppedOwnersFreeze(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil)
@@ -373,7 +373,7 @@ func TestStoppedOwnersFreeze(t *testing.T) {
 		_, err := o.sealing.seal(o.ctx, gr.ID, nil)
 		sealed <- err
 	}()
-	// Its lease ends; the next owner is in the same process.
+	// The owner's lease ends; the next owner is in the same process.
 	time.Sleep(50 * time.Millisecond)
 	g.s.cluster.lose(1)
 	if err := <-sealed; err == nil {

@@ -13,9 +13,9 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
-// A server goes and does not come back: after a while its chunks are copied,
-// onto other racks than those that have them. Later it does come back: what it
-// has is nobody's by then.
+// A server goes and does not come back: after a while its chunks are copied, onto other racks
+// than the remaining replicas' racks. Later the server does come back: its replicas are orphans
+// by then.
 func TestRepairServerGone(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks...)
@@ -52,9 +52,9 @@ func TestRepairServerGone(t *testing.T) {
 	g.exact(3)
 }
 
-// A replica is found corrupt, by the server's own reading; another one is gone
-// with its disk; a third is shorter than was journaled. Each is made anew where
-// it lay, and never from a bad one.
+// A replica is found corrupt, by the server's own reading; another replica is gone with its disk;
+// a third replica is shorter than the journal's length. Each is made anew in its place, and never
+// from a bad replica.
 func TestRepairBadReplicas(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])
@@ -76,8 +76,8 @@ func TestRepairBadReplicas(t *testing.T) {
 	g.exact(3)
 }
 
-// Every replica is said to be bad, as by servers whose disks all failed for a
-// moment. Each is asked, what is whole counts again, and what is missing is made.
+// Every replica is reported bad, as by servers whose disks all failed for a moment. The owner
+// asks for each, whole replicas count again, and the missing replicas are made.
 func TestRepairFalseAlarm(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])
@@ -113,8 +113,8 @@ func TestRepairFalseAlarm(t *testing.T) {
 	g.exact(3)
 }
 
-// One that was away while its chunks were sealed is told the end: what is
-// longer is cut, what is shorter or different is made anew.
+// A server that was away while its chunks were sealed learns the end: a longer replica is cut, a
+// shorter or different replica is made anew.
 func TestRepairReturnedServer(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.RepairDelay = time.Hour }, racks[0], racks[2], racks[4])
@@ -131,7 +131,7 @@ func TestRepairReturnedServer(t *testing.T) {
 		if err != nil || slices.Contains(rec.Servers, 2) {
 			t.Fatal(rec, err)
 		}
-		// As if the seal had counted on it, and its final order had not arrived.
+		// As if the seal had counted on the server, and its final order had not arrived.
 		o := g.s.srv.opened(1)
 		if err := o.repairing.setReplicas(t.Context(), &rec, append(slices.Clone(rec.Servers), 2), meta.Fence{}); err != nil {
 			t.Fatal(err)
@@ -145,8 +145,8 @@ func TestRepairReturnedServer(t *testing.T) {
 	}
 }
 
-// A chunk moves from one server to another and back. The order to delete it
-// at the first arrives a second time, late: it is not what is there now.
+// A chunk moves from one server to another and back. The order to delete the chunk at the first
+// server arrives a second time, late: the new replica stays.
 func TestLateDeletion(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[:2]...)
@@ -201,8 +201,8 @@ func TestLateDeletion(t *testing.T) {
 	g.exact(1)
 }
 
-// A drain empties a server, also of the chunk that is being written, and what
-// reads by the old record finds the replicas for a while.
+// A drain empties a server, including the chunk being written, and a reader with the old record
+// finds the replicas for a while.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[:4]...)
@@ -247,7 +247,7 @@ func TestDrain(t *testing.T) {
 	g.exact(2)
 }
 
-// What a policy says now is so of old data, too, after a while.
+// A changed policy also applies to old data, after a while.
 func TestPolicyMovesData(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, append(slices.Clone(racks), "/dc2/x/7", "/dc2/y/8", "/dc2/z/9")...)
@@ -274,7 +274,7 @@ func TestPolicyMovesData(t *testing.T) {
 			}
 		}
 	}
-	// One that can't be met: the data stays whole, and it is said.
+	// A policy that can't be met: the data stays whole, and the status says so.
 	g.force(p, meta.Policy{Replicas: 4, Spread: meta.SpreadDC})
 	st := g.await("four copies", func(st *RepairStatus) bool { return st.Copying == 0 && st.Blocked == 8 && st.CopyBytes == 0 })
 	if st.Misplaced != 8 {
@@ -283,8 +283,8 @@ func TestPolicyMovesData(t *testing.T) {
 	g.exact(4)
 }
 
-// A list that fails proves nothing: nothing is deleted and nothing is copied
-// for it, however empty the rest is.
+// A list that fails proves nothing: nothing is deleted and nothing is copied because of the
+// failed list, however empty the rest is.
 func TestFailedListsProveNothing(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])
@@ -313,7 +313,7 @@ func TestFailedListsProveNothing(t *testing.T) {
 	n.mu.Unlock()
 	g.await("full", full)
 	g.exact(2)
-	// A journal that was set back does not know chunks of its future: they stay.
+	// A journal that was set back does not know chunks of its future: the chunks stay.
 	future := ids[0]
 	future.Counter += 1000
 	n.mu.Lock()
@@ -325,7 +325,7 @@ func TestFailedListsProveNothing(t *testing.T) {
 		t.Error("a chunk that the journal has not given out was deleted")
 	}
 	delete(n.chunks, future)
-	// One that it did give out and has no record of is an orphan.
+	// A chunk that the journal did give out and has no record of is an orphan.
 	orphan := ids[0]
 	n.mu.Unlock()
 	gone := p.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "f0"}, meta.LeaseNone).Attr.Ino
@@ -341,9 +341,9 @@ func TestFailedListsProveNothing(t *testing.T) {
 	})
 }
 
-// A record of before the chunk was moved, as a checkpoint that a lost cluster
-// was made again from has it: the replicas that it does not name are all there
-// are, and become its own.
+// A record from before the chunk was moved, as a checkpoint has after a restore of the cluster:
+// the replicas that the record does not name are the only replicas, and the record takes the
+// replicas up.
 func TestOldRecordAdoptsReplicas(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, racks...)
@@ -364,7 +364,8 @@ func TestOldRecordAdoptsReplicas(t *testing.T) {
 		}
 		n.mu.Unlock()
 	}
-	// A look that finds one of them alone takes that, and copies it to where it likes.
+	// A look that finds a single replica takes the replica, and copies the replica to any
+	// suitable server.
 	st := g.await("full", func(st *RepairStatus) bool {
 		now := g.records()[0].Servers
 		return full(st) && (slices.Contains(now, others[0]) || slices.Contains(now, others[1]))
@@ -375,8 +376,8 @@ func TestOldRecordAdoptsReplicas(t *testing.T) {
 	g.exact(2)
 }
 
-// The most endangered chunk comes first, and no server is asked for more than
-// its share at a time.
+// The most endangered chunk comes first, and no server is asked for more than its share at a
+// time.
 func TestMostEndangeredFirst(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.RepairParallel = 1; c.RepairDelay = time.Hour }, racks...)
@@ -450,8 +451,8 @@ func TestMostEndangeredFirst(t *testing.T) {
 	}
 }
 
-// What a changed policy wants elsewhere ends, open as it is, and moves; until then the
-// volume does not count as placed, also where nothing has room for it.
+// A chunk that a changed policy wants elsewhere ends, even an open chunk, and moves; until then
+// the volume does not count as placed, also where no server has room for the chunk.
 func TestOpenChunksFollowThePolicy(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil, "/dc/r1/a", "/dc/r2/b")
@@ -473,7 +474,7 @@ func TestOpenChunksFollowThePolicy(t *testing.T) {
 		rec := g.record(id)
 		there := rec.State == meta.ChunkSealed && slices.Equal(rec.Servers, []meta.ServerID{2})
 		if st.Degraded() == 0 && st.Unscanned == 0 && !there {
-			rec = g.record(id) // it may have moved since
+			rec = g.record(id) // the chunk may have moved since
 			if rec.State != meta.ChunkSealed || !slices.Equal(rec.Servers, []meta.ServerID{2}) {
 				t.Fatalf("it counts as placed, and is %+v", rec)
 			}

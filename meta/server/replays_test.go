@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// hostile is a client that says what it likes: it speaks frames itself.
+// hostile is a client with its own frames, which may claim anything.
 type hostile struct {
 	t  *testing.T
 	nc net.Conn
@@ -18,8 +18,7 @@ type hostile struct {
 	n  uint64
 }
 
-// dialHostile says hello as a session, and enters the first volume; claim is what the
-// owner asks for.
+// dialHostile says hello as a session, and enters the first volume; the owner asks for the claim.
 func (s *site) dialHostile(id meta.SessionID, known bool) (h *hostile, session meta.SessionID, claim bool) {
 	t := s.t
 	t.Helper()
@@ -61,7 +60,7 @@ func (h *hostile) ask(m wire.Message, typ wire.Type, re wire.Message) {
 	}
 }
 
-// call makes an operation under a new number, and says whether it is a replay.
+// call makes an operation under a new number, and says whether the operation is a replay.
 func (h *hostile) call(op meta.Op, replay bool) *wire.Reply {
 	h.t.Helper()
 	re := new(wire.Reply)
@@ -78,10 +77,10 @@ func (h *hostile) create(name string, ino meta.Ino, replay bool) *wire.Reply {
 	return h.call(op, replay)
 }
 
-// A client that calls its operations replays evades no quota but in the moment in which an
-// owner can't know better: after it took the volume, until the session says that it is
-// back. And it takes inode numbers then alone, and none but those that the owner before
-// may have given it, so that it can't use them up.
+// A client that calls its operations replays evades no quota, except in the time in which an
+// owner can't know better: after the owner took the volume, until the session reports that the
+// session is back. And the client takes inode numbers in that time alone, and only numbers that
+// the previous owner may have given the client, so that the client can't use the numbers up.
 func TestClaimedReplays(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -140,7 +139,7 @@ func TestClaimedReplays(t *testing.T) {
 		t.Errorf("a number that is in use: %+v", re.Status)
 	}
 	refused("a number without a replay", h.create("n", last+1, false))
-	// What it was told before the crash, as far as anybody knows.
+	// The number that the client was told before the crash, as far as the owner knows.
 	if re := h.create("kept", last+3, true); re.Status.Err != meta.KindOK || re.Result.Attr.Ino != last+3 {
 		t.Errorf("a replay: %+v", re)
 	}
@@ -154,8 +153,8 @@ func TestClaimedReplays(t *testing.T) {
 	}
 }
 
-// Two sessions were told of numbers that no journal has. The next owner takes the replays
-// of the one with the higher numbers, and dies; the other replays to the owner after that.
+// Two sessions were told of numbers that no journal has. The next owner takes the replays of the
+// session with the higher numbers, and dies; the other session replays to the owner after that.
 func TestPassedOverNumbers(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -196,7 +195,7 @@ func TestPassedOverNumbers(t *testing.T) {
 	}
 }
 
-// What is believed of a number.
+// The numbers that an owner believes.
 func TestReplayReach(t *testing.T) {
 	const next = 10 * replayReach
 	r := replays{next: next}

@@ -18,10 +18,10 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// Requests whose answer was lost are sent again, to the same owner or the next one.
-// A test sends them twice by itself.
+// Requests with lost answers are sent again, to the same owner or the next owner. The tests
+// themselves send each request twice.
 
-// row reads a volume's row, in the state that it must have.
+// row reads a volume's row, in the state that the row must have.
 func (s *site) row(id meta.VolumeID, want cluster.VolumeState) cluster.Volume {
 	s.t.Helper()
 	v, err := s.cluster.Volume(s.t.Context(), id)
@@ -31,8 +31,8 @@ func (s *site) row(id meta.VolumeID, want cluster.VolumeState) cluster.Volume {
 	return v
 }
 
-// TestVolumeRequestsAgain: create, rename, delete, undelete, attach and detach do once
-// what they are sent twice for, whatever others did in between.
+// TestVolumeRequestsAgain: create, rename, delete, undelete, attach and detach, each sent twice,
+// change the volume once, whatever other callers did in between.
 func TestVolumeRequestsAgain(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 3*time.Second)
@@ -84,7 +84,7 @@ func TestVolumeRequestsAgain(t *testing.T) {
 	a.must(t, detach) // late
 	hangs("there")
 	a.must(t, &adminapi.DetachVolumeRequest{Volume: number, RequestId: 8})
-	// What was refused is refused again.
+	// A refused request is refused again.
 	a.create(t, "taken")
 	bad := attach("taken", 9)
 	a.mustNot(t, meta.Exists, bad)
@@ -102,7 +102,7 @@ func TestVolumeRequestsAgain(t *testing.T) {
 	a.must(t, undelete)
 	a.must(t, remove) // late
 	s.row(v, cluster.VolumeActive)
-	// The last one of before that has the name stays where it is.
+	// The last volume that had the name before stays in its place.
 	old := a.must(t, create("x", 12))
 	a.must(t, &adminapi.DeleteVolumeRequest{Volume: adminapi.Numbered(old), RequestId: 13})
 	a.must(t, &adminapi.DeleteVolumeRequest{Volume: adminapi.Numbered(v), RequestId: 14})
@@ -121,8 +121,8 @@ func TestVolumeRequestsAgain(t *testing.T) {
 	s.exact()
 }
 
-// TestDeletionsAtOnce: a plain deletion that comes again while the first is under way,
-// by another connection, purges nothing.
+// TestDeletionsAtOnce: a plain deletion that comes again while the first is under way, by another
+// connection, purges nothing.
 func TestDeletionsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 3*time.Second)
@@ -151,9 +151,9 @@ func TestDeletionsAtOnce(t *testing.T) {
 	}
 }
 
-// TestDeletionFinishedElsewhere: the server that began to delete a volume loses it, and
-// the next home goes on with that, as it does with whatever it finds: who asked, and has
-// to ask again, hears that it is done, not that there is no such volume.
+// TestDeletionFinishedElsewhere: the server that began to delete a volume loses the volume, and
+// the next home goes on with the deletion, as with every deletion that it finds: the caller that
+// has to ask again hears that the volume is deleted, not that no such volume exists.
 func TestDeletionFinishedElsewhere(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 3*time.Second)
@@ -202,7 +202,7 @@ func TestSnapshotDeletionAgain(t *testing.T) {
 	if l := a.names(t); !slices.Equal(l, []string{"one ready"}) {
 		t.Errorf("the newer one: %q", l)
 	}
-	// The client says which it means, and by its name alone finds the newer one.
+	// The client names the snapshot's time, and by the name alone finds the newer snapshot.
 	if i, err := a.DeleteSnapshot(t.Context(), 1, "one"); err != nil || i.At == at || i.State != meta.SnapshotDeleting {
 		t.Errorf("%+v, %v", i, err)
 	}
@@ -238,7 +238,7 @@ func TestRollbackAfterRollback(t *testing.T) {
 	var s *site
 	s = newSiteWith(t, 10*time.Second, func(cfg *Config) {
 		cfg.Logger = slog.New(onMessage{Handler: cfg.Logger.Handler(), message: "the volume was rolled back", do: func() {
-			if !sent.Swap(true) { // the second one logs the message, too
+			if !sent.Swap(true) { // the second request logs the message, too
 				second = s.srv.opened(1).rollbacks.rollBack(t.Context(), nil, "one", rollHow{token: 2, force: true})
 			}
 		}})
@@ -257,8 +257,8 @@ func TestRollbackAfterRollback(t *testing.T) {
 	}
 }
 
-// TestRollbackAgain: what was written since a volume was rolled back stays, however often
-// the request comes, at once with itself, later, or to the next owner.
+// TestRollbackAgain: writes since the rollback of a volume stay, however often the request comes,
+// at once with itself, later, or to the next owner.
 func TestRollbackAgain(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -280,7 +280,7 @@ func TestRollbackAgain(t *testing.T) {
 	stays := func(when string, want ...string) {
 		t.Helper()
 		names := []string{}
-		eventually(t, "the directory is read", func() error { // in another epoch, if it was rolled back
+		eventually(t, "the directory is read", func() error { // in another epoch, after a rollback
 			r, err := a.Do(t.Context(), 1, meta.OpID{}, &meta.ReadDir{Ino: meta.RootIno, Max: 4096}, meta.LeaseNone)
 			if err != nil {
 				return err
@@ -317,7 +317,7 @@ func TestRollbackAgain(t *testing.T) {
 	s.start()
 	must(back(1))
 	stays("sent to the next owner", "after", "before")
-	// Another request is another one; and of many some are remembered.
+	// A request with another id is another request; and the server remembers a limited number.
 	for n := range uint64(2 * maxRolled) {
 		must(back(2 + n))
 	}

@@ -40,8 +40,8 @@ type guarded struct {
 	*fakeCluster
 	view    atomic.Pointer[cluster.View]
 	mu      sync.Mutex
-	changed chan struct{} // closed and replaced with each view: several wait for it
-	// newer is what etcd has when this server's watch is late; nil: the view.
+	changed chan struct{} // closed and replaced with each view: several callers wait for the change
+	// newer is etcd's view when this server's watch is late; nil: the view.
 	newer atomic.Pointer[cluster.View]
 	asked atomic.Int64
 	deaf  atomic.Bool // etcd does not answer
@@ -65,7 +65,7 @@ func (g *guarded) Changed() <-chan struct{} {
 	return g.changed
 }
 
-// set makes a view the newest, and tells all who wait for one.
+// set makes a view the newest, and wakes all that wait for a view.
 func (g *guarded) set(v *cluster.View) {
 	g.view.Store(v)
 	g.mu.Lock()
@@ -129,7 +129,7 @@ func (s *secured) apiAs(creds *peering.Credentials) *admin.Client {
 	return newAPIClient(s.t, s.addr, creds)
 }
 
-// grants sets what the cluster grants.
+// grants sets the cluster's grants.
 func (s *secured) grants(rev int64, all ...cluster.Grant) {
 	s.g.set(&cluster.View{Revision: rev, Grants: all})
 }
@@ -159,7 +159,7 @@ func (s *secured) hello(creds *peering.Credentials, as wire.Role) (net.Conn, *wi
 
 var allRoles = []peering.Role{peering.Client, peering.Gateway, peering.Admin, peering.ChunkServer, peering.Meta}
 
-// A certificate is good for the roles that it names, in the hello too.
+// A certificate is good for the roles that its names list, in the hello too.
 func TestHelloAsAnotherRole(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -173,8 +173,8 @@ func TestHelloAsAnotherRole(t *testing.T) {
 	}
 }
 
-// ask sends one frame and gives the kind of its answer: Unavailable if the
-// connection ends, KindOK with nothing said within a moment.
+// ask sends a frame and returns the kind of the answer: Unavailable if the connection ends,
+// KindOK if no answer comes within a moment.
 func (s *secured) ask(nc net.Conn, rd *wire.Reader, m wire.Message) meta.Kind {
 	s.t.Helper()
 	const id = 77
@@ -201,7 +201,7 @@ func (s *secured) ask(nc net.Conn, rd *wire.Reader, m wire.Message) meta.Kind {
 	}
 }
 
-// answerOf makes an empty answer and says where its status will be.
+// answerOf makes an empty answer and returns the place of its status.
 func answerOf(t wire.Type) (wire.Message, *wire.Status) {
 	switch t {
 	case wire.TReply:
@@ -231,7 +231,7 @@ func answerOf(t wire.Type) (wire.Message, *wire.Status) {
 	return nil, nil
 }
 
-// asked makes one frame of each type that asks for something on volume 1.
+// asked makes a frame of each type that requests something on volume 1.
 func asked() map[wire.Type]wire.Message {
 	lookup := &meta.Lookup{Parent: meta.RootIno, Name: "x"}
 	return map[wire.Type]wire.Message{
@@ -248,8 +248,8 @@ func asked() map[wire.Type]wire.Message {
 	}
 }
 
-// Every frame, sent by every role: who may not send it loses the connection or
-// is refused; a client without a grant gets nothing of a volume.
+// Every frame, sent by every role: a role that may not send the frame loses the connection or is
+// refused; a client without a grant gets nothing of a volume.
 func TestEveryFrameIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -269,7 +269,7 @@ func TestEveryFrameIsRefused(t *testing.T) {
 				t.Fatal(h.Err, h.Detail)
 			}
 			if !slices.Contains(r.roles, role) {
-				// The body does not matter: it is not looked at.
+				// The server does not look at the body.
 				frame, start := wire.Begin(nil, wire.Version, typ, 77)
 				frame, err := wire.End(frame, start)
 				if err != nil {
@@ -296,7 +296,7 @@ func TestEveryFrameIsRefused(t *testing.T) {
 	}
 }
 
-// Every administrative request, by every role that may not make it.
+// Every administrative request, by every role that may not make the request.
 func TestEveryAdminRequestIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -325,13 +325,13 @@ func TestEveryAdminRequestIsRefused(t *testing.T) {
 	}
 }
 
-// A chunk server's number is its certificate's: another certificate, good as it
-// is, neither gets it confirmed nor reports under it, nor under two numbers.
+// A chunk server's number is its certificate's: another certificate, however good, neither gets
+// the number confirmed nor reports under the number, nor under two numbers.
 func TestChunkServerNumberIsTheCertificates(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
 	one, two := s.creds(peering.ChunkServer, "one"), s.creds(peering.ChunkServer, "two")
-	// report says who one is and tells whether orders come.
+	// report sends an identity and tells whether orders come.
 	report := func(creds *peering.Credentials, ids ...meta.ServerID) bool {
 		t.Helper()
 		nc, rd, h := s.hello(creds, wire.RoleChunkServer)
@@ -399,8 +399,8 @@ func TestChunkServerNumberIsTheCertificates(t *testing.T) {
 	})
 }
 
-// Chunk servers are told who was evicted as soon as a view of the cluster says
-// so, and those that come later are told at once.
+// Chunk servers learn of evictions as soon as a view of the cluster has the eviction, and chunk
+// servers that connect later learn at once.
 func TestChunkServersHearOfEvictions(t *testing.T) {
 	s := newSecured(t)
 	heard := func(rd *wire.Reader) []string {
@@ -450,8 +450,9 @@ func TestChunkServersHearOfEvictions(t *testing.T) {
 	}
 }
 
-// A chunk server is told of all metadata servers when it connects, also if nothing
-// changes any more: each may own a volume, and its own list may name one of them.
+// A chunk server learns of all metadata servers when the chunk server connects, also if nothing
+// changes any more: each may own a volume, and the chunk server's own list may name a single
+// server.
 func TestChunkServerHearsOfAllServers(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -478,7 +479,7 @@ func TestChunkServerHearsOfAllServers(t *testing.T) {
 	}
 }
 
-// Without a certificate one token may be shown, in a small frame, and no more.
+// A connection without a certificate may show a single token, in a small frame, and no more.
 func TestStrangersMayOnlyJoin(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -513,9 +514,9 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 	}
 }
 
-// A grant that another server made is good here before this server's watch of the
-// cluster tells of it: who is to be refused is looked up once more. Who was not
-// granted anything can't make the server ask etcd with each frame.
+// A grant that another server made is good here before this server's watch of the cluster reports
+// the grant: before a refusal, the server looks the grant up once more. A client without a grant
+// can't make the server ask etcd with each frame.
 func TestGrantsMadeElsewhere(t *testing.T) {
 	t.Parallel()
 	grant := cluster.Grant{ID: 1, Who: "client/pod", Volume: 1, Rights: cluster.AdminRights, Users: cluster.UsersAsIs}
@@ -564,7 +565,7 @@ func TestGrantsMadeElsewhere(t *testing.T) {
 	if k := s.ask(nc, rd, create); k == meta.ReadOnly || k == meta.AccessDenied || k == meta.Unavailable {
 		t.Error(k)
 	}
-	// Evicted by what is known here, let in again by a new token elsewhere.
+	// Evicted by this server's view, let in again by a new token elsewhere.
 	evicted := []cluster.Member{{Role: peering.Client, Name: "pod", Evicted: true}}
 	s.g.newer.Store(&cluster.View{Revision: 4, Members: evicted})
 	s.g.view.Store(s.g.newer.Load())
@@ -577,9 +578,9 @@ func TestGrantsMadeElsewhere(t *testing.T) {
 	}
 }
 
-// A server whose view of the cluster is old does not know of a client's grant, and etcd
-// does not answer. That is no refusal: the client, which would give up what it has
-// written, waits, and goes on when etcd tells.
+// A server with an old view of the cluster does not know of a client's grant, and etcd does not
+// answer. The server does not refuse: the client, which would give up its buffered writes, waits,
+// and goes on when etcd answers.
 func TestRefusalsAreKnownFromEtcd(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -616,8 +617,8 @@ func TestRefusalsAreKnownFromEtcd(t *testing.T) {
 	}
 }
 
-// A client does what its grant says: read, then write with its user ids mapped;
-// and when the grant is gone, nothing, at once.
+// A client does as its grant allows: read, then write with its user ids mapped; and when the
+// grant is gone, nothing, at once.
 func TestGrants(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -676,7 +677,7 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-// TestPagesOfGrants: pages of more grants than an answer takes are all of them, each once.
+// TestPagesOfGrants: the pages of more grants than fit into an answer have every grant once.
 func TestPagesOfGrants(t *testing.T) {
 	t.Parallel()
 	var all []cluster.Grant
@@ -700,12 +701,12 @@ func TestPagesOfGrants(t *testing.T) {
 	if !slices.Equal(got, all) || pages < 2 {
 		t.Errorf("%d of %d in %d pages", len(got), len(all), pages)
 	}
-	if page := grantsAfter(all, 4); page[0].ID != 5 { // one was revoked meanwhile
+	if page := grantsAfter(all, 4); page[0].ID != 5 { // a grant was revoked meanwhile
 		t.Errorf("after 4 comes %d", page[0].ID)
 	}
 }
 
-// Rights add up; who says how ids map is the most particular grant.
+// Rights add up; the most particular grant decides the mapping of ids.
 func TestAccessOf(t *testing.T) {
 	t.Parallel()
 	all := []cluster.Grant{

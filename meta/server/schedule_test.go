@@ -15,10 +15,10 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// TestScheduleAcrossOwners: owners die by SIGKILL between two times at which a snapshot is
-// due, and while one is. The next one takes no second for an interval that has one, takes
-// what is due when it begins, or when an interval began while nobody was there, and gives
-// up what the ones before it took and no rule wants any more; and nobody asks it to.
+// TestScheduleAcrossOwners: owners die by SIGKILL between two due times of a snapshot, and at a
+// due time. The next owner takes no second snapshot for an interval that has a snapshot, takes
+// the snapshot that is due when the owner begins, or when an interval began without an owner, and
+// gives up the snapshots of earlier owners that no rule wants any more; all without a caller.
 func TestScheduleAcrossOwners(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -28,7 +28,7 @@ func TestScheduleAcrossOwners(t *testing.T) {
 	intervals := map[int64]meta.Generation{} // that have a snapshot
 	newest := int64(0)
 	first := meta.Generation(0)
-	// look notes what there is, in the journal's words.
+	// look notes the snapshots, in the journal's words.
 	look := func() (all []meta.Snapshot) {
 		t.Helper()
 		o, err := s.srv.ownerFor(t.Context(), 1)
@@ -61,11 +61,11 @@ func TestScheduleAcrossOwners(t *testing.T) {
 	}
 	taken("the first")
 	for range 3 {
-		s.crash() // there is one of this interval
+		s.crash() // this interval has a snapshot
 		s.start()
 		taken("the next owner takes one")
 	}
-	// Nobody is there when one is due.
+	// No owner lives when a snapshot is due.
 	s.crash()
 	now := time.Now()
 	time.Sleep(now.Truncate(every).Add(every + every/4).Sub(now))
@@ -127,14 +127,14 @@ func TestScheduleIsKept(t *testing.T) {
 	}
 	n := len(a.names(t))
 	time.Sleep(2500 * time.Millisecond)
-	if l := a.names(t); len(l) > n+1 { // one may have been under way
+	if l := a.names(t); len(l) > n+1 { // a snapshot may have been under way
 		t.Fatalf("it goes on: %v", l)
 	}
 	s.exact()
 }
 
-// TestScheduleThatFails: a snapshot that is due and can't be taken is told of until it
-// could, and tried ever more rarely.
+// TestScheduleThatFails: health tells of a due snapshot that can't be taken until the snapshot
+// could be taken, and the owner tries ever more rarely.
 func TestScheduleThatFails(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -151,7 +151,7 @@ func TestScheduleThatFails(t *testing.T) {
 	}
 	eventually(t, "it is told", func() error { return unless(len(health()) == 1) })
 	o := s.srv.opened(1)
-	for range 20 { // looked at again, it is not tried again yet
+	for range 20 { // looked at again, the snapshot is not tried again yet
 		o.tasks.snapshots.Wake()
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -183,8 +183,8 @@ func TestScheduleThatFails(t *testing.T) {
 	}
 }
 
-// TestFailingScheduleStaysOpen: a volume that nobody uses is not closed while its schedule
-// can't be kept, which the next owner would not know.
+// TestFailingScheduleStaysOpen: an unused volume is not closed while its schedule fails, a
+// failure that the next owner would not know.
 func TestFailingScheduleStaysOpen(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -200,7 +200,7 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 		if failing = o.schedule.going; failing.tries == 0 {
 			return errors.New("not yet")
 		}
-		failing.next = time.Now().Add(time.Hour) // it is not tried again meanwhile
+		failing.next = time.Now().Add(time.Hour) // the snapshot is not tried again meanwhile
 		o.schedule.going = failing
 		return nil
 	})
@@ -220,7 +220,7 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 	}
 }
 
-// TestScheduleSetWhileRead: a schedule that is set while the owner reads the one of before
+// TestScheduleSetWhileRead: a schedule that is set while the owner reads the earlier schedule
 // holds.
 func TestScheduleSetWhileRead(t *testing.T) {
 	t.Parallel()
@@ -251,8 +251,7 @@ func TestScheduleSetWhileRead(t *testing.T) {
 	eventually(t, "the new one holds", known(keep))
 }
 
-// TestDeletionsStandBack: a large deletion is left for what is due meanwhile, and gone
-// on with.
+// TestDeletionsStandBack: a large deletion pauses for due snapshots, and goes on afterwards.
 func TestDeletionsStandBack(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -278,7 +277,7 @@ func TestDeletionsStandBack(t *testing.T) {
 		defer o.mu.Unlock()
 		return unless(!o.schedule.read.IsZero() && !o.tasks.snapshots.Status().Woken)
 	})
-	o.mu.Lock() // nobody is told to go on with it
+	o.mu.Lock() // no owner is told to go on with the deletion
 	_, err := o.run(&meta.DropSnapshot{At: one.At, Max: 1}, 0)
 	o.mu.Unlock()
 	if err != nil {
@@ -313,7 +312,7 @@ func TestSchedulePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Run it for three weeks, looking every ten minutes.
+	// Run the schedule for three weeks, looking every ten minutes.
 	var have []meta.Snapshot
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for now := began; now.Before(began.Add(21 * 24 * time.Hour)); now = now.Add(10 * time.Minute) {

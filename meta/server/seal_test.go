@@ -32,9 +32,9 @@ func TestSealOfThree(t *testing.T) {
 	need := func(n uint64) *uint64 { return &n }
 	for _, tc := range []struct {
 		name    string
-		lengths []uint64 // on each server; 0: nothing is there
+		lengths []uint64 // on each server; 0: nothing on the server
 		away    int      // so many of the last are away
-		used    uint64   // bytes that the journal has
+		used    uint64   // bytes by the journal
 		need    *uint64
 		kind    meta.Kind
 		length  uint64
@@ -73,9 +73,9 @@ func TestSealOfThree(t *testing.T) {
 	}
 }
 
-// Nobody has written to a chunk when its servers are asked where it ends, so that nothing
-// keeps its writer from beginning there before the journal has the answer. What it has
-// synced and committed by then stays.
+// No writer has written to a chunk when its servers are asked for its end, so that nothing keeps
+// the writer from beginning there before the journal has the answer. Bytes that the writer has
+// synced and committed by then stay.
 func TestSealOfAChunkThatIsBegunMeanwhile(t *testing.T) {
 	t.Parallel()
 	for _, open := range []bool{false, true} {
@@ -106,8 +106,8 @@ func TestSealOfAChunkThatIsBegunMeanwhile(t *testing.T) {
 	}
 }
 
-// A server that stands still holds a seal up for a second, not for ever; the
-// others get their final orders, and it is told its own when it is back.
+// A server that stands still delays a seal for a second, not for ever; the others get their final
+// orders, and the server gets its own order when the server is back.
 func TestSealGoesOnWithoutAStoppedServer(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -139,7 +139,7 @@ func TestSealGoesOnWithoutAStoppedServer(t *testing.T) {
 	if errs := o.sealing.sealReplicas(t.Context(), &rec, []meta.ServerID{3}); errs[0] != nil {
 		t.Fatal(errs)
 	}
-	f[2].has(g.ID, 700, 700) // it lost its tail
+	f[2].has(g.ID, 700, 700) // the server lost its tail
 	f[2].refuse(meta.WrongOffset)
 	if errs := o.sealing.sealReplicas(t.Context(), &rec, []meta.ServerID{3}); !errors.Is(errs[0], meta.WrongOffset) {
 		t.Fatal(errs)
@@ -153,8 +153,7 @@ func (p *peer) setReplicas(t *testing.T, n uint32) {
 	}
 }
 
-// A writer that can't reach a server gets chunks elsewhere; others are not
-// kept from it by that.
+// A writer that can't reach a server gets chunks elsewhere; other writers still get the server.
 func TestSuspectedServersGetNoChunks(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -178,7 +177,7 @@ func TestSuspectedServersGetNoChunks(t *testing.T) {
 	if len(got) != 4 {
 		t.Errorf("b's chunks lie on %v only", got)
 	}
-	// Of those that failed, the ones that failed first are tried again first.
+	// Of the servers that failed, the earliest failures are tried again first.
 	a.Trouble(1, []meta.ServerID{1}, nil)
 	time.Sleep(5 * time.Millisecond)
 	a.Trouble(1, []meta.ServerID{4}, nil)
@@ -188,5 +187,5 @@ func TestSuspectedServersGetNoChunks(t *testing.T) {
 		}
 	}
 	a.Trouble(1, []meta.ServerID{1, 2, 3, 4}, nil)
-	a.alloc(t, false) // who suspects all gets what there is
+	a.alloc(t, false) // a writer that suspects all servers gets the servers that exist
 }

@@ -8,14 +8,14 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A server is emptied when no disk of it is good and one still serves.
+// A server counts as emptied when no disk of the server is good and a disk still serves.
 func TestGivenUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		disks []meta.DiskState
 		want  bool
 	}{
-		{nil, false}, // it has told of no disk yet
+		{nil, false}, // the server has reported no disk yet
 		{[]meta.DiskState{meta.DiskOK}, false},
 		{[]meta.DiskState{meta.DiskFailing}, true},
 		{[]meta.DiskState{meta.DiskFailing, meta.DiskFailed}, true},
@@ -32,8 +32,7 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
-// A map of the servers that was begun before one was seen does not serve those
-// who place chunks afterwards.
+// A map of the servers that was begun before a server was seen does not serve later placements.
 func TestMapBegunBeforeAServerCame(t *testing.T) {
 	t.Parallel()
 	s := newSite(t).srv

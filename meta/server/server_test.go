@@ -64,10 +64,9 @@ func TestNamesAreRecalledBeforeTheyChange(t *testing.T) {
 	<-done
 }
 
-// TestReadTimesTakeNothingBack: sessions that read the same file each tell when they
-// did, and none of them loses what it cached of the file for that. Whoever writes the
-// file is asked for the exclusive lease, as by any reader; and other times are
-// changes like all others.
+// TestReadTimesTakeNothingBack: sessions that read the same file each report their read time, and
+// no session loses its cache of the file by the report. The file's writer is asked for the
+// exclusive lease, as by any reader; and other times are changes like all others.
 func TestReadTimesTakeNothingBack(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -76,7 +75,7 @@ func TestReadTimesTakeNothingBack(t *testing.T) {
 	read := func(at meta.Time) *meta.SetAttr {
 		return &meta.SetAttr{Ino: made.Ino, Mask: meta.SetAtime | meta.SetCtime, Atime: at, Ctime: made.Ctime}
 	}
-	// modes wants what each has, by its own account and the owner's.
+	// modes demands the leases of a and b, by their own account and the owner's.
 	modes := func(what string, wantA, wantB meta.LeaseMode) {
 		t.Helper()
 		o := s.srv.opened(1)
@@ -103,8 +102,8 @@ func TestReadTimesTakeNothingBack(t *testing.T) {
 	modes("utimensat", meta.LeaseNone, meta.LeaseShared)
 }
 
-// A session that does not answer a recall is waited for until its lease ends,
-// not longer.
+// The owner waits for a session that does not answer a recall until the session's lease ends, not
+// longer.
 func TestDeadSessionIsExpired(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 3*time.Second)
@@ -123,8 +122,7 @@ func TestDeadSessionIsExpired(t *testing.T) {
 	}
 }
 
-// A client that renews its lease but answers no recall does not hold others up
-// for ever.
+// A client that renews its lease but answers no recall does not delay other clients for ever.
 func TestRecallIsNotWaitedForForEver(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 3*time.Second)
@@ -149,8 +147,7 @@ func TestRecallIsNotWaitedForForEver(t *testing.T) {
 	b.mu.Unlock()
 }
 
-// A client whose session ended while it lives hears of it and goes on with a
-// new one.
+// A live client whose session ended learns of the end and goes on with a new session.
 func TestExpiredClientHearsOfIt(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -194,7 +191,7 @@ func TestEarlyRepliesSurviveTheServer(t *testing.T) {
 				name := fmt.Sprintf("f%d", i)
 				made[name] = a.create(t, name).Attr.Ino
 			}
-			// The last ones are surely not in the journal yet.
+			// The last files are surely not in the journal yet.
 			s.crash()
 			s.start()
 			for name, ino := range made {
@@ -243,9 +240,9 @@ func TestUnlinkedFileLivesWhileAnotherMayHaveItOpen(t *testing.T) {
 	}
 }
 
-// A session that is not there when a file that it may have open loses its last
-// name hears of it when it is back: else it would hold the file, and its space,
-// until it ends.
+// A session that is away when a file that the session may have open loses its last name learns of
+// the removal on return: otherwise the session would hold the file, and its space, until the
+// session ends.
 func TestOrphansAreToldAgain(t *testing.T) {
 	t.Parallel()
 	for _, crash := range []bool{false, true} {
@@ -254,12 +251,12 @@ func TestOrphansAreToldAgain(t *testing.T) {
 			a, b := s.dial("a"), s.dial("b")
 			ino := a.create(t, "x").Attr.Ino
 			b.do(t, &meta.Open{Ino: ino}, meta.LeaseShared)
-			// Recalled, b stands at the inode without a lease: nobody waits for it.
+			// Recalled, b stands at the inode without a lease: no session waits for b.
 			a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: meta.TypeRegular | 0o600}, meta.LeaseShared)
 			away := s.srv.session(b.ID())
 			away.mu.Lock()
 			conn := away.conn
-			away.send = nil // what it is sent is lost, as in a partition
+			away.send = nil // messages to the session are lost, as in a partition
 			away.mu.Unlock()
 			a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
 			if err := a.Sync(t.Context(), 1); err != nil {
@@ -280,15 +277,15 @@ func TestOrphansAreToldAgain(t *testing.T) {
 	}
 }
 
-// What a client that was killed had asked, and what still waited, is not done
-// after its connection is gone: others have seen that it was not.
+// Requests of a killed client, and requests that still waited, are not carried out after the
+// client's connection is gone: other sessions have already seen that the requests were not.
 func TestNothingIsDoneForTheKilled(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	a, b := s.dial("a"), s.dial("b")
 	ino := b.create(t, "x").Attr.Ino
 	b.mu.Lock()
-	b.hold = true // its lease is asked for, and it takes its time
+	b.hold = true // the owner asks for the session's lease, and the session takes its time
 	b.mu.Unlock()
 	chmod := &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: meta.TypeRegular | 0o600}
 	go a.Do(t.Context(), 1, meta.OpID{}, chmod, meta.LeaseNone)
@@ -298,7 +295,7 @@ func TestNothingIsDoneForTheKilled(t *testing.T) {
 		defer there.mu.Unlock()
 		return len(there.cancels) > 0
 	})
-	if err := os.Remove(s.addr); err != nil { // it does not come back
+	if err := os.Remove(s.addr); err != nil { // the session does not come back
 		t.Fatal(err)
 	}
 	there.mu.Lock()
@@ -331,9 +328,9 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A drop that is lost with its connection leaves the owner with a lease of which
-// the client does not know: it is told when it asks again, or would never cache
-// the inode any more.
+// A drop that is lost with its connection leaves the owner with a lease that the client does not
+// know: the client learns of the lease when the client asks again, or would never cache the inode
+// any more.
 func TestLeaseAfterALostDrop(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -353,8 +350,8 @@ func TestLeaseAfterALostDrop(t *testing.T) {
 	}
 }
 
-// Who syncs while his replays wait is answered after them: what they change again is in
-// no entry before.
+// A session that syncs while its replays wait is answered after the replays: no earlier entry has
+// the replayed changes.
 func TestSyncWaitsForReplays(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -363,19 +360,19 @@ func TestSyncWaitsForReplays(t *testing.T) {
 	sess := s.srv.sessions[a.ID()]
 	s.srv.mu.Unlock()
 	waits, goOn := make(chan struct{}), make(chan struct{})
-	sess.inOrder(1, func() { // as a replay that waits
+	sess.inOrder(1, func() { // as a waiting replay
 		close(waits)
 		<-goOn
 	})
 	<-waits
 	defer close(goOn)
-	for i := range 50 { // what is known to be durable already is not asked for
+	for i := range 50 { // the session does not ask for changes known to be durable
 		a.create(t, fmt.Sprint("y", i))
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		err := a.Sync(ctx, 1)
 		cancel()
 		if errors.Is(err, meta.Interrupted) {
-			return // it waited
+			return // the sync waited
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -384,9 +381,9 @@ func TestSyncWaitsForReplays(t *testing.T) {
 	t.Error("syncs overtake a replay")
 }
 
-// As long as nobody wants anything of a volume, its sessions have longer to come back to the
-// next owner, as their machines may be overloaded or stand still; who wants something waits
-// no longer than ever.
+// As long as no session wants anything of a volume, its sessions have longer to come back to the
+// next owner, as their machines may be overloaded or stand still; a session that wants something
+// waits no longer than ever.
 func TestUnwantedSessionsHaveLonger(t *testing.T) {
 	t.Parallel()
 	for _, wants := range []string{"nobody", "a status", "a session", "a question"} {
@@ -458,8 +455,8 @@ func (o *owner) isRecovering() bool {
 	}
 }
 
-// While one session replays the removal of a file, another that has it open may
-// not have come back yet: the new owner does not know of it, and keeps the file.
+// While a session replays the removal of a file, another session that has the file open may not
+// have come back yet: the new owner does not know of the open file, and keeps the file.
 func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {
 	t.Parallel()
 	for round := range 5 {
@@ -528,7 +525,7 @@ func TestLocksWait(t *testing.T) {
 	}
 }
 
-// What changes nothing has nothing to be journaled: nobody waits for that.
+// An operation that changes nothing has nothing to journal: no caller waits for a journal.
 func TestNoEffectsNoWait(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -542,7 +539,7 @@ func TestNoEffectsNoWait(t *testing.T) {
 	}
 }
 
-// lingering is a mount whose process is gone, and whose session stands for another.
+// lingering is a mount whose process is gone, and whose session stands for another process.
 func (s *site) lingering(name string, use func(p *peer)) *session {
 	s.t.Helper()
 	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
@@ -574,8 +571,8 @@ func (s *site) looked() {
 	}
 }
 
-// What the owner does by itself in the background ends no session that lingers, nor
-// waits for it; and does not keep anybody else from it.
+// The owner's own background work ends no lingering session, does not wait for the session, and
+// keeps no other client from the session's files.
 func TestBackgroundEndsNobody(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 5*time.Second)
@@ -610,7 +607,7 @@ func TestBackgroundEndsNobody(t *testing.T) {
 	}
 	stands("since its extents were to be moved")
 
-	sess.touch() // it is heard of again
+	sess.touch() // the server hears from the session again
 	stands("since it was asked long ago")
 	s.goAway(sess)
 	if err := other.try(t, &meta.Open{Ino: ino}); err != nil {
@@ -621,16 +618,17 @@ func TestBackgroundEndsNobody(t *testing.T) {
 	}
 }
 
-// asksAgain has who holds on to a lease be asked again in the background at once.
+// asksAgain has the owner recall again at once, in the background, the leases of a session that
+// kept a lease.
 func (o *owner) asksAgain() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.leases.RefusalRest = 0
 }
 
-// A client that can't commit what it buffered gives nothing up for what the owner does
-// by itself: that is left, holds up nobody, and nobody is asked all the time. Another
-// client that wants the file gets it.
+// A client that can't commit its buffer gives nothing up for the owner's own background work: the
+// work leaves the file, delays no client, and does not ask all the time. Another client that
+// wants the file gets the file.
 func TestMovingGivesNothingUp(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -686,8 +684,8 @@ func TestMovingGivesNothingUp(t *testing.T) {
 	}
 }
 
-// Who is heard of at the moment when the server looks is not away, and when it came back
-// is known.
+// A session that the server hears from at the moment of a look is not away, and the time of its
+// return is known.
 func TestHeardOfAtTheLook(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 16*time.Second)
@@ -708,8 +706,8 @@ func TestHeardOfAtTheLook(t *testing.T) {
 	eventually(t, "it is noted when it came back", func() error { return unless(sess.returned.Load() > 0) })
 }
 
-// A session whose client asked for it outlives its lease as long as nobody wants
-// what it holds, for a process that goes on with it; and not a moment longer.
+// A session whose client asked to linger outlives its lease as long as no other session wants its
+// leases, for a process that goes on with the session; and not a moment longer.
 func TestLingering(t *testing.T) {
 	t.Parallel()
 	lock := func(ino meta.Ino) meta.Lock {
@@ -757,7 +755,7 @@ func TestLingering(t *testing.T) {
 			p.Leave()
 			stands := func() bool { return s.srv.session(p.ID()) != nil }
 			if c.want != nil {
-				// Beyond its lease, or this would be what a session that lives is asked.
+				// Beyond its lease, or the test would try a live session.
 				eventually(t, "its lease is over", func() error {
 					sess := s.srv.session(p.ID())
 					if sess == nil {

@@ -6,9 +6,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A list of snapshots says what they alone hold as `snapshot usage` counts it: after a
-// rollback the volume has the bytes of the snapshot again, in extents of its own, and the
-// snapshot alone holds nothing.
+// A list of snapshots tells the bytes that the snapshots alone hold as `snapshot usage` counts
+// the bytes: after a rollback the volume has the bytes of the snapshot again, in extents of its
+// own, and the snapshot alone holds nothing.
 func TestListedHoldIsExactAfterRollback(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -15,9 +15,9 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// TestSnapshotBarrier: while clients give their exclusive leases back nobody
-// gets one, and everything else goes on; what a client commits before it answers
-// is in the snapshot.
+// TestSnapshotBarrier: while clients give their exclusive leases back no client gets an exclusive
+// lease, and everything else goes on; the snapshot has the changes that a client commits before
+// its answer.
 func TestSnapshotBarrier(t *testing.T) {
 	t.Parallel()
 	for range 20 {
@@ -45,7 +45,7 @@ func barrierInTime(t *testing.T) bool {
 	taken := make(chan meta.SnapshotInfo, 1)
 	began := time.Now()
 	go func() {
-		defer close(taken) // also if it fails
+		defer close(taken) // also if the snapshot fails
 		taken <- admin.snapshot(t, "one")
 	}()
 	eventually(t, "the lease is asked for", func() error {
@@ -61,7 +61,7 @@ func barrierInTime(t *testing.T) bool {
 	_, opened := b.Do(ctx, 1, meta.OpID{}, &meta.Open{Ino: other}, meta.LeaseExclusive)
 	cancel()
 	mode := b.mode(b.create(t, "h").Attr.Ino)
-	// What a had buffered is committed now.
+	// The bytes that a had buffered are committed now.
 	a.do(t, &meta.Write{Ino: ino, Inline: true, Data: []byte("buffered"), Size: 8, Synced: true}, meta.LeaseNone)
 	a.letGo()
 	info, ok := <-taken
@@ -90,9 +90,9 @@ func barrierInTime(t *testing.T) bool {
 	return true
 }
 
-// TestLeasesComeBackTogether: with the lease on one file a session gets back those that
-// the barrier took, in one answer, where nobody has to give anything up for them; and
-// the next barrier takes them all.
+// TestLeasesComeBackTogether: with the lease on a file, a session gets back the leases that the
+// barrier took, in the same answer, where no session has to give anything up for the leases; and
+// the next barrier takes all of the leases.
 func TestLeasesComeBackTogether(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -128,7 +128,7 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	b.do(t, &meta.Open{Ino: read}, meta.LeaseShared)
 	b.do(t, &meta.Open{Ino: written}, meta.LeaseExclusive)
 	asked := recalls(b)
-	// Not for who reads, not for who gave nothing back, and so many at a time.
+	// Not for a reader, not for a session that gave nothing back, and a limited number at a time.
 	again(a, first, meta.LeaseShared, others...)
 	expect("with a shared lease", inos[:4], meta.LeaseShared)
 	again(b, b.create(t, "g").Attr.Ino, meta.LeaseExclusive, read, meta.RootIno)
@@ -148,14 +148,14 @@ func TestLeasesComeBackTogether(t *testing.T) {
 		t.Errorf("another had to give up %d leases", n)
 	}
 
-	// The next barrier: none is given while it is up, and it does not end before all
-	// that were given are back.
+	// The next barrier: no lease is granted while the barrier is up, and the barrier does not end
+	// before all granted leases are back.
 	a.mu.Lock()
 	a.hold = true
 	a.mu.Unlock()
 	taken := make(chan meta.SnapshotInfo, 1)
 	go func() {
-		defer close(taken) // also if it fails
+		defer close(taken) // also if the snapshot fails
 		taken <- admin.snapshot(t, "two")
 	}()
 	eventually(t, "all leases are asked for", func() error {
@@ -168,7 +168,7 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	cancel()
 	o := s.srv.opened(1)
 	o.mu.Lock()
-	up := o.leases.barrier != nil // else this machine is slow
+	up := o.leases.barrier != nil // otherwise this machine is slow
 	o.mu.Unlock()
 	if up && meta.KindOf(err) != meta.Interrupted {
 		t.Errorf("a file could be opened for writing: %v", err)
@@ -186,9 +186,8 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	s.exact()
 }
 
-// TestSnapshotCutsWhoDoesNotAnswer: the file of a client that answers no recall
-// ends in the snapshot where it was synced last; its commits without an end come
-// after the snapshot.
+// TestSnapshotCutsWhoDoesNotAnswer: the file of a client that answers no recall ends in the
+// snapshot at its last synced byte; the client's commits without an end come after the snapshot.
 func TestSnapshotCutsWhoDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -216,8 +215,8 @@ func TestSnapshotCutsWhoDoesNotAnswer(t *testing.T) {
 	s.exact()
 }
 
-// TestSnapshotAsksWhoComesBack: a client that was away when a snapshot began, and comes
-// back while the end of its file is being settled, is asked to give its lease back.
+// TestSnapshotAsksWhoComesBack: a client that was away when a snapshot began, and comes back
+// while the end of its file is being settled, is asked to give its lease back.
 func TestSnapshotAsksWhoComesBack(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -265,10 +264,9 @@ func TestSnapshotAsksWhoComesBack(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfWhoHoldsOn: a client that can't commit what it buffered says so. The
-// snapshot has its file as it was synced last, and says that; the client keeps its
-// lease, writes on, and commits later what it had. Who asks for a whole snapshot gets
-// none.
+// TestSnapshotOfWhoHoldsOn: a client that can't commit its buffer says so. The snapshot has the
+// client's file in its last synced state, and tells so; the client keeps its lease, writes on,
+// and commits its buffer later. A caller that asks for a whole snapshot gets none.
 func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -303,7 +301,7 @@ func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 	if !still || a.mode(ino) != meta.LeaseExclusive {
 		t.Fatal("its lease went, or is asked for still")
 	}
-	// What it had goes to another chunk, and is the volume's, not the snapshot's.
+	// The client's buffer goes to another chunk, and belongs to the volume, not to the snapshot.
 	more := a.alloc(t, true)
 	chunks.has(more.ID, 500, 500)
 	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Off: 500, Len: 500, Chunk: more.ID}}, Size: 1000, Synced: true, CloseEnded: true}, meta.LeaseNone)
@@ -322,9 +320,8 @@ func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 	s.exact()
 }
 
-// TestSnapshotSentAgain: a request that is sent again hears what the first answer said,
-// also when there is no room; and an owner that did not take the snapshot itself does not
-// say that it is whole.
+// TestSnapshotSentAgain: a request that is sent again gets the first answer, also without room;
+// and an owner that did not take the snapshot itself does not claim that the snapshot is whole.
 func TestSnapshotSentAgain(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -364,7 +361,7 @@ func TestSnapshotSentAgain(t *testing.T) {
 	if i := take("two", whole); i.At != two.At || !i.Strict {
 		t.Errorf("sent again: %+v", i)
 	}
-	torn.Strict = true // as if an owner had taken it that is gone
+	torn.Strict = true // as if an earlier owner had taken the snapshot
 	if i := take("one", torn); i.At != one.At || i.Strict {
 		t.Errorf("sent again: %+v", i)
 	}
@@ -377,8 +374,8 @@ func TestSnapshotSentAgain(t *testing.T) {
 	s.exact()
 }
 
-// TestSnapshotHeedsNoEarlierAnswer: that a client could not give a lease back when it was
-// asked before says nothing of now.
+// TestSnapshotHeedsNoEarlierAnswer: a client's earlier refusal to give a lease back says nothing
+// of the present.
 func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -386,7 +383,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 	ino := a.create(t, "f").Attr.Ino
 	o := s.srv.opened(1)
 	for n := 0; ; n++ {
-		if n == 5 { // on a slow machine a second is over before it is asked again
+		if n == 5 { // on a slow machine a second is over before the next question
 			t.Fatal("it is not asked again")
 		}
 		a.do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive)
@@ -417,7 +414,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 		a.mu.Lock()
 		a.holdsOn = false
 		a.mu.Unlock()
-		a.letGo() // that it holds on, which it was asked before
+		a.letGo() // an answer to the earlier question, that a keeps its lease
 		if i := <-taken; i.Unanswered == 0 {
 			break
 		}
@@ -425,9 +422,9 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 	s.exact()
 }
 
-// TestSnapshotSealsBehindTheBarrier: a chunk server that hangs does not keep others from
-// opening files for as long as it takes to settle the ends of files; the snapshot is
-// taken when that is done.
+// TestSnapshotSealsBehindTheBarrier: a chunk server that hangs does not keep clients from opening
+// files while the snapshot settles the ends of files; the snapshot is taken when the ends are
+// settled.
 func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
@@ -447,8 +444,8 @@ func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
 			return unless((o.leases.barrier != nil && o.leases.barrier.cut) == up)
 		}
 	}
-	// It tells whether the barrier was lifted while the seal went on: a machine may be
-	// so slow that the seal is given up before one looks.
+	// try tells whether the barrier was lifted while the seal went on: on a slow machine the seal
+	// may be given up before try looks.
 	try := func() (lifted bool) {
 		chunks.hang()
 		wake := sync.OnceFunc(chunks.wake)
@@ -514,8 +511,8 @@ func TestSnapshotNobodyCanSettle(t *testing.T) {
 	s.exact()
 }
 
-// TestOwnerDiesAtTheBarrier: the request goes on at the next owner, and there is
-// one snapshot; writers are not held for ever.
+// TestOwnerDiesAtTheBarrier: the request goes on at the next owner, and a single snapshot
+// results; writers are not delayed for ever.
 func TestOwnerDiesAtTheBarrier(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

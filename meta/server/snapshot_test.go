@@ -17,7 +17,7 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// snapshot takes one. The request may be sent again, when a connection was silent.
+// snapshot takes a snapshot. The request may be sent again, when a connection was silent.
 func (p *peer) snapshot(t *testing.T, name string) (i meta.SnapshotInfo) {
 	t.Helper()
 	i, err := p.TakeSnapshot(t.Context(), 1, name)
@@ -65,7 +65,7 @@ func (s *site) exact() {
 	}
 }
 
-// letGo answers what the peer was holding back, and holds nothing more.
+// letGo answers the recalls that the peer was holding back, and holds nothing more.
 func (p *peer) letGo() {
 	p.mu.Lock()
 	held := p.held
@@ -93,7 +93,7 @@ func TestReadsAtASnapshot(t *testing.T) {
 	a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "f"}, meta.LeaseNone)
 	a.create(t, "g")
 
-	// b sees what was, at once, though a holds leases on all of it.
+	// b sees the earlier state, at once, though a holds leases on all of the tree.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	before := a.recalls
@@ -131,8 +131,8 @@ func TestReadsAtASnapshot(t *testing.T) {
 	}
 }
 
-// openEnd makes a file whose end is open: 500 bytes of it were told of, 700 are synced
-// and 900 written.
+// openEnd makes a file whose end is open: the owner knows of 500 bytes, 700 are synced and 900
+// written.
 func (p *peer) openEnd(t *testing.T, chunks *fakeChunks) (meta.Ino, meta.ChunkGrant) {
 	t.Helper()
 	ino := p.create(t, "log").Attr.Ino
@@ -155,7 +155,7 @@ func TestSnapshotNames(t *testing.T) {
 			t.Errorf("%q: %v, want %v", name, err, why)
 		}
 	}
-	// A request that is sent again, also to the next owner, makes one snapshot.
+	// A request that is sent again, also to the next owner, makes a single snapshot.
 	create := &adminapi.CreateSnapshotRequest{Volume: adminapi.Numbered(1), Name: "two", RequestId: 77}
 	first, err := a.API.Snapshots.CreateSnapshot(t.Context(), create)
 	if err != nil {
@@ -184,9 +184,8 @@ func TestSnapshotNames(t *testing.T) {
 	}
 }
 
-// TestSnapshotsAreDissolved: what deleted snapshots alone held goes in steps
-// that any owner goes on with; chunks are deleted when the last that saw them
-// is gone, and not before.
+// TestSnapshotsAreDissolved: data that deleted snapshots alone held goes in steps that any owner
+// continues; a chunk is deleted when the last snapshot with the chunk is gone, and not before.
 func TestSnapshotsAreDissolved(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -225,7 +224,7 @@ func TestSnapshotsAreDissolved(t *testing.T) {
 	}
 	at := a.snapshots(t).Snapshots[0].At
 	remove("three")
-	// The owner dies while it is at it.
+	// The owner dies while dissolving a snapshot.
 	s.crash()
 	s.start()
 	if err := s.srv.AwaitServer(t.Context(), []meta.ServerID{1}); err != nil {
@@ -385,7 +384,7 @@ func TestSnapshotDiff(t *testing.T) {
 	if m, n := page(x), page(y); m != 5 || n != 7 {
 		t.Fatalf("last pages of %d and %d changes", m, n)
 	}
-	// So many are kept; those that were told to the end make room.
+	// The owner keeps two comparisons; comparisons read to the end make room.
 	s.srv.comparisons.most = 2
 	x, y = &adminapi.DiffSnapshotsRequest{From: "two"}, &adminapi.DiffSnapshotsRequest{From: "one"}
 	page(x)
@@ -406,7 +405,7 @@ func TestSnapshotDiff(t *testing.T) {
 		t.Fatalf("a third comparison, when the first was told: %v", err)
 	}
 	page(y)
-	// Who waits no more does not have it made.
+	// The owner does not make a comparison for a caller that waits no more.
 	if err := o.settled(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -438,7 +437,7 @@ func TestSnapshotDiff(t *testing.T) {
 	}
 }
 
-// TestSnapshotCostsTheSame whatever the volume holds: one entry of two records.
+// TestSnapshotCostsTheSame, however much the volume holds: one entry of two records.
 func TestSnapshotCostsTheSame(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -475,7 +474,7 @@ func TestSnapshotCostsTheSame(t *testing.T) {
 	}
 }
 
-// use counts what snapshots hold.
+// use counts the bytes that snapshots hold.
 func (p *peer) use(t *testing.T, drop ...string) (u meta.SnapshotUse) {
 	t.Helper()
 	u, err := p.SnapshotUse(t.Context(), 1, drop)
@@ -485,8 +484,8 @@ func (p *peer) use(t *testing.T, drop ...string) (u meta.SnapshotUse) {
 	return u
 }
 
-// What snapshots hold is told to the byte, not by extents; the next owner tells the
-// same; and what deleting some would give back is what it gives back.
+// The owner counts the bytes that snapshots hold exactly, not by extents; the next owner counts
+// the same; and the predicted gain of deleting some snapshots is the real gain.
 func TestSnapshotUse(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

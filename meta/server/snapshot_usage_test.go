@@ -9,9 +9,9 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// What snapshots alone hold counts in a quota by policy: what was there before the
-// policy came, what is overwritten since, until the snapshots go or the policy does.
-// It is asked for nobody's room who needs none, and the next owner knows it.
+// Bytes that snapshots alone hold count in a quota by policy: the bytes from before the policy
+// came, and bytes overwritten since, until the snapshots or the policy go. A request without a
+// need for room makes no count, and the next owner knows the count.
 func TestSnapshotsCount(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -80,7 +80,7 @@ func TestSnapshotsCount(t *testing.T) {
 		off, n, granted uint64
 		kind            meta.Kind
 	}{
-		{0, 1000, 0, meta.KindOK}, // no snapshot has them, and 664 are left
+		{0, 1000, 0, meta.KindOK}, // no snapshot has these bytes, and 664 are left
 		{0, 1664, 664, meta.KindOK},
 		{0, 1665, 0, meta.QuotaExceeded},
 		{12192, 665, 0, meta.QuotaExceeded},
@@ -96,7 +96,7 @@ func TestSnapshotsCount(t *testing.T) {
 	must(write(0, 1664))
 	counts("it is full", 6144+1664)
 	must(write(0, 1664))
-	a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 8192}, meta.LeaseNone) // both have what goes
+	a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 8192}, meta.LeaseNone) // both snapshots have the removed bytes
 	counts("still full", 6144+1664+4000)
 	s.crash()
 	s.start()
@@ -106,7 +106,7 @@ func TestSnapshotsCount(t *testing.T) {
 	}
 	_, err := a.DeleteSnapshot(t.Context(), 1, "two")
 	must(err)
-	// The first one has the same 4096 to 8192 less what was overwritten before.
+	// The first snapshot has the same 4096 to 8192 less the bytes overwritten before.
 	counts("the second one is gone", 6144)
 	must(write(0, 5000))
 	_, err = a.DeleteSnapshot(t.Context(), 1, "one")

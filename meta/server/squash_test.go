@@ -10,9 +10,9 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// TestSquashedClient: a client whose root is squashed speaks to the owner itself, without
-// a kernel that looks at anything. It makes nothing that makes somebody else of whoever
-// uses it on another machine, and gives nothing away; what its users may do they may.
+// TestSquashedClient: a client whose root is squashed speaks to the owner itself, without a
+// kernel that checks anything. The client makes no file that would give its user another identity
+// on another machine, and gives no file away; its users' rights stay.
 func TestSquashedClient(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -61,7 +61,7 @@ func TestSquashedClient(t *testing.T) {
 		}
 	}
 
-	// Who is trusted makes all of it.
+	// A trusted client makes all of these files.
 	must("trusted", &meta.Create{Parent: meta.RootIno, Name: "disk", Mode: meta.TypeBlock | 0o600, Rdev: 0x801})
 	shared := must("trusted", &meta.Create{Parent: meta.RootIno, Name: "shared", Mode: meta.TypeDir | sgid | 0o777}).Ino // group 0
 	caps := file("trusted", 0o755, 0, 0)
@@ -84,7 +84,7 @@ func TestSquashedClient(t *testing.T) {
 		}
 		must(who, &meta.SetXattr{Ino: own, Name: "user.x", Value: []byte("x")})
 
-		// Its own users may have set-id programs of their own.
+		// The client's own users may have set-id programs of their own.
 		if a := must(who, &meta.SetAttr{Ino: own, Mask: meta.SetMode, Mode: both | 0o755}); a.Mode&both != both {
 			t.Errorf("%s: its own set-id program has mode %#o", who, a.Mode)
 		}
@@ -93,7 +93,7 @@ func TestSquashedClient(t *testing.T) {
 		refused(who, "set-user-id on root's file", &meta.SetAttr{Ino: root, Mask: meta.SetMode, Mode: suid | 0o755})
 		refused(who, "set-group-id on root's file", &meta.SetAttr{Ino: root, Mask: meta.SetMode, Mode: sgid | 0o755})
 		must(who, &meta.SetAttr{Ino: root, Mask: meta.SetMode, Mode: 0o750})
-		// A directory of root's group gives it to files, and not with the bit.
+		// A directory of root's group gives its group to files, and not with the bit.
 		n++
 		a := must(who, &meta.Create{Parent: shared, Name: fmt.Sprint("in", n), Mode: meta.TypeRegular | both | 0o755, UID: 5, GID: 6})
 		if a.GID != 0 || a.Mode&sgid != 0 {
@@ -113,8 +113,8 @@ func TestSquashedClient(t *testing.T) {
 			t.Errorf("%s: given to group %d with mode %#o", who, a.GID, a.Mode)
 		}
 
-		// A program that makes somebody of who runs it is that no more once it was changed,
-		// whatever the client says of who wrote.
+		// A set-id program loses its bits at every change, whoever the writer is by the client's
+		// claim.
 		for what, change := range map[string]func(ino meta.Ino) meta.Op{
 			"a write":             func(ino meta.Ino) meta.Op { return &meta.Write{Ino: ino, Inline: true, Data: []byte("x"), Size: 1} },
 			"a size":              func(ino meta.Ino) meta.Op { return &meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 1 << 20} },
@@ -134,7 +134,8 @@ func TestSquashedClient(t *testing.T) {
 				t.Errorf("DATA: %s: after %s root's program has mode %#o and capabilities: %v", who, what, m, err)
 			}
 		}
-		// Its own user's keeps its bits until that user's kernel says otherwise.
+		// A program of the client's own user keeps its bits until the user's kernel clears the
+		// bits.
 		if must(who, &meta.Write{Ino: own, Inline: true, Data: []byte("x"), Size: 1}); mode(own)&both != both {
 			t.Errorf("%s: its own program has mode %#o after it was committed", who, mode(own))
 		}

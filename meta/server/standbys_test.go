@@ -26,8 +26,8 @@ import (
 	"penstock.io/penstock/test/operator"
 )
 
-// crew is several servers on one etcd, each with stores of its own; the blobs
-// of checkpoints are shared. Chunk servers there are none.
+// crew is several servers on the same etcd, each with stores of its own; the blobs of checkpoints
+// are shared. A crew has no chunk servers.
 type crew struct {
 	t     *testing.T
 	dir   string
@@ -36,10 +36,10 @@ type crew struct {
 	hands []*hand
 	// watch, if set, stands between a server and etcd.
 	watcher func(clientv3.Watcher) clientv3.Watcher
-	adjust  func(*Config) // nil, or what a test wants otherwise
+	adjust  func(*Config) // nil, or a test's changes to the configuration
 }
 
-// hand is one of the servers.
+// hand is a server of the crew.
 type hand struct {
 	c       *crew
 	name    string
@@ -52,12 +52,12 @@ type hand struct {
 	mu      sync.Mutex
 	srv     *Server
 	serving chan error
-	stopReg context.CancelFunc // of who keeps the server's registration
+	stopReg context.CancelFunc // ends the goroutine that keeps the server's registration
 }
 
-// startEtcd runs an etcd in this process. Close it in a Cleanup that stands before
-// that of the servers, not in a defer, which comes before all of them: a view that
-// a server reads while etcd closes finds no store, and etcd panics.
+// startEtcd runs an etcd in this process. Close the etcd in a Cleanup registered before the
+// servers' Cleanup, not in a defer, which runs before all cleanups: a view that a server reads
+// while etcd closes finds no store, and etcd panics.
 func startEtcd(t *testing.T, dir string) *embedded.Server {
 	t.Helper()
 	s, err := embedded.Start(embedded.Config{Dir: dir})
@@ -67,7 +67,7 @@ func startEtcd(t *testing.T, dir string) *embedded.Server {
 	return s
 }
 
-// shortDir is a folder whose path a socket's address can hold.
+// shortDir is a folder with a path short enough for a socket's address.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ps")
@@ -112,7 +112,8 @@ func (c *crew) add(n int) {
 	}
 }
 
-// handTTL outlasts a machine that stands still for a while; who ends gives it back.
+// handTTL outlasts a machine that stands still for a while; a server that ends gives its lease
+// back.
 const handTTL = 15 * time.Second
 
 func (h *hand) addr() string { return filepath.Join(h.dir, "s") }
@@ -175,7 +176,7 @@ func (h *hand) start() {
 	cfg := Config{
 		Name: h.name, Cluster: backend, Blob: h.c.blob, ScratchDir: filepath.Join(h.dir, "scratch"),
 		SessionTTL: 3 * time.Second, CommitDelay: 2 * time.Millisecond, Logger: log, Addr: "unix:" + h.addr(),
-		HomeAfter: -1, // these tests say who owns what
+		HomeAfter: -1, // these tests decide the owners
 		Dead:      func(string, uint32, uint64) bool { return false },
 	}
 	if h.c.adjust != nil {
@@ -207,14 +208,14 @@ func (h *hand) stop() {
 	if h.srv == nil {
 		return
 	}
-	h.stopReg() // it may be asking an etcd that does not answer, and others wait for it
+	h.stopReg() // the registration may be asking an etcd that does not answer, while others wait
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	h.srv.Close(ctx)
 	h.rest()
 }
 
-// crash ends a server as SIGKILL would, but for its lease, which is given back.
+// crash ends a server as SIGKILL would, but the server gives its lease back.
 func (h *hand) crash() {
 	h.srv.Abandon()
 	h.rest()
@@ -243,7 +244,7 @@ func (h *hand) own(v meta.VolumeID) *owner {
 	return o
 }
 
-// yield hands a volume over in order, and goes on as its standby.
+// yield hands a volume over in order; the server goes on as the volume's standby.
 func (h *hand) yield(v meta.VolumeID) {
 	h.c.t.Helper()
 	o := h.srv.opened(v)
@@ -303,8 +304,8 @@ func sum(t *testing.T, st Store) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// same stops the following and the owning of a volume everywhere and compares
-// the stores byte by byte: all must stand at one position, with one content.
+// same stops the following and the owning of a volume everywhere and compares the stores byte by
+// byte: all must stand at the same position, with the same content.
 func (c *crew) same(v meta.VolumeID) {
 	t := c.t
 	t.Helper()
@@ -353,16 +354,15 @@ func (p *peer) files(t *testing.T, prefix string, n int) {
 	}
 }
 
-// Three servers, one owns: the other two stand where it stands, byte by byte.
-// The volume moves around; opening it takes no time; the old owner follows on
-// with the store it has.
+// Of three servers, one owns: the other two are at the owner's position, byte by byte. The volume
+// moves around; opening the volume takes no time; the old owner follows on with its own store.
 func TestFollowersAreHot(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
 	t.Cleanup(func() { s.Close() })
 	c := newCrew(t, 3, s.Client())
-	best := time.Hour // that a followed volume took to open; 100 ms on a machine at rest
+	best := time.Hour // the time that a followed volume took to open; 100 ms on a machine at rest
 	for round := range 6 {
 		h := c.hands[round%3]
 		began := time.Now()

@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Who waits for a volume that was lost, to take it again, is told that the server stops.
+// A caller that waits for a lost volume to be taken again learns that the server stops.
 func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -49,7 +49,7 @@ func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 	}
 }
 
-// A server that stops after etcd did does not wait for it.
+// A server that stops after etcd does not wait for etcd.
 func TestStopWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -59,15 +59,15 @@ func TestStopWithoutEtcd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	begun := time.Now()
-	_ = s.srv.Close(ctx) // as far as it gets
+	_ = s.srv.Close(ctx) // as far as Close gets
 	if took := time.Since(begun); took > time.Minute {
 		t.Errorf("it stopped after %v", took)
 	}
 }
 
-// A call that meets a stopping server is made at the next one, also a call that must not be
-// executed twice, by administrators of both protocols. Where no other server is, the error
-// names the server, and why.
+// A call that meets a stopping server is made at the next server, also a call that must not be
+// executed twice, by administrators of both protocols. Without another server, the error names
+// the server and the reason.
 func TestCallsGoOnWhenAServerStops(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -16,14 +16,14 @@ import (
 
 // Stories of docs/rules.md on the real server, through its socket.
 
-// expire lets a session's lease run out; its client goes on as a new one.
+// expire lets a session's lease run out; its client goes on with a new session.
 func (s *site) expire(p *peer) {
 	s.t.Helper()
 	s.runOut(s.srv.session(p.ID()))
 }
 
-// runOut has a session end, as one that was not heard of for longer than it is kept. A frame
-// that was under way may renew it meanwhile.
+// runOut has a session end, as a session that was silent for longer than the server keeps
+// sessions. A frame under way may renew the session meanwhile.
 func (s *site) runOut(sess *session) {
 	s.t.Helper()
 	eventually(s.t, "the session ends", func() error {
@@ -108,7 +108,7 @@ func TestOwnershipLostUnderLoad(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// Rule 2: outside its lease an owner answers nobody.
+// Rule 2: outside its lease an owner answers no request.
 func TestNoAnswerOutsideTheOwnersLease(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -175,7 +175,7 @@ func TestEarlyRepliesAndQuota(t *testing.T) {
 	}
 }
 
-// Rule 4: what is handed out is in the journal first.
+// Rule 4: numbers and chunks are handed out only after the journal has the entry.
 func TestChunksAreHandedOutFromTheJournal(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -251,8 +251,8 @@ func TestSealLength(t *testing.T) {
 	})
 }
 
-// Rule 7: a file that ends in its own open chunk gets its size from the chunk
-// when the writer dies.
+// Rule 7: a file that ends in its own open chunk gets its size from the chunk when the writer
+// dies.
 func TestOpenEndedFileIsClosedWhenItsWriterDies(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -267,12 +267,11 @@ func TestOpenEndedFileIsClosedWhenItsWriterDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.has(g.ID, 777, 700) // appended and synced since, with no word to the journal
-	// While the chunk server does not answer, nobody knows the size, and nobody
-	// may be told less than what was synced: neither others nor the client itself
-	// when it comes back.
+	// While the chunk server does not answer, the size is unknown, and no client may get less
+	// than the synced size: neither other clients nor the writer when the writer comes back.
 	f.hang()
 	s.expire(a)
-	// What it cached of the directory is void: others do not wait for the chunk.
+	// The writer's cache of the directory is void: other clients do not wait for the chunk.
 	b.create(t, "beside")
 	sizes := make(chan uint64)
 	for _, p := range []*peer{a, b} {
@@ -286,7 +285,7 @@ func TestOpenEndedFileIsClosedWhenItsWriterDies(t *testing.T) {
 				if t.Context().Err() != nil {
 					return
 				}
-				time.Sleep(10 * time.Millisecond) // it was told that its session expired
+				time.Sleep(10 * time.Millisecond) // the client was told that its session expired
 			}
 		}()
 	}
@@ -306,8 +305,8 @@ func TestOpenEndedFileIsClosedWhenItsWriterDies(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// A chunk that files of two sessions share (copy_file_range) is there as long
-// as one of them needs it.
+// A chunk that files of two sessions share (copy_file_range) exists as long as either file needs
+// the chunk.
 func TestChunkSharedByTwoSessions(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -389,8 +388,8 @@ func TestOpenChunkIsNoOrphan(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// Rule 13: what another session did and is not durable is seen by nobody: names
-// that are there and that are gone, directories' lists, counters.
+// Rule 13: no session sees another session's changes before the changes are durable: new names
+// and removed names, directories' lists, counters.
 func TestNobodySeesWhatCouldBeLost(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -415,7 +414,7 @@ func TestNobodySeesWhatCouldBeLost(t *testing.T) {
 		o.mu.Lock()
 		seq := o.cur.seq
 		o.mu.Unlock()
-		_ = b.try(t, step.look) // whatever it says
+		_ = b.try(t, step.look) // whatever the answer
 		o.mu.Lock()
 		durable := o.durable
 		o.mu.Unlock()
@@ -425,8 +424,7 @@ func TestNobodySeesWhatCouldBeLost(t *testing.T) {
 	}
 }
 
-// Rule 16: an operation that is asked twice is done once, and the answer is the
-// same.
+// Rule 16: an operation that is requested twice is carried out once, with the same answer.
 func TestRepeatedOperation(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -458,7 +456,7 @@ func TestExpiredSessionLetsGo(t *testing.T) {
 	}
 	a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "x"}, meta.LeaseNone)
 	a.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{ino}}, meta.LeaseNone)
-	a.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone) // b holds it
+	a.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone) // b holds the lease
 	s.expire(b)
 	if err := a.SetLock(t.Context(), 1, l, false); err != nil {
 		t.Fatalf("b's lock is still there: %v", err)
@@ -481,8 +479,8 @@ func TestExpiredSessionLetsGo(t *testing.T) {
 	s.clean(t, 1)
 }
 
-// Rule 10: checkpoint, trimming, and a server that has lost its store: the last
-// entry is kept, and everything is there.
+// Rule 10: checkpoint, trimming, and a server that has lost its store: the last entry is kept,
+// and nothing is missing.
 func TestCheckpointTrimRestore(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
@@ -555,7 +553,7 @@ func TestFsckFindsMissingChunks(t *testing.T) {
 	}
 }
 
-// Who said good-bye is not waited for after a crash.
+// After a crash, the server does not wait for a client that said good-bye.
 func TestGoodByeIsJournaled(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 2*time.Minute)
@@ -575,8 +573,8 @@ func TestGoodByeIsJournaled(t *testing.T) {
 	}
 }
 
-// A session that ends with very many orphans holds nobody up: others are answered when
-// some of them are gone, and not yet all.
+// A session that ends with very many orphans delays no other session: others are answered when
+// some orphans are gone, and not yet all.
 func TestSessionWithManyOrphansEnds(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)

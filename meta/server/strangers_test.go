@@ -11,12 +11,12 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// displaced is less than a connection may say nothing at all (meta/peer): one that the server
-// closed sooner had to go for others.
+// displaced is less than the time that a connection may stay silent (meta/peer): a connection
+// that the server closed sooner made room for others.
 const displaced = 4 * time.Second
 
-// TestIdleStrangers: beside far more connections that say nothing than there may be at
-// all, a client is served. They are closed, the oldest first, as others come.
+// TestIdleStrangers: beside far more silent connections than the server allows, a client is
+// served. The server closes silent connections, the oldest first, as others come.
 func TestIdleStrangers(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
@@ -32,8 +32,8 @@ func TestIdleStrangers(t *testing.T) {
 	t.Errorf("the oldest of too many strangers was closed after %v: others do not displace it", lived)
 }
 
-// besideStrangers is a client's life beside strangers, and tells how long the first of
-// them was there.
+// besideStrangers is a client's life beside strangers, and returns how long the first stranger's
+// connection lasted.
 func besideStrangers(t *testing.T, s *secured, creds *peering.Credentials) time.Duration {
 	t.Helper()
 	const strangers = 400

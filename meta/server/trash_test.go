@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/meta/cluster"
 )
 
-// TestDeletedOnce: the home of a volume that is being deleted goes on with that at
-// the moment when who began has let it go, and its row is still there. Nobody owns
-// it afterwards: to give that up would fail when the server stops.
+// TestDeletedOnce: the home of a volume that is being deleted goes on with the deletion at the
+// moment when the first server has let the volume go, and the volume's row still exists. No
+// server owns the volume afterwards: giving the volume up would fail when the server stops.
 func TestDeletedOnce(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -34,7 +34,7 @@ func TestDeletedOnce(t *testing.T) {
 			again, _ := s.srv.finishDeletion(row, true)
 			home <- again
 		}()
-		// To take it would need a fraction of that.
+		// Taking the volume would need a fraction of this time.
 		for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			s.cluster.mu.Lock()
 			taken := s.cluster.taken[v.ID]
@@ -63,11 +63,12 @@ func TestDeletedOnce(t *testing.T) {
 	}
 }
 
-// TestTrashAnew: a volume whose time in the trash was over is taken out of it, and put
-// into it anew, before its turn to go comes: it has all its time there before it.
+// TestTrashAnew: a volume whose time in the trash was over is taken out of the trash, and put
+// into the trash anew, before its turn to go comes: the volume has its whole time in the trash
+// again.
 func TestTrashAnew(t *testing.T) {
 	t.Parallel()
-	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
+	s := newSiteTTL(t, 3*time.Second) // the server waits for sessions that may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
 	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
@@ -104,11 +105,11 @@ func TestTrashAnew(t *testing.T) {
 	}
 }
 
-// TestDiscardByName: a volume that is to go for its name stays if it gets another one
-// before it is condemned, however late.
+// TestDiscardByName: a volume that is to go for its name stays if the volume gets another name
+// before the volume is condemned, however late.
 func TestDiscardByName(t *testing.T) {
 	t.Parallel()
-	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
+	s := newSiteTTL(t, 3*time.Second) // the server waits for sessions that may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
 	v, err := a.CreateVolume(t.Context(), "draft", meta.Policy{Replicas: 1}, meta.VolumeWords{TrashSeconds: &day})
@@ -125,7 +126,7 @@ func TestDiscardByName(t *testing.T) {
 			t.Errorf("%s: %+v, %v", when, row, err)
 		}
 	}
-	// At the last moment, behind all that is looked at before.
+	// At the last moment, behind all earlier checks.
 	s.cluster.beforeUpdate = func() {
 		row := s.cluster.rows[v.ID]
 		row.Name = "whole"
@@ -152,11 +153,11 @@ func TestDiscardByName(t *testing.T) {
 	}
 }
 
-// TestPurgesTakeTurns: volumes that can't leave the trash, as many as are purged at once,
-// keep no others there.
+// TestPurgesTakeTurns: volumes that can't leave the trash, as many as the server purges at once,
+// keep no other volumes in the trash.
 func TestPurgesTakeTurns(t *testing.T) {
 	t.Parallel()
-	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
+	s := newSiteTTL(t, 3*time.Second) // the server waits for sessions that may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
 	var due []cluster.Volume
@@ -173,7 +174,7 @@ func TestPurgesTakeTurns(t *testing.T) {
 			t.Fatal(row, err)
 		}
 		if i < maxPurges {
-			row.Attach = &cluster.Attach{} // as it is refused
+			row.Attach = &cluster.Attach{} // as the row is refused
 		}
 		due = append(due, row)
 	}
@@ -193,8 +194,8 @@ func TestPurgesTakeTurns(t *testing.T) {
 	}
 }
 
-// hungSite is a site with a chunk server that leaves every order unanswered from now on,
-// and the volumes "a" and "b", of which "a" has chunks there.
+// hungSite is a site with a chunk server that leaves every order unanswered from now on, and the
+// volumes "a" and "b", of which "a" has chunks on that server.
 func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *peer, a, b meta.VolumeID) {
 	t.Helper()
 	s = newTree(t, func(c *Config) { c.deletePatience = patience })
@@ -216,8 +217,8 @@ func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *
 	return s, f, p, a, b
 }
 
-// A chunk server hangs, with its stream alive: what else leaves the trash, or was
-// left half attached, does not wait for the volume that has chunks there.
+// A chunk server hangs, with its stream alive: other volumes that leave the trash, or are half
+// attached, do not wait for the volume that has chunks on the hung server.
 func TestTrashBesideHungServer(t *testing.T) {
 	t.Parallel()
 	s, f, p, a, b := hungSite(t, time.Hour)
@@ -259,8 +260,8 @@ func TestTrashBesideHungServer(t *testing.T) {
 	eventually(t, "the first is gone", gone(a))
 }
 
-// A volume goes although a chunk server leaves orders unanswered: what is there is
-// noted, for when it answers.
+// A volume goes although a chunk server leaves orders unanswered: the server notes the remaining
+// chunks, for the time when the chunk server answers.
 func TestHungServerIsNoted(t *testing.T) {
 	t.Parallel()
 	s, f, p, a, _ := hungSite(t, 100*time.Millisecond)

@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// TestUnreadLabels: a volume whose labels can't be read is found, used and changed as
-// any other, and told of with a word of that.
+// TestUnreadLabels: a volume whose labels can't be read is found, used and changed like any
+// other, and lists say that its labels are missing.
 func TestUnreadLabels(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
@@ -54,7 +54,7 @@ func TestUnreadLabels(t *testing.T) {
 		t.Errorf("a change that was refused: %+v, %v", v.Policy, err)
 	}
 
-	// Where none can be read, what is done is done.
+	// Where no labels can be read, the request is still carried out.
 	away := meta.E("read", meta.Unavailable, "labels", nil)
 	set(nil, away, nil)
 	if v, err := a.CreateVolume(t.Context(), "v2", meta.Policy{Replicas: 1}, meta.VolumeWords{Labels: labels}); err != nil || v.LabelsUnread == "" {
@@ -63,7 +63,7 @@ func TestUnreadLabels(t *testing.T) {
 	if _, err := a.FindVolume(t.Context(), "v1"); !errors.Is(err, meta.Unavailable) {
 		t.Errorf("labels are asked for: %v", err)
 	}
-	// Who uses a volume asks for none.
+	// A client that uses a volume asks for no labels.
 	set(nil, nil, nil)
 	read := s.cluster.labelled.Load()
 	for _, m := range []wire.Admin{{Op: wire.AdminVolumeByName, Name: "v1"}, {Op: wire.AdminVolumeByName, Volume: ids[1]}} {
