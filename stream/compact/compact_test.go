@@ -35,7 +35,8 @@ func pack(t *testing.T, base int64, codec int, producer int64, keys ...string) (
 	return b, p
 }
 
-// TestRewriter: of each codec, what is left of a batch is at its offset with its time and headers.
+// TestRewriter: with each codec, the kept records of a batch have their offsets, times and
+// headers.
 func TestRewriter(t *testing.T) {
 	for codec := range log.Zstd + 1 {
 		keys := NewKeys(2)
@@ -93,8 +94,8 @@ func TestRewriter(t *testing.T) {
 	}
 }
 
-// TestTombstones: a last record without a value is removed when that is asked for, and not
-// before the records that it deletes.
+// TestTombstones: a last record without a value is removed on request, and not before the records
+// that the tombstone deletes.
 func TestTombstones(t *testing.T) {
 	for _, x := range []struct {
 		name       string
@@ -121,7 +122,7 @@ func TestTombstones(t *testing.T) {
 			t.Errorf("DATA: %s: %d tombstones are removed, not %d", x.name, removed, x.removed)
 		}
 	}
-	// The key's last record that the pass has read is an earlier one, which stays.
+	// The key's last record read by the pass is an earlier record, and stays.
 	keys := NewKeys(10)
 	b, p := pack(t, 4, log.Plain, log.NoProducer, "K")
 	keys.Add(&b, p)
@@ -135,7 +136,7 @@ func TestTombstones(t *testing.T) {
 	}
 }
 
-// TestUndecodable: a batch that can't be decoded stays as it is.
+// TestUndecodable: an undecodable batch stays unchanged.
 func TestUndecodable(t *testing.T) {
 	b, p := pack(t, 0, log.Gzip, log.NoProducer, "a", "a")
 	b.SetCompression(log.Zstd)

@@ -201,7 +201,7 @@ func TestMemberIDComesFirst(t *testing.T) {
 	s.answer(2, OK)
 	q.Member, q.NewID = "", "y"
 	s.take(s.g.Join(s.now, 3, q))
-	s.pass(3000) // an id that is not used is forgotten, and holds nobody up
+	s.pass(3000) // an unused id is forgotten, and delays no member
 	q.Member = "y"
 	s.take(s.g.Join(s.now, 4, q))
 	s.answer(4, UnknownMember)
@@ -274,15 +274,15 @@ func TestGroupIsFull(t *testing.T) {
 	s.answer(s.join("", "", "b", "range"), GroupMaxSize)
 }
 
-// consumer is a client of the model: it follows the protocol, and may lose requests, answers,
-// and its life.
+// consumer is a client of the model: the client follows the protocol, and may lose requests,
+// answers, and its life.
 type consumer struct {
 	instance   string
 	id         string
 	generation int32
 	ticket     uint64 // under way; 0: none
 	wants      string // join, sync or beat
-	part       string // what it believes to own
+	part       string // the client's partitions by its own belief
 	owned      int32  // in that generation
 	next       int64
 	dead       bool
@@ -407,7 +407,7 @@ func TestRandomGroups(t *testing.T) {
 					continue
 				}
 				if code := g.MayCommit(now, c.owned, c.id, c.instance); code != OK || lossy && false {
-					continue // it can't commit: it owns nothing any more
+					continue // the client can't commit, and owns nothing any more
 				}
 				for _, p := range c.part {
 					if o := owner[string(p)]; o != nil && o != c {
@@ -430,7 +430,7 @@ func TestRandomGroups(t *testing.T) {
 			case k == 1 && len(all) > 0:
 				all[r.IntN(len(all))].dead = true
 			case k == 2 && len(all) > 0:
-				all[r.IntN(len(all))].next = now + 50 + r.Int64N(200) // it stands still
+				all[r.IntN(len(all))].next = now + 50 + r.Int64N(200) // the client stands still
 			case k == 3 && len(all) > 0:
 				c := all[r.IntN(len(all))]
 				if !c.dead && c.id != "" {

@@ -6,9 +6,9 @@ import (
 	"penstock.io/penstock/stream/group"
 )
 
-// TestForgetGroups: when a coordination ends, the members that wait in its groups hear at once that
-// the coordinator is another one, and those of other groups hear nothing; a later epoch has a group
-// without the members, whose generations lie above the earlier ones.
+// TestForgetGroups: when a coordination ends, the waiting members of its groups hear at once of
+// another coordinator, and the members of other groups hear nothing; a later epoch has a group
+// without the members, with generations above the earlier generations.
 func TestForgetGroups(t *testing.T) {
 	var c coordinator
 	c.init()

@@ -109,7 +109,7 @@ func dial(t *testing.T, s *Server) net.Conn {
 	return c
 }
 
-// TestBadFrames: what is no frame of a known request ends the connection, and nothing else.
+// TestBadFrames: a frame that is no known request ends the connection, and nothing else.
 func TestBadFrames(t *testing.T) {
 	size := func(n uint32, rest ...byte) []byte { return append(binary.BigEndian.AppendUint32(nil, n), rest...) }
 	tooNew := kmsg.NewPtrFetchRequest()
@@ -183,7 +183,7 @@ func TestNewApiVersions(t *testing.T) {
 	}
 }
 
-// TestBoundProduce: a Produce request with very many partitions is refused before it is decoded.
+// TestBoundProduce: a Produce request with very many partitions is refused before decoding.
 func TestBoundProduce(t *testing.T) {
 	for v := int16(3); v <= 9; v++ {
 		for _, n := range []int{10, maxProduce + 1} {
@@ -203,7 +203,7 @@ func TestBoundProduce(t *testing.T) {
 	}
 }
 
-// FuzzFrame reads frames and begins what they ask for.
+// FuzzFrame reads frames and begins their requests.
 func FuzzFrame(f *testing.F) {
 	for _, q := range requests() {
 		f.Add(frameOf(q, 1))

@@ -57,7 +57,7 @@ func same(a, b Record) bool {
 		slices.EqualFunc(a.Headers, b.Headers, func(x, y Header) bool { return x.Name == y.Name && null(x.Value, y.Value) })
 }
 
-// TestAgainstKmsg: an encoder and decoder that nobody here wrote has the same batches.
+// TestAgainstKmsg: an independent encoder and decoder has the same batches.
 func TestAgainstKmsg(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -214,10 +214,10 @@ func TestProducersAgainstModel(t *testing.T) {
 				b = Batch{Producer: id, Records: 1, Sequence: math.MaxInt32 - r.Int32N(20)}
 			}
 			switch k := r.IntN(20); {
-			case k < 12: // the next one
+			case k < 12: // the next batch
 				b.Sequence = addSequence(b.Sequence, b.Records)
 				b.Records = 1 + r.Int32N(5)
-			case k < 15: // one of the last again
+			case k < 15: // a late repetition of a batch
 				if n := len(m.all); n > 0 {
 					b = m.all[max(0, n-1-r.IntN(30))]
 				}
@@ -274,8 +274,8 @@ func TestProducersAgainstModel(t *testing.T) {
 	}
 }
 
-// TestTruncatedProducersAreThoseOfTheShorterLog: after a rollback the state is that of a log
-// which never was longer.
+// TestTruncatedProducersAreThoseOfTheShorterLog: after a rollback the state equals the state of a
+// log that was never longer.
 func TestTruncatedProducersAreThoseOfTheShorterLog(t *testing.T) {
 	var all []Batch
 	next := int64(0)
@@ -340,12 +340,12 @@ func segmentOf(r *rand.Rand, first int64, n int) (p []byte, batches []Batch, at 
 	return p, batches, append(at, len(p))
 }
 
-// TestScan cuts a segment at every byte, and flips bits of it: what is found is exactly the
-// batches before the damage, whatever sizes reads have.
+// TestScan cuts a segment at every byte, and flips bits: Scan finds exactly the batches before
+// the damage, whatever sizes reads have.
 func TestScan(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	p, batches, at := segmentOf(r, 1000, 40)
-	whole := func(n int) int { // batches that are whole in n bytes
+	whole := func(n int) int { // whole batches in n bytes
 		i, found := slices.BinarySearch(at, n)
 		if found {
 			return i
@@ -385,8 +385,7 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// TestIndex: a search by offset or time begins before the record that it looks for, and not
-// far before.
+// TestIndex: a search by offset or time begins before the wanted record, and not far before.
 func TestIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	p, batches, at := segmentOf(r, 50, 400)

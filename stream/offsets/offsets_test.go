@@ -77,8 +77,8 @@ func open(t *testing.T, f *oneFile) *Offsets {
 	return o
 }
 
-// TestCommits: the last commit of each partition is there after a restart that finds only what
-// was synced and a part of what was not.
+// TestCommits: the last commit of each partition is found after a restart that keeps the synced
+// bytes and a part of the unsynced bytes.
 func TestCommits(t *testing.T) {
 	f := &oneFile{}
 	want := map[int32]Commit{}

@@ -106,7 +106,8 @@ func TestCompaction(t *testing.T) {
 		var model []keyed
 		last := map[string]int64{}
 		var lastBatch []byte
-		// The last batches are not the producer's, so that its last batch lies before the last segment.
+		// The last batches are of another producer, so that the producer's last batch lies before
+		// the last segment.
 		for n, sequence := 0, int32(0); n < 40; n++ {
 			records := make([]keyed, 1+r.IntN(3))
 			for i := range records {
@@ -198,7 +199,7 @@ func TestCompaction(t *testing.T) {
 	}
 }
 
-// there reports that an offset has a record.
+// there reports whether an offset has a record.
 func there(records map[int64]keyed, offset int64) bool { _, ok := records[offset]; return ok }
 
 // TestCompactNothing: a log without the policy, or with few new bytes, stays as it is.

@@ -138,7 +138,7 @@ func TestDeleteBeforeFrees(t *testing.T) {
 	if err := read.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// A leader whose time was over has asked for less, later.
+	// A former leader has asked for less, later.
 	if err := dir.Replace(t.Context(), startName(5), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestDeleteBeforeFrees(t *testing.T) {
 	if base, err := appendAll(l, batch(log.NoProducer, 0, 1, "next")); err != nil || base != 40 {
 		t.Errorf("DATA: the next record has offset %d, %v", base, err)
 	}
-	// A log that has lost what was durable is not opened.
+	// A log that has lost durable records is not opened.
 	if err := dir.Replace(t.Context(), startName(100), nil); err != nil {
 		t.Fatal(err)
 	}

@@ -12,31 +12,31 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// errCrash is what everything fails with after the planned crash.
+// errCrash is the error of every call after the planned crash.
 var errCrash = meta.E("write", meta.IO, "disk", errors.New("the power is gone"))
 
-// memDir is a directory in memory that can lose power: what was not synced is then gone, in
-// part or in the whole.
+// memDir is a directory in memory that can lose power: unsynced bytes are then gone, in part or
+// in the whole.
 type memDir struct {
 	mu    sync.Mutex
 	files map[string]*memFile
 	left  int // changes until the crash; negative: no crash
 	dead  bool
 	syncs int
-	// gate, unless nil, delays syncs until it is closed.
+	// gate, unless nil, delays syncs until gate is closed.
 	gate chan struct{}
 }
 
 type memFile struct {
 	d      *memDir
 	data   []byte
-	synced []byte // content after a crash, beside a part of what follows
+	synced []byte // content after a crash, beside a part of the unsynced bytes
 	named  bool   // the name survives a crash
 }
 
 func newMemDir() *memDir { return &memDir{files: map[string]*memFile{}, left: -1} }
 
-// changeLocked counts a change, and reports whether the power is gone before it.
+// changeLocked counts a change, and reports whether the power is gone before the change.
 func (d *memDir) changeLocked() bool {
 	if d.left == 0 {
 		d.dead = true
@@ -47,8 +47,8 @@ func (d *memDir) changeLocked() bool {
 	return d.dead
 }
 
-// crash returns the directory as a restart finds it. keep is the part, of 0 to 1, of the
-// unsynced bytes at the end of each file that is there.
+// crash returns the directory as a restart finds the directory. keep is the part, of 0 to 1, of
+// the unsynced bytes that stay at the end of each file.
 func (d *memDir) crash(keep float64) *memDir {
 	d.mu.Lock()
 	defer d.mu.Unlock()

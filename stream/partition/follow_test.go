@@ -9,8 +9,9 @@ import (
 	"penstock.io/penstock/stream/log"
 )
 
-// TestReadOnly: a log that is open for reads has what its directory has, changes nothing there,
-// and takes nothing. Its Contents change with the records and with the leaders.
+// TestReadOnly: a log that is open for reads has the records of its directory, changes nothing in
+// the directory, and takes no records. The log's Contents change with the records and with the
+// leaders.
 func TestReadOnly(t *testing.T) {
 	dir := newMemDir()
 	cfg := fixed(Policy{SegmentBytes: 200})
@@ -58,8 +59,8 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// TestReadAfterClose: a read that comes too late says that the log was closed. It does not say
-// that the records are gone, which would make a consumer skip them.
+// TestReadAfterClose: a late read returns the error of a closed log. The error does not claim
+// that the records are gone, which would make a consumer skip the records.
 func TestReadAfterClose(t *testing.T) {
 	l := open(t, newMemDir(), Config{})
 	if _, err := appendAll(l, batch(log.NoProducer, 0, 7, "x")); err != nil {

@@ -111,7 +111,7 @@ func values(t *testing.T, l *Log, most int) (start int64, all []string) {
 	return start, all
 }
 
-// TestAppendReadReopen: records are read as they were appended, over segments and leaders.
+// TestAppendReadReopen: reads return the appended records, over segments and leaders.
 func TestAppendReadReopen(t *testing.T) {
 	dir := newMemDir()
 	cfg := fixed(Policy{SegmentBytes: 600})
@@ -162,8 +162,8 @@ func TestAppendReadReopen(t *testing.T) {
 	}
 }
 
-// TestTimeInCompressedBatch: the record with a time is found within a compressed batch; of
-// a batch that is not compressed as its header says, the first record is found.
+// TestTimeInCompressedBatch: the record with a time is found within a compressed batch; in a
+// batch whose compression differs from its header, the first record is found.
 func TestTimeInCompressedBatch(t *testing.T) {
 	l := open(t, newMemDir(), Config{})
 	defer l.Close()
@@ -195,7 +195,7 @@ func gzipped(p []byte) []byte {
 	return b.Bytes()
 }
 
-// TestOneSyncForMany: batches that arrive during a sync share the next one.
+// TestOneSyncForMany: batches that arrive during a sync share the next sync.
 func TestOneSyncForMany(t *testing.T) {
 	dir := newMemDir()
 	l := open(t, dir, Config{})
@@ -262,8 +262,7 @@ func TestProducers(t *testing.T) {
 	l.Close()
 }
 
-// TestLeadership: an earlier leader is refused, and a leader whose leadership ends appends
-// nothing any more.
+// TestLeadership: an earlier leader is refused, and a former leader appends nothing any more.
 func TestLeadership(t *testing.T) {
 	dir := newMemDir()
 	lead := &leadership{epoch: 5, done: make(chan struct{})}
@@ -293,7 +292,8 @@ func (l *leadership) Epoch() uint64         { return l.epoch }
 func (l *leadership) Done() <-chan struct{} { return l.done }
 func (l *leadership) Valid() bool           { return true }
 
-// TestLostLeadership: who waits for records or for a sync learns that the leadership has ended.
+// TestLostLeadership: a caller that waits for records or for a sync learns of the end of the
+// leadership.
 func TestLostLeadership(t *testing.T) {
 	dir := newMemDir()
 	lead := &leadership{epoch: 5, done: make(chan struct{})}
@@ -341,7 +341,7 @@ func TestEpochNumbers(t *testing.T) {
 	if _, err := later.number(1, 9); !errors.Is(err, meta.Fenced) {
 		t.Errorf("DATA: the same count again: %v", err)
 	}
-	// A clone counts from 1 on, also after it was rolled back to its first state.
+	// A clone counts from 1 on, also after a rollback to its first state.
 	clone, fourth := add(later, 2, 1, 30)
 	_, fifth := add(clone, 2, 2, 40)
 	_, sixth := add(later, 2, 3, 30)
@@ -365,7 +365,7 @@ func TestEmptySegments(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, first := range []int64{2, 3} { // of leaders that were late, and in time
+	for _, first := range []int64{2, 3} { // late leaders, and leaders in time
 		if _, err := dir.Create(t.Context(), SegmentName(first)); err != nil {
 			t.Fatal(err)
 		}
@@ -380,8 +380,8 @@ func TestEmptySegments(t *testing.T) {
 	}
 }
 
-// TestEmptySegmentBetween: a segment that a leader began after its time, at an offset where the next
-// leader appended on, is removed.
+// TestEmptySegmentBetween: a segment that a leader began after its time, at an offset where the
+// next leader appended on, is removed.
 func TestEmptySegmentBetween(t *testing.T) {
 	dir := newMemDir()
 	cfg := fixed(Policy{SegmentBytes: 300})
@@ -462,7 +462,7 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// TestDamage: what a crash can't cause is told and not cut.
+// TestDamage: damage that no crash can cause is an error, and the log is not cut.
 func TestDamage(t *testing.T) {
 	dir := newMemDir()
 	l := open(t, dir, fixed(Policy{SegmentBytes: 200}))
@@ -476,7 +476,7 @@ func TestDamage(t *testing.T) {
 	}
 	first := dir.files[SegmentName(0)]
 	first.data[70] ^= 1
-	l = open(t, dir, fixed(Policy{SegmentBytes: 200})) // does not read it
+	l = open(t, dir, fixed(Policy{SegmentBytes: 200})) // does not read the damage
 	if _, err := l.Read(0, 100); !errors.Is(err, meta.Corrupt) {
 		t.Errorf("DATA: a damaged segment reads as %v", err)
 	}
@@ -495,16 +495,16 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestCrashes cuts the power at every change in turn, and keeps a random part of what was not
-// synced. Everything acknowledged must be there at its offset, once; what was not acknowledged
-// may be there, and is sent again.
+// TestCrashes cuts the power at every change in turn, and keeps a random part of the unsynced
+// bytes. Every acknowledged record must be at its offset, once; other records may be in the log,
+// and are sent again.
 func TestCrashes(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))
 	for at := range 160 {
 		dir := newMemDir()
 		acked := map[int64]string{} // by offset
-		sent := 0                   // idempotent batches that were acknowledged
+		sent := 0                   // acknowledged idempotent batches
 		for life := 0; life < 3; life++ {
 			dir.left = at
 			l, err := tryOpen(t, dir, fixed(Policy{SegmentBytes: 250}))

@@ -13,8 +13,8 @@ import (
 	"penstock.io/penstock/stream/log"
 )
 
-// synced shows what a directory in memory would have after a loss of power: what other clients
-// see of a leader's files.
+// synced shows the contents of a directory in memory after a loss of power: other clients see the
+// same of a leader's files.
 type synced struct{ d *memDir }
 
 func (s synced) Segments(context.Context) (l []int64, err error) {
@@ -64,7 +64,7 @@ func tail(t *testing.T, d *memDir, offset int64) *Tail {
 	return tl
 }
 
-// rest reads the values that a tail has now, from its next record on.
+// rest reads the present values of a tail, from its next record on.
 func rest(t *testing.T, tl *Tail) (all []string) {
 	t.Helper()
 	for {

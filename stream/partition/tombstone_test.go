@@ -60,7 +60,7 @@ func TestTombstonesGoLast(t *testing.T) {
 		}
 		l.Close()
 		if crashed {
-			dir = dir.crash(1) // what was written is there, too
+			dir = dir.crash(1) // also the unsynced bytes
 		}
 		dir.left = -1
 		l = open(t, dir, cfg)

@@ -2,7 +2,7 @@ package placement
 
 import "testing"
 
-// FuzzParseAddress: what is parsed is an address, and is written as such again.
+// FuzzParseAddress: a parsed address is written as the same text again.
 func FuzzParseAddress(f *testing.F) {
 	for _, s := range []string{"1@h:1", "2@[::1]:9092", "@h:1", "1@h", "-1@h:1", "1@:9", "1@h:0", "99999999999@h:1", "1@h:70000", ""} {
 		f.Add(s)

@@ -29,8 +29,8 @@ func place(t *testing.T, live []Gateway) map[Key]int32 {
 	return of
 }
 
-// While gateways come and go at random, in lists of any order, nothing moves but what a gateway that
-// went had, and what a gateway that came gets; and all have about equal shares.
+// While gateways come and go at random, in lists of any order, only the leaderships of a leaving
+// gateway move, and those that a new gateway gets; and all gateways have about equal shares.
 func TestLeader(t *testing.T) {
 	if _, ok := Leader(Key{}, nil); ok {
 		t.Error("a gateway of an empty list leads")

@@ -57,8 +57,8 @@ type tableRow struct {
 	Value     *string `parquet:"value,optional"`
 }
 
-// values reads the table's rows by its Delta log: the values of each partition by offset. A row
-// that is there twice, and an offset that is not, is an error.
+// values reads the table's rows by its Delta log: the values of each partition by offset. A
+// repeated row and a missing offset are errors.
 func values(d *memFiles) (map[int32][]string, error) {
 	table, err := delta.Open(context.Background(), logFiles{d})
 	if err != nil {
@@ -107,7 +107,7 @@ func (l *memLog) produce(partition, n int) {
 	l.add(log.Plain, nil, records...)
 }
 
-// verify compares the table with what was produced.
+// verify compares the table with the produced records.
 func verify(d *memFiles, counts map[int]int) error {
 	got, err := values(d)
 	if err != nil {
@@ -201,8 +201,8 @@ func TestTwoPublishers(t *testing.T) {
 	}
 }
 
-// TestOvertaken: a publisher whose records were published by another one, between its file and
-// its commit, commits nothing, and removes its file.
+// TestOvertaken: a publisher whose records another publisher published, between the file and the
+// commit of the first, commits nothing, and removes its file.
 func TestOvertaken(t *testing.T) {
 	d := newMemFiles()
 	l := &memLog{}
@@ -266,7 +266,7 @@ func TestSweep(t *testing.T) {
 		l.produce(0, 2)
 		step()
 	}
-	// The sleeper joins what it has, and falls asleep before its commit.
+	// The sleeper joins its files, and falls asleep before its commit.
 	l.produce(0, 2)
 	sleeper := open(t, d, cfg)
 	step()
@@ -309,7 +309,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestDamage: a table that ends after its log is not written to.
+// TestDamage: a publisher does not write to a table whose end lies behind its log's end.
 func TestDamage(t *testing.T) {
 	d := newMemFiles()
 	l := &memLog{}
@@ -412,7 +412,8 @@ func TestCompression(t *testing.T) {
 	}
 }
 
-// TestFields: fields of JSON values are columns; what does not fit is rejected with the reason.
+// TestFields: fields of JSON values are columns; a value that does not fit is rejected with the
+// reason.
 func TestFields(t *testing.T) {
 	fields, err := ParseSchema("user:string, n:long,small:integer,f:float,x:double,ok:boolean,raw:binary,at:timestamp,list:array<float>")
 	if err != nil {

@@ -19,10 +19,9 @@ import (
 	"penstock.io/penstock/test/netns"
 )
 
-// agent is a node of Kubernetes as far as Penstock is concerned: a network name space
-// with a certificate of its own, in it a holder of mounts and the node part of the
-// driver, which starts a process for each mount. A test calls it as the node's kubelet
-// would.
+// agent is a node of Kubernetes as Penstock sees a node: a network name space with a certificate
+// of its own, with a holder of mounts and the node part of the driver, which starts a process for
+// each mount. A test calls the driver in place of the node's kubelet.
 type agent struct {
 	name    string
 	node    *netns.Node
@@ -37,7 +36,7 @@ func (a *agent) path(name string) string { return filepath.Join(a.dir, name) }
 func (a *agent) staging() string { return a.path("staging") }
 func (a *agent) pod() string     { return a.path("pod") }
 
-// newAgent adds a node; nothing runs on it yet.
+// newAgent adds a node; nothing runs on the node yet.
 func (c *Cluster) newAgent(name string, rack *netns.Rack) (*agent, error) {
 	a := &agent{name: name, dir: filepath.Join(c.cfg.Dir, name)}
 	var err error
@@ -65,14 +64,14 @@ func (c *Cluster) newAgent(name string, rack *netns.Rack) (*agent, error) {
 	return a, err
 }
 
-// dialDriver connects to a driver that may not be there yet.
+// dialDriver connects to a driver that may not listen yet.
 func dialDriver(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second,
 	}))
 }
 
-// begin starts what runs on a node, which gets its certificate before.
+// begin starts the node's processes; the node gets its certificate before.
 func (a *agent) begin(ctx context.Context, c *Cluster) error {
 	// Again if nobody answers, as a kubelet starts an init container again.
 	if err := eventually(ctx, time.Minute, func(ctx context.Context) error { return c.join(ctx, peer.Client, a.name) }); err != nil {
@@ -86,7 +85,7 @@ func (a *agent) begin(ctx context.Context, c *Cluster) error {
 	return nil
 }
 
-// asked is a call that is made again, as orchestrators do, until it succeeds.
+// asked is a call that is made again, as orchestrators do, until the call succeeds.
 func asked[Q, A any](ctx context.Context, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) (a A, err error) {
 	err = eventually(ctx, time.Minute, func(ctx context.Context) error {
 		a, err = call(ctx, q, grpc.WaitForReady(true))
@@ -126,14 +125,14 @@ func (a *agent) use(ctx context.Context, driver csi.ControllerClient, volume str
 	return err
 }
 
-// unpublish takes back what use had the controller grant.
+// unpublish takes back the controller's grant to use.
 func unpublish(ctx context.Context, driver csi.ControllerClient, volume, node string) error {
 	_, err := asked(ctx, driver.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node})
 	return err
 }
 
-// drain takes the volume from the pod and the node, ends what runs there, and demands
-// that nothing is left.
+// drain takes the volume from the pod and the node, ends the node's processes, and demands that
+// no leftovers stay.
 func (a *agent) drain(ctx context.Context, volume string) error {
 	n := csi.NewNodeClient(a.conn)
 	if _, err := asked(ctx, n.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: a.pod()}); err != nil {
@@ -160,11 +159,11 @@ func (a *agent) drain(ctx context.Context, volume string) error {
 	return errors.Join(append(errs, err, serr, a.conn.Close())...)
 }
 
-// kill ends the node as a loss of power does: all that runs there, at once. Its kernel
-// goes with it, so its mounts do.
+// kill ends the node as a loss of power does: all of the node's processes at once. The node's
+// kernel would go too, so its mounts do.
 func (a *agent) kill() error {
 	err := a.node.Kill()
-	_ = unix.Unmount(a.staging(), unix.MNT_FORCE|unix.MNT_DETACH) // who waits for it can end then
+	_ = unix.Unmount(a.staging(), unix.MNT_FORCE|unix.MNT_DETACH) // a process that waits for the mount can end then
 	for _, m := range a.members {
 		m.Kill()
 	}

@@ -35,7 +35,7 @@ var (
 )
 
 const (
-	burstFile = 8 << 10 // bytes of each file of a data set, too many to lie in its inode
+	burstFile = 8 << 10 // bytes of each file of a data set, too many for the file's inode
 	burstRead = 20      // files that a node reads
 	// burstFirst bounds the time from a node's start to its first byte, on a quiet machine.
 	burstFirst = 5 * time.Second
@@ -58,7 +58,7 @@ func fileOf(i int) string { return fmt.Sprintf("d%d/f%d", i/100, i) }
 func TestBurst(t *testing.T) {
 	// Looks through all files for fragments are as rare as anywhere.
 	c := start(t, Config{Racks: 2, EtcdMembers: 1, Metas: 1, ChunkServers: 2, Mounts: 1, DiskBytes: 2 << 30, MetaArgs: []string{"--join-interval", "5m"}})
-	// Bought before: one token lets in all.
+	// Bought before: a single token lets all nodes in.
 	if c.creds.tokens[peer.Client] == "" {
 		t.Fatal("no join token of clients")
 	}
@@ -74,7 +74,7 @@ func TestBurst(t *testing.T) {
 		})
 		c.must(t, err)
 		began := time.Now()
-		// A workstation sees it at the claim's path.
+		// A workstation sees the data set at the claim's path.
 		c.must(t, fillSet(filepath.Join(c.Mounts[0].Path, "kubernetes/team", claim), files))
 		t.Logf("%d files written in %v", files, time.Since(began).Round(time.Millisecond))
 		cost[i] = burst(t, c, driver, claim, v.GetVolume().GetVolumeId(), files)
@@ -89,7 +89,7 @@ func TestBurst(t *testing.T) {
 		}))
 	}
 	c.must(t, c.Fsck(t.Context(), time.Minute))
-	// A call more for each file that was there would be nine times as many.
+	// A further call for each file would be nine times as many.
 	for _, k := range []struct {
 		name         string
 		small, large float64
@@ -117,7 +117,7 @@ func (c *Cluster) driver() (csi.ControllerClient, error) {
 	return csi.NewControllerClient(conn), err
 }
 
-// leftovers is what of a burst could stay: volumes and grants.
+// leftovers lists the possible remains of a burst: volumes and grants.
 func (c *Cluster) leftovers(t *testing.T) string {
 	t.Helper()
 	var names []string
@@ -159,17 +159,17 @@ func fillSet(dir string, files int) error {
 		})
 	}
 	wg.Wait()
-	// Nothing of it is left to be counted as a node's.
+	// None of the set's cost is left to be counted as a node's.
 	return errors.Join(append(errs, load.SyncAll(dir))...)
 }
 
-// burstCost is what a node costs the servers, from its start to its end.
+// burstCost is the cost of a node for the servers, from the node's start to its end.
 type burstCost struct{ calls, entries, etcd float64 }
 
 // burst lets nodes come and go, whose pods use a claim's volume.
 func burst(t *testing.T, c *Cluster, driver csi.ControllerClient, claim, volume string, files int) burstCost {
 	t.Helper()
-	// What the servers do anyway: more after more was written.
+	// The servers' work without nodes: more after more writes.
 	idle := *burstFor / 4
 	quiet := c.burdens(t)
 	profiled := c.profile(fmt.Sprint("idle-", files), idle)
@@ -205,15 +205,15 @@ func burst(t *testing.T, c *Cluster, driver csi.ControllerClient, claim, volume 
 	}
 	c.must(t, <-profiled)
 	profiled = c.profile(fmt.Sprint("go-", files), *burstFor/4)
-	// They go: three of four in order, one as a machine that loses its power does.
+	// The nodes go: three of four in order, the fourth as in a loss of power.
 	for i, a := range nodes {
 		if i%4 != 3 {
 			errs[i] = errors.Join(a.drain(t.Context(), volume), unpublish(t.Context(), driver, volume, a.name))
 			continue
 		}
 		errs[i] = a.kill()
-		// Its sessions wait for successors for as long as its holder would have. Kubernetes
-		// gives up what is attached to it later, or earlier.
+		// The node's sessions wait for successors for as long as its holder would have.
+		// Kubernetes gives up the node's attachments later, or earlier.
 		_, err := c.Penstock(t.Context(), "cluster", "evict", "client/"+a.name)
 		errs[i] = errors.Join(errs[i], err, unpublish(t.Context(), driver, volume, a.name))
 	}
@@ -259,15 +259,15 @@ func burst(t *testing.T, c *Cluster, driver csi.ControllerClient, claim, volume 
 		(after.calls-before.calls)/n, ((after.metaCPU - before.metaCPU) / time.Duration(len(nodes))).Round(100*time.Microsecond),
 		(after.entries-before.entries)/n, (after.bytes-before.bytes)/n, (after.etcd-before.etcd)/n, ((after.etcdCPU - before.etcdCPU) / time.Duration(len(nodes))).Round(100*time.Microsecond),
 		after.at.Sub(before.at).Round(100*time.Millisecond), 1000*anyway)
-	// What each of them synced is there.
+	// The synced bytes of each node are in the volume.
 	for i := range nodes {
 		c.must(t, checkFile(filepath.Join(c.Mounts[0].Path, path, "out", fmt.Sprint("n", i)), uint64(1e9+i)))
 	}
 	return burstCost{calls: (after.calls - before.calls) / n, entries: (after.entries - before.entries) / n, etcd: (after.etcd - before.etcd) / n}
 }
 
-// serveNode brings a node up, and does what a training process in its pod does. It
-// gives the time from the node's start to the first byte that the pod read.
+// serveNode brings a node up, and works like a training process in the node's pod. It returns the
+// time from the node's start to the first byte that the pod read.
 func (c *Cluster) serveNode(ctx context.Context, driver csi.ControllerClient, a *agent, volume string, i, files int) (first time.Duration, err error) {
 	began := time.Now()
 	if err := a.begin(ctx, c); err != nil {
@@ -296,7 +296,7 @@ func (c *Cluster) serveNode(ctx context.Context, driver csi.ControllerClient, a 
 	return first, errors.Join(err, f.Sync(), f.Close(), load.SyncDir(filepath.Join(a.pod(), "out")))
 }
 
-// checkFile demands a file with an id's bytes, all of them.
+// checkFile demands a file with an id's bytes, all of the bytes.
 func checkFile(path string, id uint64) error {
 	b, err := os.ReadFile(path)
 	if err == nil && len(b) != burstFile {
@@ -308,7 +308,7 @@ func checkFile(path string, id uint64) error {
 	return err
 }
 
-// burdens is what the servers have done since they started.
+// burdens counts the servers' work since their start.
 type burdens struct {
 	at                          time.Time
 	calls, entries, bytes, etcd float64
@@ -336,8 +336,8 @@ func (c *Cluster) burdens(t *testing.T) (b burdens) {
 	return b
 }
 
-// profile begins to take a processor profile of the metadata server, if that is asked
-// for, and gives what came of it.
+// profile begins a processor profile of the metadata server, if the command line asks for the
+// profile, and returns the result.
 func (c *Cluster) profile(name string, d time.Duration) <-chan error {
 	done := make(chan error, 1)
 	if *burstProfile == "" {

@@ -18,9 +18,9 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// final is what must be true when everything was healed: nothing acknowledged
-// is lost, every mount sees the same, fsck is clean, every chunk has its copies,
-// and no disk has a chunk that nobody refers to.
+// final checks the promises after all faults are healed: nothing acknowledged is lost, every
+// mount sees the same, fsck is clean, every chunk has its copies, and no disk has a chunk without
+// a reference.
 func (s *Soak) final(ctx context.Context) error {
 	for _, w := range s.workers {
 		err := eventually(ctx, time.Minute, func(context.Context) error {
@@ -73,9 +73,9 @@ func (s *Soak) final(ctx context.Context) error {
 	return nil
 }
 
-// finishPacked makes each mount finish the chunk of small files that it still
-// has open in each volume: a mount keeps one below 2 MiB open while it lives,
-// though all its files may be gone, and that is no leak.
+// finishPacked makes each mount finish the chunk of small files that the mount still has open in
+// each volume: a mount keeps a chunk below 2 MiB open while the mount lives, though all files of
+// the chunk may be gone, and such a chunk is no leak.
 func (s *Soak) finishPacked() error {
 	dirs := map[string]bool{}
 	for _, w := range s.workers {
@@ -92,7 +92,7 @@ func (s *Soak) finishPacked() error {
 			if err != nil {
 				return err
 			}
-			// The first to sync a volume is told once of what was lost before.
+			// The first sync of a volume returns the error of earlier losses once.
 			if err := unix.Syncfs(int(f.Fd())); err != nil && !errors.Is(err, unix.EIO) {
 				return errors.Join(err, f.Close())
 			}
@@ -110,9 +110,8 @@ func (s *Soak) finishPacked() error {
 	return nil
 }
 
-// replicated demands, without asking the checker of the system itself, that
-// each extent of each file lies on as many disks as its volume's policy wants,
-// and that the disks hold nothing else.
+// replicated demands, without asking the checker of the system itself, that each extent of each
+// file lies on as many disks as its volume's policy wants, and that the disks hold nothing else.
 func (c *Cluster) replicated(ctx context.Context) error {
 	by, err := c.ByID(ctx)
 	if err != nil {
@@ -123,7 +122,7 @@ func (c *Cluster) replicated(ctx context.Context) error {
 		return err
 	}
 	var problems []string
-	wanted := map[string][]*Member{} // chunk: members that its record names
+	wanted := map[string][]*Member{} // chunk: members in the chunk's record
 	for _, v := range status.Volumes {
 		if v.Path == "" || v.Path == "/" {
 			continue

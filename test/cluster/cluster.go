@@ -1,8 +1,7 @@
-// Package cluster owns whole clusters of real processes: a real etcd of three
-// members, metadata servers, chunk servers and mounts, each on a node of a data
-// centre of network namespaces (test/netns), each with file systems of its own
-// whose power can be cut (test/disk). Its tests let things go wrong and check
-// what every part promises; the longest of them is the soak.
+// Package cluster owns whole clusters of real processes: a real etcd of three members, metadata
+// servers, chunk servers and mounts, each on a node of a data centre of network namespaces
+// (test/netns), each with file systems of its own whose power can be cut (test/disk). The tests
+// inject faults and check the promises of every part; the longest test is the soak.
 package cluster
 
 import (
@@ -20,13 +19,13 @@ import (
 	"penstock.io/penstock/test/netns"
 )
 
-// Binaries are the programs that a cluster is made of.
+// Binaries are the programs of a cluster.
 type Binaries struct{ Penstock, Etcd string }
 
-// Config says what to build.
+// Config describes the cluster to build.
 type Config struct {
 	Binaries
-	Dir          string // scratch, with a short path: sockets lie below it
+	Dir          string // scratch, with a short path: sockets lie in Dir
 	Racks        int
 	Metas        int
 	ChunkServers int
@@ -68,8 +67,8 @@ const (
 	chunkPort      = 7500
 )
 
-// New brings a cluster up, with every mount serving. What it gives is to be
-// closed even with an error.
+// New brings a cluster up, with every mount serving. The caller closes the cluster, even with an
+// error.
 func New(ctx context.Context, cfg Config) (*Cluster, error) {
 	if cfg.EtcdMembers == 0 {
 		cfg.EtcdMembers = 3
@@ -93,7 +92,7 @@ func New(ctx context.Context, cfg Config) (*Cluster, error) {
 	return c, nil
 }
 
-// wire makes the racks, and members without processes on them.
+// wire makes the racks, and members without processes.
 func (c *Cluster) wire(context.Context) (err error) {
 	if c.Net, err = c.creds.network(); err != nil {
 		return err
@@ -168,7 +167,7 @@ func (c *Cluster) etcdURLs() string {
 func (c *Cluster) startMetas(ctx context.Context) error {
 	for i, m := range c.Metas {
 		if i == 1 {
-			if err := c.Ready(ctx, c.Metas[0]); err != nil { // who lets the others in
+			if err := c.Ready(ctx, c.Metas[0]); err != nil { // the first metadata server lets the others in
 				return err
 			}
 		}
@@ -181,7 +180,7 @@ func (c *Cluster) startMetas(ctx context.Context) error {
 		m.args = append([]string{
 			"meta", "--dir", filepath.Join(m.disk.At, "data"), "--name", m.Name, "--etcd", c.etcdURLs(),
 			"--listen", fmt.Sprintf("%s:%d", m.Node.Addr, metaPort),
-			// So that what is to be collected, or joined, is so while a test waits.
+			// So that collections and joins happen while a test waits.
 			"--repair-grace", "10s", "--list-interval", "10s", "--join-interval", "2s", "--join-fragments", "4",
 		}, c.creds.flags(m.Name)...)
 		m.args = append(m.args, c.cfg.MetaArgs...)
@@ -211,7 +210,8 @@ func (c *Cluster) startChunks(ctx context.Context) error {
 		m.args = append([]string{
 			"chunkserver", "--data", filepath.Join(m.disk.At, "id"), "--disk", filepath.Join(m.disk.At, "d0"), "--name", m.Name,
 			"--topology", m.place(),
-			// The machines of these tests share one file system: no way around their network.
+			// The machines of these tests share the same file system: no way around their
+			// network.
 			"--local-clients=false",
 			"--listen", m.addr(chunkPort), "--cluster", c.metaAddrs(),
 		}, c.creds.flags(m.Name)...)
@@ -256,7 +256,7 @@ func (c *Cluster) Penstock(ctx context.Context, args ...string) ([]byte, error) 
 	return out, nil
 }
 
-// Status is what penstock status says.
+// Status is the output of penstock status.
 type Status struct {
 	Volumes []struct {
 		ID        uint32 `json:"id"`
@@ -286,8 +286,8 @@ func (c *Cluster) Status(ctx context.Context) (*Status, error) {
 	return &s, nil
 }
 
-// Fsck demands that penstock fsck finds nothing, within a time: what was broken
-// a moment ago may still be on its way to be whole.
+// Fsck demands that penstock fsck finds nothing, within a time: recently broken parts may still
+// be under repair.
 func (c *Cluster) Fsck(ctx context.Context, within time.Duration) error {
 	return eventually(ctx, within, func(ctx context.Context) error {
 		_, err := c.Penstock(ctx, "fsck")
@@ -295,11 +295,11 @@ func (c *Cluster) Fsck(ctx context.Context, within time.Duration) error {
 	})
 }
 
-// oneTry is long: a look at all chunks runs a command for each file, and others may
-// want the processors. Who asks a part that is away is told so in seconds.
+// oneTry is long: a look at all chunks runs a command for each file, and other processes may want
+// the processors. A command that asks an absent part gets its error within seconds.
 const oneTry = 2 * time.Minute
 
-// eventually tries until it works or the time is over.
+// eventually tries until the call works or the time is over.
 func eventually(ctx context.Context, within time.Duration, try func(context.Context) error) error {
 	end := time.Now().Add(within)
 	for {
@@ -375,7 +375,7 @@ func (c *Cluster) startMounts(ctx context.Context) error {
 	return nil
 }
 
-// newMount adds a node that will mount a source; it is not begun.
+// newMount adds a node that will mount a source; the mount is not begun.
 func (c *Cluster) newMount(name, source string, rack *netns.Rack) (*Mount, error) {
 	member, err := c.newMember(name, rack, 0)
 	if err != nil {
@@ -396,7 +396,7 @@ func (c *Cluster) newMount(name, source string, rack *netns.Rack) (*Mount, error
 	return m, os.Mkdir(m.Path, 0o755)
 }
 
-// begin gets a mount its certificate and starts it.
+// begin gets a mount its certificate and starts the mount.
 func (c *Cluster) begin(ctx context.Context, m *Mount) error {
 	if err := c.join(ctx, peer.Client, m.Name); err != nil {
 		return err

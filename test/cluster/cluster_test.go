@@ -20,7 +20,7 @@ import (
 
 var seed = flag.Uint64("seed", 606, "of the random choices; 0 takes the clock")
 
-// etcd is the release that go.mod names, built from its own main package.
+// etcd is the release in go.mod, built from etcd's own main package.
 var etcd string
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(program.InOwnMounts(func() int { return run(m) }))
 }
 
-// intrude is what this program does as an intruder.
+// intrude is the work of this program as an intruder.
 func intrude(env string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -64,8 +64,8 @@ func run(m *testing.M) int {
 	return program.Main(m)
 }
 
-// start brings a cluster up that the test's end takes away. The logs of a failed
-// test stay.
+// start brings a cluster up; the test's end takes the cluster away. The logs of a failed test
+// stay.
 func start(t *testing.T, cfg Config) *Cluster {
 	t.Helper()
 	if err := sweep(scratch); err != nil {

@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// soakControls are mechanisms that are switched off one at a time, for which the
-// soak must turn red within ten minutes. PENSTOCK_CONTROL switches those of
-// penstock; journal-nosync is a flag of etcd's.
+// soakControls are mechanisms that are switched off one at a time, for which the soak must turn
+// red within ten minutes. PENSTOCK_CONTROL switches the mechanisms of penstock; journal-nosync is
+// a flag of etcd's.
 var soakControls = []struct {
 	name   string
 	faults string // kinds; empty for all
@@ -46,7 +46,7 @@ func TestSoakControls(t *testing.T) {
 			if err == nil {
 				t.Fatalf("without %s the soak stays green for %v:\n%s", control.name, s.For, s.Report())
 			}
-			// Red is not enough: it must be red for what the mechanism prevents.
+			// Red is not enough: the error must be the error that the mechanism prevents.
 			var v *load.Violation
 			if !errors.As(err, &v) && !strings.Contains(err.Error(), "INTRUDER") && !strings.Contains(err.Error(), "at the end") &&
 				// A member that lost synced entries or pages of its database does not come back.

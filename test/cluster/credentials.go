@@ -19,7 +19,7 @@ import (
 type credentials struct {
 	insecure bool
 	base     string
-	tokens   map[peer.Role]string // join tokens; one lets all parts of a role in
+	tokens   map[peer.Role]string // join tokens; a single token lets all parts of a role in
 }
 
 func (c credentials) network() (*netns.Net, error) {
@@ -65,8 +65,8 @@ func (c *Cluster) found(ctx context.Context) error {
 	return os.Rename(c.creds.dir("meta"), c.creds.dir(c.Metas[0].Name))
 }
 
-// join gets the first credentials of a part, unless it has some; one metadata
-// server must serve.
+// join gets the first credentials of a part, unless the part has credentials; at least one
+// metadata server must serve.
 func (c *Cluster) join(ctx context.Context, role peer.Role, name string) error {
 	if c.creds.insecure {
 		return nil
@@ -84,7 +84,7 @@ func (c *Cluster) join(ctx context.Context, role peer.Role, name string) error {
 	return c.enrol(ctx, c.creds.tokens[role], name, c.creds.dir(name))
 }
 
-// enrol shows a token, and writes what it gives to a new directory.
+// enrol shows a token, and writes the credentials to a new directory.
 func (c *Cluster) enrol(ctx context.Context, token, name, dir string) error {
 	file := dir + ".token"
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
@@ -97,8 +97,8 @@ func (c *Cluster) enrol(ctx context.Context, token, name, dir string) error {
 	return nil
 }
 
-// rotate gives a part a new key and certificate, of a token for its very name, in
-// one rename while it runs.
+// rotate gives a running part a new key and certificate, from a token for the part's very name,
+// in one rename.
 func (c *Cluster) rotate(ctx context.Context, role peer.Role, name string) error {
 	out, err := c.Penstock(ctx, "cluster", "join-token", "--role", string(role), "--name", name, "--ttl", "5m")
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *Cluster) rotate(ctx context.Context, role peer.Role, name string) error
 	return errors.Join(os.Rename(filepath.Join(next, identity), filepath.Join(c.creds.dir(name), identity)), os.RemoveAll(next))
 }
 
-// grant lets a client use every volume; pattern may be one for several.
+// grant lets a client use every volume; pattern may match several clients.
 func (c *Cluster) grant(ctx context.Context, pattern string) error {
 	if c.creds.insecure {
 		return nil

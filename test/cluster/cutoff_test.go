@@ -25,7 +25,7 @@ type writer struct {
 
 	mu    sync.Mutex
 	acked map[int64]string // value of each acknowledged record, by offset
-	after int              // records that were acknowledged, and sent after forbid
+	after int              // acknowledged records that were sent after forbid
 	late  bool             // forbid was called
 	last  error
 }
@@ -87,10 +87,11 @@ func (w *writer) count() (acked, after int, last error) {
 	return len(w.acked), w.after, w.last
 }
 
-// TestLeaderIsCutOff cuts the gateway that leads a partition off from the metadata servers; its
-// clients and the chunk servers still reach the gateway. Another gateway takes the partition over.
-// From then on the first gateway acknowledges no record, neither while it is cut off nor after. The
-// log has all that the first gateway acknowledged, before all that the second acknowledged.
+// TestLeaderIsCutOff cuts the gateway that leads a partition off from the metadata servers; the
+// gateway's clients and the chunk servers still reach the gateway. Another gateway takes the
+// partition over. From then on the first gateway acknowledges no record, neither while cut off
+// nor after. The log has all records that the first gateway acknowledged, before all records that
+// the second gateway acknowledged.
 func TestLeaderIsCutOff(t *testing.T) {
 	cfg := Config{Insecure: true, Racks: 1, EtcdMembers: 1, Metas: 1, ChunkServers: 2, Gateways: 2}
 	if control := os.Getenv("PENSTOCK_CONTROL"); control != "" {

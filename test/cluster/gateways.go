@@ -41,8 +41,8 @@ func (c *Cluster) startGateways(ctx context.Context) error {
 	return c.Ready(ctx, c.Gateways...)
 }
 
-// gatewayAddrs are the addresses of all gateways for one of their ports, the first one of which
-// is another for another turn.
+// gatewayAddrs are the addresses of all gateways for a given port; each turn begins with another
+// gateway.
 func (c *Cluster) gatewayAddrs(port, turn int) (addrs []string) {
 	for i := range c.Gateways {
 		addrs = append(addrs, c.Gateways[(i+turn)%len(c.Gateways)].addr(port))
@@ -71,7 +71,7 @@ func (n *nemesis) ofGateways() []fault {
 	}
 }
 
-// stop ends a gateway in order, which gives its partitions and groups to others.
+// stop ends a gateway in order, which gives its partitions and groups to other gateways.
 func (n *nemesis) stop(_ context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 	m := some(r, n.c.Gateways)
 	m.serves(false)

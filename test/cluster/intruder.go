@@ -19,18 +19,17 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Intruder is a client with bad manners: it shows chunk servers capabilities
-// that it forged or that are for something else, and goes on writing to chunks
-// that are being taken from it. It runs as a process of its own, on a node of
-// the cluster, beside the load.
+// Intruder is a client with bad manners: the intruder shows chunk servers forged or foreign
+// capabilities, and goes on writing to chunks that are being taken away. The intruder runs as a
+// process of its own, on a node of the cluster, beside the load.
 type Intruder struct {
 	Meta   []string
 	Creds  *peer.Credentials
 	Volume string
 }
 
-// Run tries again and again until ctx ends. An error says that somebody let the
-// intruder in, or acknowledged what was then lost.
+// Run tries again and again until ctx ends. An error says that a server let the intruder in, or
+// acknowledged bytes that were then lost.
 func (i Intruder) Run(ctx context.Context) error {
 	var renewing sync.WaitGroup
 	defer renewing.Wait()
@@ -49,7 +48,7 @@ func (i Intruder) Run(ctx context.Context) error {
 	return nil
 }
 
-// session tries with one session, until something fails for another reason.
+// session tries with one session, until a call fails for another reason.
 func (i Intruder) session(ctx context.Context) error {
 	log := slog.New(slog.DiscardHandler)
 	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: i.Meta, Name: "intruder", Handler: polite{}, Logger: log, Creds: i.Creds})
@@ -59,7 +58,7 @@ func (i Intruder) session(ctx context.Context) error {
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		_ = s.Close(end) // else its session expires
+		_ = s.Close(end) // otherwise the session expires
 	}()
 	found, err := s.LookUpVolume(ctx, 0, i.Volume)
 	if err != nil {
@@ -85,14 +84,13 @@ func (i Intruder) session(ctx context.Context) error {
 	return nil
 }
 
-// letIn is what must not happen.
+// letIn is the forbidden success.
 type letIn struct{ text string }
 
 func (l *letIn) Error() string { return "INTRUDER: " + l.text }
 
-// late writes on, byte after byte made durable, while its chunk is sealed. All
-// that was acknowledged before the seal must be in it: who appends after the
-// fence was raised is refused.
+// late writes on, byte after byte made durable, while its chunk is sealed. All bytes acknowledged
+// before the seal must be in the chunk: an append after the raising of the fence is refused.
 func (i Intruder) late(ctx context.Context, s *metaclient.Session, c *client.Client, v meta.VolumeID) error {
 	gs, err := s.AllocChunks(ctx, v, 1, true)
 	if err != nil {
@@ -133,7 +131,7 @@ func (i Intruder) late(ctx context.Context, s *metaclient.Session, c *client.Cli
 	return nil
 }
 
-// forge reads and appends with capabilities that it should not have.
+// forge reads and appends with capabilities that the intruder should not have.
 func (i Intruder) forge(ctx context.Context, s *metaclient.Session, v meta.VolumeID, key meta.CapKey, log *slog.Logger) error {
 	gs, err := s.AllocChunks(ctx, v, 2, true)
 	if err != nil {
@@ -141,7 +139,7 @@ func (i Intruder) forge(ctx context.Context, s *metaclient.Session, v meta.Volum
 	}
 	defer func() {
 		for _, g := range gs {
-			_, _ = s.SealChunk(ctx, v, g.ID) // else it is with the session
+			_, _ = s.SealChunk(ctx, v, g.ID) // otherwise the chunk is with the session
 		}
 	}()
 	g := gs[0]
@@ -157,7 +155,7 @@ func (i Intruder) forge(ctx context.Context, s *metaclient.Session, v meta.Volum
 		}
 		bad := g
 		bad.Cap = t.cap
-		// A client of its own: what one may do on a connection is remembered there.
+		// A client of its own: a connection remembers the rights of its client.
 		c := client.New(client.Config{Resolve: s.Resolve, ReadCap: func(meta.VolumeID) []byte { return forged(capability.Read) }, Name: "intruder", Logger: log, Creds: i.Creds})
 		w := c.NewWriter(bad)
 		_, err := w.Append(ctx, []byte("let me in"))
@@ -184,8 +182,8 @@ func (polite) Granted(meta.VolumeID, meta.Grant) {}
 func (polite) Recall(_ meta.Recall, done func()) { done() }
 func (polite) Expired([]meta.VolumeID, error)    {}
 
-// intruderEnv tells a process that it is the intruder: meta servers, and the
-// directory of its credentials.
+// intruderEnv makes a process the intruder: meta servers, and the directory of the intruder's
+// credentials.
 const intruderEnv = "CLUSTER_TEST_INTRUDER"
 
 // IntruderFrom is the intruder that the environment asks for.
@@ -201,8 +199,8 @@ func IntruderFrom(env string) (Intruder, error) {
 	return i, err
 }
 
-// intrude starts the intruder on a node of its own; self is the path of a
-// program that becomes one if the environment asks for it.
+// intrude starts the intruder on a node of its own; self is the path of a program that becomes an
+// intruder if the environment asks for an intruder.
 func (s *Soak) intrude(ctx context.Context) error {
 	c := s.Cluster
 	const name = "intruder"

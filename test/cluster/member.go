@@ -18,8 +18,8 @@ import (
 	"penstock.io/penstock/test/netns"
 )
 
-// Member is one process of a cluster with its node and its disk; it may be
-// started and ended many times.
+// Member is one process of a cluster with its node and its disk; a test may start and end the
+// process many times.
 type Member struct {
 	Name string
 	Node *netns.Node
@@ -31,10 +31,10 @@ type Member struct {
 	args  []string
 	env   []string
 	ready func(context.Context) error
-	clean func() error // after the process ended, before it starts again; may be nil
+	clean func() error // after the process ended, before its next start; may be nil
 
-	mayDie atomic.Bool  // its disk is broken: that it ends is no defect
-	era    atomic.Int64 // odd while it serves; changes when that begins or ends
+	mayDie atomic.Bool  // the disk is broken: the end of the process is no defect
+	era    atomic.Int64 // odd while the member serves; changes at each beginning and end
 
 	mu      sync.Mutex
 	process *spawn.Process // nil while none should run
@@ -48,7 +48,7 @@ func (c *Cluster) newMember(name string, rack *netns.Rack, bytes int64) (*Member
 	return c.memberOn(node, name, bytes)
 }
 
-// memberOn is newMember on a node that is there.
+// memberOn is newMember on an existing node.
 func (c *Cluster) memberOn(node *netns.Node, name string, bytes int64) (*Member, error) {
 	m := &Member{Name: name, Node: node, env: c.cfg.Env}
 	logs := filepath.Join(c.cfg.Dir, "log")
@@ -90,8 +90,8 @@ func (m *Member) Start() error {
 	m.note("start %s %s", m.path, strings.Join(m.args, " "))
 	p, err := m.Node.Start(netns.Config{
 		Name: m.Name, Path: m.path, Args: m.args, Env: m.env, Log: m.log,
-		// Servers are alone as on a machine of their own: nobody may conclude from
-		// the process table that one is dead. A mount serves callers of this machine.
+		// Servers are alone as on a machine of their own: no other part may conclude from the
+		// process table that a server is dead. A mount serves callers of this machine.
 		Alone: m.disk != nil || m.alone,
 	})
 	if err != nil {
@@ -107,7 +107,7 @@ func (m *Member) running() *spawn.Process {
 	return m.process
 }
 
-// await waits until the member serves; that its process ends is an error.
+// await waits until the member serves; the end of its process is an error.
 func (m *Member) await(ctx context.Context) error {
 	for {
 		p := m.running()
@@ -143,14 +143,14 @@ func (m *Member) Kill() {
 	}
 }
 
-// serves notes that it serves from now on, or no more.
+// serves notes whether the member serves from now on.
 func (m *Member) serves(now bool) {
 	if era := m.era.Load(); (era%2 == 1) != now {
 		m.era.CompareAndSwap(era, era+1)
 	}
 }
 
-// Pause stops it where it is; Resume lets it go on.
+// Pause stops the process where it is; Resume lets the process go on.
 func (m *Member) Pause() error { return m.signal("pause", (*spawn.Process).Pause) }
 
 // Resume undoes Pause.
@@ -165,7 +165,7 @@ func (m *Member) signal(what string, f func(*spawn.Process) error) error {
 	return f(p)
 }
 
-// Stop ends the process gently; it must end well.
+// Stop ends the process gently; the process must end well.
 func (m *Member) Stop() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -178,13 +178,13 @@ func (m *Member) Stop() error {
 	return err
 }
 
-// CutPower takes the power away from the member: what is not on its disk is
-// lost. Reboot brings the disk back.
+// CutPower takes the power away from the member: bytes that are not on its disk are lost. Reboot
+// brings the disk back.
 //
-// The process stands still when the disk goes. A sync that is under way then may
-// succeed without its bytes (ext4's shutdown has it so), which no process lives to
-// see where the power is really cut: told to others, it would be a promise that
-// nobody gave.
+// The process stands still when the disk goes. A sync under way then may succeed without its
+// bytes (ext4's shutdown behaves so); where the power is really cut, no process lives to see that
+// success. A process that told other parts of the success would make a promise that no disk
+// keeps.
 func (m *Member) CutPower() error {
 	m.note("power cut")
 	err := errors.Join(m.freeze(), m.disk.Cut())
@@ -192,7 +192,7 @@ func (m *Member) CutPower() error {
 	return err
 }
 
-// freeze stops the process, for good; it may have ended.
+// freeze stops the process, for good; the process may have ended.
 func (m *Member) freeze() error {
 	if p := m.running(); p != nil && p.Pause() == nil {
 		return standsStill(p.PID())
@@ -200,8 +200,8 @@ func (m *Member) freeze() error {
 	return nil
 }
 
-// standsStill waits until no thread of a process that was stopped runs its own
-// code: each is stopped, or in a call of the kernel from which it will not return.
+// standsStill waits until no thread of a stopped process runs its own code: each thread is
+// stopped, or in a call of the kernel from which the thread will not return.
 func standsStill(pid int) error {
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
@@ -228,10 +228,10 @@ func standsStill(pid int) error {
 	}
 }
 
-// Reboot mounts the disk again after CutPower; what the kernel cached is gone.
+// Reboot mounts the disk again after CutPower; the kernel's caches are gone.
 func (m *Member) Reboot() error { return errors.Join(m.disk.Unmount(), m.disk.Mount()) }
 
-// died gives an error if the process ended by itself.
+// died returns an error if the process ended by itself.
 func (m *Member) died() error {
 	p := m.running()
 	if p == nil {
@@ -278,7 +278,7 @@ func (m *Member) listens(port int) error {
 	return conn.Close()
 }
 
-// healthy asks an etcd member whether it can serve.
+// healthy asks an etcd member whether the member can serve.
 func (m *Member) healthy() error {
 	conn, err := m.dial(etcdClientPort)
 	if err != nil {

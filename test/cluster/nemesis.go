@@ -13,19 +13,19 @@ import (
 	"penstock.io/penstock/test/netns"
 )
 
-// A fault is one thing that goes wrong for a while.
+// A fault is one failure that lasts a while.
 type fault struct {
 	kind string
-	// slots: one fault of a slot at a time, so that what the system promises to
-	// survive is never exceeded: a majority of etcd, one replica of each chunk.
+	// slots: one fault of a slot at a time, so that the faults together never exceed the system's
+	// promise: a majority of etcd, one replica of each chunk.
 	slots []string
-	// longest time that it lasts; 0 for what is over at once.
+	// longest time of the fault; 0 for a fault that is over at once.
 	longest time.Duration
 	weight  int
 	do      func(ctx context.Context, r *rand.Rand) (what string, heal func(context.Context) error, err error)
 }
 
-// nemesis breaks things and heals them.
+// nemesis makes faults and heals the faults.
 type nemesis struct {
 	s      *Soak
 	c      *Cluster
@@ -59,7 +59,7 @@ func newNemesis(s *Soak) *nemesis {
 // errNothing: the fault finds nothing to break now.
 var errNothing = errors.New("nothing to break")
 
-// run breaks one thing after the other until ctx ends.
+// run makes one fault after the other until ctx ends.
 func (n *nemesis) run(ctx context.Context) error {
 	heal := context.WithoutCancel(ctx)
 	for ctx.Err() == nil {
@@ -187,7 +187,7 @@ type doing = func(context.Context, *rand.Rand) (string, func(context.Context) er
 // some takes a member by chance.
 func some[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
 
-// restart starts a member that was ended, and waits until it serves.
+// restart starts a member again, and waits until the member serves.
 func (n *nemesis) restart(m *Member) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := m.Start(); err != nil {
@@ -281,7 +281,7 @@ func (n *nemesis) ofLinks() []fault {
 		{"cut client from chunk one way", []string{"chunk"}, long, 2, n.link(n.clients, n.chunks, "one way")},
 		{"cut meta from chunk", []string{"chunk"}, long, 2, n.link(n.metas, n.chunks, "cut")},
 		{"lose packets of client and chunk", []string{"chunk"}, long, 1, n.link(n.clients, n.chunks, "loss")},
-		// Its rack has one of each, the last client among them.
+		// The rack has a member of each kind, the last client among the members.
 		{"cut the uplink of a rack", []string{"etcd", "meta", "chunk", "client"}, long, 8, n.uplink},
 		{"slow chunk server", []string{"chunk"}, long, 1, n.slow(n.chunks)},
 	}
@@ -289,7 +289,7 @@ func (n *nemesis) ofLinks() []fault {
 
 func (n *nemesis) clients() []*Member { return append(n.steady(), n.last()...) }
 
-// isolate cuts one member off all of the others.
+// isolate cuts one member off from all others.
 func (n *nemesis) isolate(from, others func() []*Member) doing {
 	return func(_ context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 		a := some(r, from())

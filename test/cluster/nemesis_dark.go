@@ -14,9 +14,8 @@ func (n *nemesis) ofPower() []fault {
 	}
 }
 
-// blackout takes the power of all at once: only what is on the disks is left,
-// no copy elsewhere helps. What is acknowledged meanwhile does not count (see
-// load.Options.Over).
+// blackout takes the power of all at once: only the bytes on the disks are left, no copy
+// elsewhere helps. Acknowledgements meanwhile do not count (see load.Options.Over).
 func (n *nemesis) blackout(of func() []*Member) doing {
 	return func(context.Context, *rand.Rand) (string, func(context.Context) error, error) {
 		n.s.dark.Add(1)

@@ -28,7 +28,7 @@ func (n *nemesis) ofDisks() []fault {
 func (n *nemesis) power(from func() []*Member) doing {
 	return func(_ context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 		m := some(r, from())
-		m.mayDie.Store(true) // before the kill: it sees its disk fail
+		m.mayDie.Store(true) // before the kill: the member sees its disk fail
 		err := m.CutPower()
 		m.mayDie.Store(false)
 		if err != nil {
@@ -49,7 +49,7 @@ func (n *nemesis) fill(_ context.Context, r *rand.Rand) (string, func(context.Co
 	return m.Name, func(context.Context) error { return release() }, err
 }
 
-// located is what penstock locate says.
+// located is the output of penstock locate.
 type located struct {
 	Path    string `json:"path"`
 	Volume  string `json:"volume"`
@@ -78,7 +78,7 @@ func (c *Cluster) Locate(ctx context.Context, path string) (*located, error) {
 	return &l, nil
 }
 
-// ByID are the chunk servers by their numbers, as far as they are connected.
+// ByID are the connected chunk servers by their numbers.
 func (c *Cluster) ByID(ctx context.Context) (map[uint64]*Member, error) {
 	s, err := c.Status(ctx)
 	if err != nil {
@@ -100,14 +100,14 @@ func (m *Member) dataFile(chunk string) string {
 	return filepath.Join(m.disk.At, "d0", "chunks", chunk[len(chunk)-2:], chunk+".data")
 }
 
-// flip changes one bit of a sealed chunk on one disk, where another server has
-// the same bytes: a chunk is damaged in one place only, ever.
+// flip changes one bit of a sealed chunk on one disk, where another server has the same bytes: a
+// chunk is damaged in one place only, ever.
 func (n *nemesis) flip(ctx context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 	m := n.c.Mounts[0]
 	var files []string
 	err := filepath.WalkDir(filepath.Join(m.Path, some(r, soakVolumes).name), func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
-			return nil // it may be broken just now
+			return nil // the chunk may be broken just now
 		}
 		files = append(files, path)
 		return nil
@@ -181,7 +181,7 @@ func (n *nemesis) policy(ctx context.Context, r *rand.Rand) (string, func(contex
 	return fmt.Sprintf("%s gets %d copies", v.name, to), func(ctx context.Context) error { return set(ctx, v.replicas) }, set(ctx, to)
 }
 
-// drain empties a chunk server, and takes it back, be it empty or not.
+// drain empties a chunk server, and takes the server back, empty or not.
 func (n *nemesis) drain(ctx context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 	by, err := n.c.ByID(ctx)
 	if err != nil || len(by) == 0 {

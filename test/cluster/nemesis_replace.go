@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// replace gives the disk of a chunk server up, waits until what it has lies
-// elsewhere, and puts an empty one in its place.
+// replace gives the disk of a chunk server up, waits until the disk's chunks lie elsewhere, and
+// puts an empty disk in its place.
 func (n *nemesis) replace(ctx context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 	by, err := n.c.ByID(ctx)
 	if err != nil || len(by) == 0 {
@@ -30,7 +30,7 @@ func (n *nemesis) replace(ctx context.Context, r *rand.Rand) (string, func(conte
 		ID string `json:"id"`
 	}
 	if err := json.Unmarshal(out, &disks); err != nil || len(disks) != 1 {
-		return "", nil, errNothing // it went meanwhile
+		return "", nil, errNothing // the disk went meanwhile
 	}
 	id := disks[0].ID
 	_, err = n.asked(ctx, "disk", "fail", id, "--yes")
@@ -38,7 +38,8 @@ func (n *nemesis) replace(ctx context.Context, r *rand.Rand) (string, func(conte
 		if err := n.emptied(ctx, server); err != nil {
 			return err
 		}
-		// The first time it lets go of the old disk, and then says that it is not empty.
+		// The first call makes the server let go of the old disk, and then reports that the disk
+		// is not empty.
 		_, _ = n.c.Penstock(ctx, "disk", "replace", id, "--yes")
 		if _, err := n.c.Penstock(ctx, "disk", "replace", id, "--yes"); err == nil {
 			return fmt.Errorf("a disk that is not empty took the place of disk %s", id)
@@ -51,12 +52,12 @@ func (n *nemesis) replace(ctx context.Context, r *rand.Rand) (string, func(conte
 	}, err
 }
 
-// emptied waits until every metadata server says that a chunk server has nothing,
-// twice, since a volume may be between two of them.
+// emptied waits until every metadata server reports a chunk server empty, twice, since a volume
+// may be between two metadata servers.
 func (n *nemesis) emptied(ctx context.Context, server uint64) error {
 	times := 0
 	return eventually(ctx, 3*time.Minute, func(ctx context.Context) error {
-		// With standard error, where it says that not all were asked.
+		// With standard error, where the command names silent servers.
 		out, err := n.c.admin.Run(ctx, n.c.cfg.Penstock, append([]string{"node", "list", "--output", "json", "--cluster", n.c.metaAddrs()}, n.c.creds.flags(admin)...)...)
 		var nodes []struct {
 			ID     uint64 `json:"id"`

@@ -33,8 +33,8 @@ func (n *nemesis) asked(ctx context.Context, args ...string) (out []byte, err er
 	return out, err
 }
 
-// rotate replaces the certificate of a part that runs. It goes on with it, and
-// whoever it talks to notices nothing.
+// rotate replaces the certificate of a running part. The part goes on with the new certificate,
+// and its peers notice nothing.
 func (n *nemesis) rotate(ctx context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 	type part struct {
 		role peer.Role
@@ -82,8 +82,8 @@ func (n *nemesis) revoke(ctx context.Context, _ *rand.Rand) (string, func(contex
 	}, nil
 }
 
-// evict makes the last client's certificate worthless; it comes back with a new
-// one, as a new process.
+// evict makes the last client's certificate worthless; the client comes back with a new
+// certificate, as a new process.
 func (n *nemesis) evict(ctx context.Context, _ *rand.Rand) (string, func(context.Context) error, error) {
 	m := n.last()[0]
 	m.serves(false)

@@ -23,11 +23,11 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// partitionPatience is how long what must come may take, on whatever machine.
+// partitionPatience bounds every wait, on a machine of any speed.
 const partitionPatience = 90 * time.Second
 
-// parted is a cluster of which parts are cut off from others, with one client
-// that makes names in a directory of a volume and another that looks for them.
+// parted is a cluster of which parts are cut off from others, with one client that makes names in
+// a directory of a volume and another client that looks for the names.
 type parted struct {
 	*Cluster
 	t      *testing.T
@@ -37,9 +37,9 @@ type parted struct {
 	looker *Mount
 }
 
-// TestPartitions: whichever parts are cut off from each other, a name that one client was told
-// of is never missing for another client that asks later, and no answered change is lost or
-// done twice. All parts go on when the cut is healed, or before where that is possible.
+// TestPartitions: whichever parts are cut off from each other, a name acknowledged to one client
+// is never missing for another client that asks later, and no answered change is lost or done
+// twice. All parts go on when the cut is healed, or before where possible.
 func TestPartitions(t *testing.T) {
 	c := start(t, Config{Racks: 1, EtcdMembers: 1, Metas: 3, ChunkServers: 2, Mounts: 2})
 	if _, err := c.Penstock(t.Context(), "volume", "create", "data", "--force", "--attach", "/data", "--replicas", "2"); err != nil {
@@ -82,7 +82,7 @@ func TestPartitions(t *testing.T) {
 		t.Run(story.name, func(t *testing.T) {
 			q := *p
 			q.t = t
-			defer c.Net.HealAll() // also of a story that ended early
+			defer c.Net.HealAll() // also in a story that ended early
 			story.tell(&q)
 		})
 	}
@@ -101,7 +101,7 @@ func (p *parted) check(err error) {
 	}
 }
 
-// until waits for something that must come.
+// until waits for a required event.
 func (p *parted) until(what string, ok func() bool) {
 	p.t.Helper()
 	for end := time.Now().Add(partitionPatience); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -111,7 +111,7 @@ func (p *parted) until(what string, ok func() bool) {
 	}
 }
 
-// owner is the server that owns the volume, as etcd says; nil if none does.
+// owner is the server that owns the volume by etcd's record; nil if none does.
 func (p *parted) owner() *Member {
 	ctx, cancel := context.WithTimeout(p.t.Context(), 5*time.Second)
 	defer cancel()
@@ -137,17 +137,17 @@ func (p *parted) heal(from *Member, others ...*Member) {
 	}
 }
 
-// play makes names one after the other through one mount, and looks through the
-// other for the newest that was made.
+// play makes names one after the other through one mount, and looks through the other mount for
+// the newest name.
 type play struct {
 	p   *parted
 	dir string
 
 	mu     sync.Mutex
 	made   []string
-	maybe  map[string]bool // the call failed: it is there or not
+	maybe  map[string]bool // the call failed: the name exists or not
 	seen   int             // names that the looker found
-	newest int             // of made, that it found
+	newest int             // of made, the newest found name
 	slow   time.Duration
 	wrong  error
 
@@ -157,7 +157,7 @@ type play struct {
 func (p *parted) play() *play {
 	y := &play{p: p, dir: filepath.Join("data", strings.ReplaceAll(p.t.Name(), "/", "-")), maybe: map[string]bool{}, newest: -1}
 	p.check(os.Mkdir(filepath.Join(p.maker.Path, y.dir), 0o755))
-	// The looker knows the whole directory, and holds a lease on it.
+	// The looker knows the whole directory, and holds a lease on the directory.
 	if l, err := os.ReadDir(filepath.Join(p.looker.Path, y.dir)); err != nil || len(l) != 0 {
 		p.t.Fatal(l, err)
 	}
@@ -167,7 +167,7 @@ func (p *parted) play() *play {
 	wg.Go(func() { y.look(ctx) })
 	y.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 	p.t.Cleanup(func() {
-		p.Net.HealAll() // what is under way must be able to end
+		p.Net.HealAll() // calls under way must be able to end
 		y.stop()
 	})
 	return y
@@ -214,7 +214,7 @@ func (y *play) look(ctx context.Context) {
 	}
 }
 
-// count tells how many names were made, and the last of them that was seen.
+// count returns the number of made names, and the last made name that the looker saw.
 func (y *play) count() (made, newest int) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -235,7 +235,7 @@ func (y *play) goOn(what string) {
 	})
 }
 
-// verify ends the play and compares what was answered with what is there.
+// verify ends the play and compares the answered names with the directory.
 func (y *play) verify() {
 	t := y.p.t
 	t.Helper()
@@ -268,9 +268,9 @@ func (y *play) verify() {
 	t.Logf("%d names made, %d looks; the longest call took %v, %d failed", len(y.made), y.seen, y.slow.Round(time.Millisecond), len(y.maybe))
 }
 
-// A client that can't be reached has cached the directory in which another goes
-// on: that one waits until what is cached is void, no longer, and the client
-// never shows that the new names are missing.
+// An unreachable client has cached the directory in which another client goes on: the other
+// client waits until the cache is void, no longer, and the unreachable client never shows that
+// the new names are missing.
 func (p *parted) clientFromMetas() {
 	y := p.play()
 	y.goOn("at first")
@@ -284,9 +284,9 @@ func (p *parted) clientFromMetas() {
 	y.verify()
 }
 
-// The owner is cut off from etcd, and from one of two clients: it stops before
-// another may own the volume, so that the client that still reaches it is not
-// told what is not so any more.
+// The owner is cut off from etcd, and from one of two clients: the owner stops before another
+// server may own the volume, so that the client that still reaches the owner gets no outdated
+// answer.
 func (p *parted) metaFromEtcd() {
 	y := p.play()
 	y.goOn("at first")
@@ -304,8 +304,8 @@ func (p *parted) metaFromEtcd() {
 	y.verify()
 }
 
-// The owner reaches etcd, but no client reaches it: nothing can be answered, and
-// all goes on afterwards.
+// The owner reaches etcd, but no client reaches the owner: no call can be answered, and all calls
+// go on afterwards.
 func (p *parted) metaFromClients() {
 	y := p.play()
 	y.goOn("at first")
@@ -318,8 +318,8 @@ func (p *parted) metaFromClients() {
 	y.verify()
 }
 
-// A client reaches no chunk server: names go on, bytes wait or fail, and what
-// fsync said is synced is there for others.
+// A client reaches no chunk server: names go on, bytes wait or fail, and bytes acknowledged by
+// fsync reach other clients.
 func (p *parted) clientFromChunks() {
 	y := p.play()
 	y.goOn("at first")

@@ -18,35 +18,35 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// snapper takes snapshots of a volume that is written, makes clones, and deletes,
-// changes, promotes and rolls back what it made, one thing after the other by chance.
-// It knows what each shows, as far as commands told it what they did: what was done by
-// one that failed it does not know, and gives up.
+// snapper takes snapshots of a volume under load, makes clones, and deletes, changes, promotes
+// and rolls back its copies, one operation after the other by chance. It knows the contents of
+// each copy, as far as commands succeeded: after a failed command, snapper does not know the
+// copy's contents, and gives the copy up.
 type snapper struct {
 	s     *Soak
-	of    *copied // the volume that the load writes; what else there is hangs below it
+	of    *copied // the volume that the load writes; all other copies hang below this volume
 	all   []*copied
-	lost  []*copied // of commands that failed: they may be there or not
+	lost  []*copied // of failed commands: the copies may exist or not
 	rand  *rand.Rand
 	made  int
 	times map[string]int
 }
 
-// copied is what shows the folders of the load's workers, by client and worker: the
-// volume that they write, a snapshot, or a clone.
+// copied is a copy of the folders of the load's workers, by client and worker: the volume that
+// the workers write, a snapshot, or a clone.
 type copied struct {
 	volume, snapshot string                // of a clone and a volume: without snapshot
-	from             *copied               // a snapshot's volume, or what a clone was made of; nil for one that was promoted
-	checks           map[string]load.Check // of folders as their workers left them
-	sums             map[string]string     // of folders that were read
-	unknown          bool                  // somebody failed to change it
+	from             *copied               // a snapshot's volume, or a clone's origin; nil for a promoted clone
+	checks           map[string]load.Check // of folders as their workers left each folder
+	sums             map[string]string     // of folders already read
+	unknown          bool                  // a change of the copy failed
 }
 
-// wild is the sum of a folder that somebody failed to change.
+// wild is the sum of a folder after a failed change.
 const wild = "unknown"
 
-// held bounds what the snapshots of one volume keep on the disks, and how long it
-// takes to delete them at the end.
+// held bounds the bytes that the snapshots of one volume keep on the disks, and the time to
+// delete the snapshots at the end.
 const held = 6
 
 func (c *copied) String() string {
@@ -56,7 +56,7 @@ func (c *copied) String() string {
 	return c.volume
 }
 
-// dir is where it shows a folder below a mount.
+// dir is the copy's path of a folder below a mount.
 func (c *copied) dir(folder string) string {
 	if c.snapshot != "" {
 		return filepath.Join(c.volume, ".snapshot", c.snapshot, folder)
@@ -68,7 +68,7 @@ func newSnapper(s *Soak, volume string, r *rand.Rand) *snapper {
 	return &snapper{s: s, of: &copied{volume: volume}, rand: r, times: map[string]int{}}
 }
 
-// workers are those that write the volume, by their folders.
+// workers are the workers that write the volume, by their folders.
 func (k *snapper) workers() map[string]*driven {
 	all := map[string]*driven{}
 	for _, w := range k.s.workers {
@@ -84,7 +84,7 @@ func (k *snapper) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		what, err := k.one(ctx)
 		if what == "" {
-			continue // there is nothing of that kind
+			continue // no copy of that kind exists
 		}
 		if err == nil {
 			k.times[what]++
@@ -97,7 +97,7 @@ func (k *snapper) run(ctx context.Context) {
 	}
 }
 
-// one does one thing.
+// one does one operation.
 func (k *snapper) one(ctx context.Context) (what string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -158,15 +158,14 @@ func (k *snapper) one(ctx context.Context) (what string, err error) {
 	return "", nil
 }
 
-// needed tells whether a clone, or a snapshot of it, has clones that need it.
+// needed tells whether a clone, or a snapshot of the clone, has clones that need the origin.
 func (k *snapper) needed(c *copied) bool {
 	return slices.ContainsFunc(k.all, func(x *copied) bool {
 		return x.snapshot == "" && x.from != nil && (x.from == c || c.snapshot == "" && x.from.snapshot != "" && x.from.volume == c.volume)
 	})
 }
 
-// shows makes what a copy of c shows; freeze is of before it was made, if workers
-// write c.
+// shows makes the contents of a copy of c; freeze is taken before the copy, if workers write c.
 func (k *snapper) shows(c *copied, volume, snapshot string, frozen map[string]func(bool) load.Check, whole bool) *copied {
 	n := &copied{volume: volume, snapshot: snapshot, from: c, checks: maps.Clone(c.checks), sums: maps.Clone(c.sums)}
 	if c == k.of {
@@ -180,7 +179,7 @@ func (k *snapper) shows(c *copied, volume, snapshot string, frozen map[string]fu
 	return n
 }
 
-// frozen calls Freeze of those who write a copy.
+// frozen calls Freeze of the workers that write a copy.
 func (k *snapper) frozen(c *copied) map[string]func(bool) load.Check {
 	all := map[string]func(bool) load.Check{}
 	if c == k.of {
@@ -191,7 +190,7 @@ func (k *snapper) frozen(c *copied) map[string]func(bool) load.Check {
 	return all
 }
 
-// give takes what a command made, or failed to make, into the lists.
+// give takes the result of a command, made or failed, into the lists.
 func (k *snapper) give(c *copied, err error) error {
 	if err != nil {
 		k.lost = append(k.lost, c)
@@ -228,7 +227,7 @@ func (k *snapper) clone(ctx context.Context, of *copied) error {
 	return k.give(c, err)
 }
 
-// remove deletes a snapshot or a clone, or is refused since clones need it.
+// remove deletes a snapshot or a clone, or is refused since clones need the copy.
 func (k *snapper) remove(ctx context.Context, c *copied) (what string, err error) {
 	needed := k.needed(c)
 	err = k.s.Cluster.remove(ctx, c)
@@ -237,7 +236,7 @@ func (k *snapper) remove(ctx context.Context, c *copied) (what string, err error
 		k.s.fail(fmt.Errorf("DATA: %v was deleted, though clones need it", c))
 		return "wrong deletion", nil
 	case needed && strings.Contains(err.Error(), "busy"):
-		if c.snapshot == "" { // it was detached
+		if c.snapshot == "" { // the clone was detached
 			if _, err := k.s.Cluster.Penstock(ctx, "volume", "attach", c.volume, "/"+c.volume); err != nil {
 				c.unknown = true
 				return "refused deletion", err
@@ -245,7 +244,7 @@ func (k *snapper) remove(ctx context.Context, c *copied) (what string, err error
 		}
 		return "refused deletion", nil
 	case err != nil:
-		c.unknown = true // nobody reads it again
+		c.unknown = true // no reader follows
 		return "deletion", err
 	}
 	k.all = slices.DeleteFunc(k.all, func(x *copied) bool { return x == c || x.snapshot != "" && x.from == c })
@@ -265,7 +264,7 @@ func (c *Cluster) remove(ctx context.Context, x *copied) error {
 	return err
 }
 
-// change writes to a clone: what others show must not change with it.
+// change writes to a clone: the contents of other copies must not change.
 func (k *snapper) change(c *copied) error {
 	m := some(k.rand, k.s.Cluster.Mounts)
 	folder := some(k.rand, slices.Sorted(maps.Keys(k.workers())))
@@ -301,7 +300,7 @@ func (k *snapper) change(c *copied) error {
 	return err
 }
 
-// roll makes a clone what a snapshot of it shows.
+// roll makes a clone equal to a snapshot of the clone.
 func (k *snapper) roll(ctx context.Context, sn *copied) error {
 	c := sn.from
 	_, err := k.s.Cluster.Penstock(ctx, "snapshot", "rollback", sn.volume, sn.snapshot, "--yes", "--force")
@@ -309,13 +308,13 @@ func (k *snapper) roll(ctx context.Context, sn *copied) error {
 		c.unknown = true
 		return err
 	}
-	c.unknown = false // also if one before failed
+	c.unknown = false // also after an earlier failure
 	c.checks, c.sums = maps.Clone(sn.checks), maps.Clone(sn.sums)
 	return nil
 }
 
-// look reads a folder through a mount: it must be what its worker had, and what it was
-// the last time.
+// look reads a folder through a mount: the contents must be the worker's, and equal to the last
+// read.
 func (k *snapper) look(_ context.Context, c *copied, folder string, m *Mount) error {
 	if c.unknown || c.sums[folder] == wild {
 		return nil
@@ -357,7 +356,7 @@ func (k *snapper) lookAll(ctx context.Context, c *copied, m *Mount, of func(*dri
 	return nil
 }
 
-// sum is of every name in a folder, and of its bytes.
+// sum is of every name in a folder, and of the bytes of its files.
 func sum(dir string) (string, error) {
 	h := sha256.New()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -379,8 +378,8 @@ func sum(dir string) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8]), err
 }
 
-// final checks what there still is, deletes all of it in any order, and demands that
-// nothing is left and that what the volume holds is counted exactly.
+// final checks the remaining copies, deletes all of the copies in any order, and demands that no
+// leftovers stay and that the volume's bytes are counted exactly.
 func (k *snapper) final(ctx context.Context) error {
 	c := k.s.Cluster
 	verified := false
@@ -402,7 +401,7 @@ func (k *snapper) final(ctx context.Context) error {
 	if k.s.For >= time.Minute && (k.times["snapshot"] == 0 || k.times["look"] == 0) {
 		return fmt.Errorf("nothing was snapshotted, or looked at, of %v: %v", k.of, k.times)
 	}
-	// Those of commands that failed may be there, and need others.
+	// Copies of failed commands may exist, and need other copies.
 	k.all = append(k.all, k.lost...)
 	k.rand.Shuffle(len(k.all), func(i, j int) { k.all[i], k.all[j] = k.all[j], k.all[i] })
 	err := eventually(ctx, 2*time.Minute, func(ctx context.Context) error {
@@ -423,8 +422,8 @@ func (k *snapper) final(ctx context.Context) error {
 	return eventually(ctx, time.Minute, k.settled)
 }
 
-// settled demands that no snapshot and no clone of the volume is left, and that it
-// counts what its files have.
+// settled demands that no snapshot and no clone of the volume is left, and that the volume's
+// count equals its files.
 func (k *snapper) settled(ctx context.Context) error {
 	c := k.s.Cluster
 	out, err := c.Penstock(ctx, "snapshot", "list", k.of.volume, "--output", "json")

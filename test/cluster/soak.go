@@ -19,13 +19,13 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// Soak is a long run of a mixed load with self-verifying data, while a seeded
-// nemesis breaks one thing after the other. What must never happen ends it; what
-// must be true at the end is checked when everything was healed.
+// Soak is a long run of a mixed load with self-verifying data, while a seeded nemesis makes one
+// fault after the other. A violation ends the soak; the promises for the end are checked when
+// every fault is healed.
 //
-// The clients but the last write names histories, too: faults that may end a
-// session before its operations are journaled (which loses what was not synced,
-// as a power failure of a workstation does) fall on the last client alone.
+// All clients except the last write histories of names, too: faults that may end a session before
+// its operations are journaled (which loses unsynced operations, as a power failure of a
+// workstation does) fall on the last client alone.
 type Soak struct {
 	Cluster *Cluster
 	For     time.Duration
@@ -34,14 +34,14 @@ type Soak struct {
 	Every   time.Duration // mean time between faults; 0 means 5 s
 	// Patience is how long repair may take at the end; 0 means 3 minutes.
 	Patience time.Duration
-	Self     string   // program that becomes an Intruder if its environment asks for it; empty for none
+	Self     string   // program that becomes an Intruder if its environment asks for an Intruder; empty for none
 	Only     []string // kinds of faults; empty means all
 	Copies   bool     // snapshots and clones of the volumes are made, changed and deleted meanwhile
 
 	meter   load.Meter
 	stalls  *stalls
-	histOps atomic.Int64 // operations in histories that were checked
-	told    atomic.Int64 // errors that the load was told
+	histOps atomic.Int64 // operations in checked histories
+	told    atomic.Int64 // errors that the load got
 	dark    atomic.Int32 // blackouts under way
 	nemesis *nemesis
 	workers []*driven
@@ -110,7 +110,7 @@ func (s *Soak) Run(ctx context.Context) error {
 	faults, stop := context.WithTimeout(all, s.For)
 	defer stop()
 	err := s.nemesis.run(faults)
-	if s.verdict() == nil { // else the state is to be looked at as it is
+	if s.verdict() == nil { // otherwise the failed state is kept for inspection
 		err = errors.Join(err, s.nemesis.healAll(ctx))
 	}
 	s.Logf("healed after %v", time.Since(s.began).Round(time.Second))
@@ -187,7 +187,7 @@ func (s *Soak) prepare(ctx context.Context) error {
 	return nil
 }
 
-// drive lets a worker work; after each error, and now and then, it is verified.
+// drive lets a worker work; after each error, and now and then, drive verifies the worker.
 func (s *Soak) drive(ctx context.Context, w *driven, r *rand.Rand) {
 	defer w.worker.Close()
 	for ctx.Err() == nil {
@@ -206,13 +206,13 @@ func (s *Soak) drive(ctx context.Context, w *driven, r *rand.Rand) {
 	}
 }
 
-// settle verifies a worker, as soon as its mount lets it.
+// settle verifies a worker, as soon as its mount serves.
 func (s *Soak) settle(ctx context.Context, w *driven) {
 	for ctx.Err() == nil {
 		era := w.mount.era.Load()
 		err := w.worker.Settle()
 		if err == nil && s.dark.Load() > 0 {
-			err = errDark // what Verify takes for durable need not be (load.Options.Over)
+			err = errDark // bytes durable by Verify need not be (load.Options.Over)
 		}
 		if err == nil {
 			err = w.worker.Verify()
@@ -229,9 +229,9 @@ func (s *Soak) settle(ctx context.Context, w *driven) {
 
 var errDark = errors.New("a sync during a blackout does not count")
 
-// judge ends the soak if an error is a violation, and the mount through which
-// it was seen was there all the time, since an era that the caller took before:
-// below a mount point where nothing is mounted no file is there.
+// judge ends the soak if an error is a violation, and the mount that saw the violation served all
+// the time, since an era that the caller took before: below a mount point without a mount no file
+// exists.
 func (s *Soak) judge(m *Mount, era int64, what string, err error) bool {
 	var v *load.Violation
 	if !errors.As(err, &v) || era%2 == 0 || m.era.Load() != era {
@@ -241,7 +241,7 @@ func (s *Soak) judge(m *Mount, era int64, what string, err error) bool {
 	return true
 }
 
-// look reads through one mount what the workers of the others wrote.
+// look reads the files of other clients' workers through one mount.
 func (s *Soak) look(ctx context.Context, i int, r *rand.Rand) {
 	m := s.Cluster.Mounts[i]
 	for ctx.Err() == nil {
@@ -261,8 +261,8 @@ func (s *Soak) look(ctx context.Context, i int, r *rand.Rand) {
 	}
 }
 
-// histories crosses operations on names from two clients, directory after
-// directory, and checks that they are linearizable.
+// histories crosses operations on names from two clients, directory after directory, and checks
+// that the operations are linearizable.
 func (s *Soak) histories(ctx context.Context, r *rand.Rand) {
 	mounts := s.Cluster.Mounts[:max(1, len(s.Cluster.Mounts)-1)]
 	for i := 0; ctx.Err() == nil; i++ {
@@ -281,8 +281,8 @@ func (s *Soak) histories(ctx context.Context, r *rand.Rand) {
 			return
 		}
 		s.histOps.Add(int64(len(h)))
-		// What a history leaves behind goes while the next one runs; what can't be
-		// removed now goes at the end.
+		// The remains of a history go while the next history runs; remains that can't be removed
+		// now go at the end.
 		if err := os.RemoveAll(dir(b)); err != nil && ctx.Err() == nil {
 			b.note("%v", err)
 		}
@@ -290,7 +290,7 @@ func (s *Soak) histories(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// watch ends the soak if a process ends that nobody ended.
+// watch ends the soak if a process ends unexpectedly.
 func (s *Soak) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, m := range s.members() {
@@ -303,8 +303,8 @@ func (s *Soak) watch(ctx context.Context) {
 	}
 }
 
-// administer lets the administrator look in now and then: its certificate is
-// renewed when it is used only.
+// administer lets the administrator call now and then: the administrator's certificate is renewed
+// only by use.
 func (s *Soak) administer(ctx context.Context) {
 	for ctx.Err() == nil {
 		sleep(ctx, max(s.Cluster.cfg.CertificateLife/8, 10*time.Second))
@@ -323,7 +323,7 @@ func (s *Soak) members() []*Member {
 	return all
 }
 
-// Report is what happened, as a table.
+// Report is a table of the events.
 func (s *Soak) Report() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

@@ -15,10 +15,9 @@ var (
 	controls = flag.Bool("controls", false, "switch each mechanism off, and demand that the soak fails")
 )
 
-// soakCluster is what a soak runs on.
-// Certificates are renewed about once a minute. The disks are for what clones that are
-// changed and promoted take, several times the load's own: a cluster that is full refuses
-// all that is looked at.
+// soakCluster describes the cluster of a soak. Certificates are renewed about once a minute. The
+// disks are sized for changed and promoted clones, several times the load's own bytes: a full
+// cluster refuses every operation of the soak.
 var soakCluster = Config{Racks: 3, Metas: 3, ChunkServers: 4, Mounts: 3, CertificateLife: 2 * time.Minute, DiskBytes: 2 << 30}
 
 // TestSoak: see Soak.

@@ -10,31 +10,31 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// stalls tells which kinds of faults the load's calls met. A call that ran at
-// any moment of a fault, or within the time that getting over it takes, counts
-// for its kind; and, if it met faults of no other kind, as one that met this
-// kind alone, so that nobody is blamed for others.
+// stalls tells the kinds of faults that the load's calls met. A call that ran at any moment of a
+// fault, or within the time of recovery from the fault, counts for its kind; and, if the call met
+// faults of no other kind, also as a call that met this kind alone, so that no kind is blamed for
+// others.
 type stalls struct {
 	mu      sync.Mutex
 	windows []*window
-	with    map[string]*load.Meter // by kind; "" is the calls that met none
+	with    map[string]*load.Meter // by kind; "" is the calls without a fault
 	alone   map[string]*load.Meter
 }
 
 // window is the time of one fault.
 type window struct {
 	kind     string
-	from, to time.Time // to is zero while it lasts
+	from, to time.Time // to is zero while the fault lasts
 }
 
-// aftermath is how long after a fault was healed it explains a stall.
+// aftermath is the time after a fault's end in which the fault explains a stall.
 const aftermath = 4 * time.Second
 
 func newStalls() *stalls {
 	return &stalls{with: map[string]*load.Meter{}, alone: map[string]*load.Meter{}}
 }
 
-// begin says that a fault begins; who gets the window ends it.
+// begin begins a fault; the caller ends the returned window.
 func (s *stalls) begin(kind string) *window {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	"penstock.io/penstock/test/slow"
 )
 
-// StreamSoak is a soak whose load are producers and consumers of streams: franz-go, librdkafka
-// (kcat), HTTP and gRPC. history.Stream checks the answers to all of them.
+// StreamSoak is a soak whose load is producers and consumers of streams: franz-go, librdkafka
+// (kcat), HTTP and gRPC. history.Stream checks the answers to all of the clients.
 type StreamSoak struct {
 	*Soak
 	// Partitions of each stream; 0: 2.
@@ -41,7 +41,7 @@ const streamName = "clicks"
 // reachWithin is the promise for the consumers: after the faults, all reach the end.
 const reachWithin = 30 * time.Second
 
-// streamPatience bounds the wait for what has no promise in seconds.
+// streamPatience bounds waits without a promise in seconds.
 const streamPatience = 2 * time.Minute
 
 // Run runs the soak.
@@ -83,7 +83,7 @@ func (s *StreamSoak) Run(ctx context.Context) (err error) {
 	faults, end := context.WithTimeout(all, s.For)
 	defer end()
 	err = s.nemesis.run(faults)
-	if s.verdict() == nil { // else the state is to be looked at as it is
+	if s.verdict() == nil { // otherwise the failed state is kept for inspection
 		err = errors.Join(err, s.nemesis.healAll(ctx))
 	}
 	s.Logf("healed after %v", time.Since(s.began).Round(time.Second))
@@ -105,8 +105,8 @@ func (s *StreamSoak) Run(ctx context.Context) (err error) {
 // hangs is how long a part of the load may take to end.
 const hangs = time.Minute
 
-// silence lets Logf do nothing after the returned function was called: what still hangs then in a
-// broken cluster must not write into the log of a test that has ended.
+// silence lets Logf do nothing after the call of the returned function: goroutines that still
+// hang then in a broken cluster must not write into the log of an ended test.
 func (s *StreamSoak) silence() (end func()) {
 	var mu sync.Mutex
 	over, logf := false, s.Logf
@@ -142,7 +142,8 @@ func (s *StreamSoak) prepare(ctx context.Context) error {
 		if _, err := s.Cluster.Penstock(ctx, "volume", "create", v.name, "--force", "--attach", "/"+v.name, "--replicas", fmt.Sprint(min(v.replicas, len(s.Cluster.Chunks)))); err != nil {
 			return err
 		}
-		// Small segments, so that leaders begin many; lag, so that the table is published meanwhile.
+		// Small segments, so that leaders begin many; lag, so that the table is published
+		// meanwhile.
 		if _, err := s.Cluster.Penstock(ctx, "stream", "create", "/"+v.name+"/"+streamName, "--partitions", fmt.Sprint(s.Partitions), "--format", "utf8", "--segment-bytes", "100000", "--lag", "5s"); err != nil {
 			return err
 		}
@@ -197,7 +198,7 @@ func (s *StreamSoak) ends(ctx context.Context, c kmsg.Requestor, parts []history
 	return ends, nil
 }
 
-// listOffset asks for an offset by time, or by the numbers that stand for the ends.
+// listOffset asks for an offset by time, or by the numbers for the ends.
 func listOffset(ctx context.Context, c kmsg.Requestor, p history.Partition, at int64) (int64, error) {
 	q := kmsg.NewPtrListOffsetsRequest()
 	t := kmsg.NewListOffsetsRequestTopic()
@@ -280,7 +281,8 @@ func (s *StreamSoak) list(ctx context.Context) {
 	}
 }
 
-// copy takes snapshots and makes clones, compares them with the history, and removes them.
+// copy takes snapshots and makes clones, compares the copies with the history, and removes the
+// copies.
 func (s *StreamSoak) copy(ctx context.Context, r *rand.Rand) {
 	for i := 1; ctx.Err() == nil; i++ {
 		sleep(ctx, time.Duration(r.IntN(4000))*time.Millisecond)
@@ -387,7 +389,7 @@ func readSegment(name string, records []history.Record) ([]history.Record, error
 	return records, nil
 }
 
-// end checks what must be true after the faults.
+// end checks the promises after the faults.
 func (s *StreamSoak) end(ctx context.Context, consumers []string) error {
 	c := s.client(0)
 	defer c.Close()
@@ -458,7 +460,7 @@ func (s *StreamSoak) reached(ends map[history.Partition]int64, consumers []strin
 	return nil
 }
 
-// Report is what happened.
+// Report is a table of the events.
 func (s *StreamSoak) Report() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d, %v\n", s.Seed, time.Since(s.began).Round(time.Second))

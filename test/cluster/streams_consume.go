@@ -77,7 +77,8 @@ func (s *StreamSoak) consumeKgo(ctx context.Context, name string, turn int) {
 	}
 }
 
-// consumeKcat reads a partition by one kcat after the other: each goes on where the one before ended.
+// consumeKcat reads a partition by one kcat after the other: each goes on at the end of the
+// previous kcat.
 func (s *StreamSoak) consumeKcat(ctx context.Context, name string, p history.Partition) {
 	for turn := 0; ctx.Err() == nil; turn++ {
 		out, in := io.Pipe()
@@ -139,7 +140,7 @@ func (s *StreamSoak) member(ctx context.Context, name string, turn int) {
 		kgo.OnPartitionsAssigned(each(func(p history.Partition) { s.history.Join(groupName, name, p) })), kgo.OnPartitionsRevoked(left), kgo.OnPartitionsLost(left))
 	defer c.CloseAllowingRebalance()
 	for ctx.Err() == nil {
-		// An empty poll ends after a second, so that a commit that failed is tried again.
+		// An empty poll ends after a second, so that a failed commit is tried again.
 		one, cancel := context.WithTimeout(ctx, time.Second)
 		s.consumed(name, c.PollRecords(one, 500))
 		cancel()
@@ -148,7 +149,7 @@ func (s *StreamSoak) member(ctx context.Context, name string, turn int) {
 	}
 }
 
-// commit commits what the polls of a member gave.
+// commit commits the records of a member's polls.
 func (s *StreamSoak) commit(ctx context.Context, c *kgo.Client) {
 	offsets := c.UncommittedOffsets()
 	if len(offsets) == 0 {

@@ -117,7 +117,7 @@ func (s *StreamSoak) produceKcat(ctx, all context.Context, name string, promise 
 	}
 }
 
-// posted is what the answer to an append over HTTP has.
+// posted is the answer to an append over HTTP.
 type posted struct {
 	Appended []struct{ Record, Offset, Count int64 }
 	Refused  []struct{ Reason string }
@@ -209,7 +209,7 @@ type grpcProducer struct {
 	name         string
 	to           history.Partition
 	acknowledged int64 // the greatest acknowledged number
-	sent         int64 // the greatest number that was ever sent
+	sent         int64 // the greatest number ever sent
 }
 
 // call is one call. It begins new numbers until more ends.

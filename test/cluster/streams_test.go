@@ -12,8 +12,8 @@ import (
 
 var streamsFor = flag.Duration("streams", 10*time.Second, "how long TestStreamSoak breaks things; make soak-streams: MINUTES")
 
-// streamCluster is what a soak of streams runs on. Gateways without users serve loopback
-// addresses only, so that the cluster has no certificates: its nodes have addresses of 127.0.0.0/8.
+// streamCluster describes the cluster of a soak of streams. Gateways without users serve loopback
+// addresses only, so the cluster has no certificates: its nodes have addresses of 127.0.0.0/8.
 var streamCluster = Config{Insecure: true, Racks: 3, Metas: 3, ChunkServers: 4, Mounts: 2, Gateways: 3, DiskBytes: 1 << 30}
 
 // streamSoak is a run as the flags say.
@@ -56,8 +56,8 @@ func TestStreamSoak(t *testing.T) {
 	}
 }
 
-// streamControls are mechanisms that are switched off one at a time, for which the soak of streams
-// must turn red within five minutes.
+// streamControls are mechanisms that are switched off one at a time, for which the soak of
+// streams must turn red within five minutes.
 var streamControls = []struct {
 	name   string
 	faults string // kinds; empty for all
@@ -92,8 +92,9 @@ func TestStreamSoakControls(t *testing.T) {
 			if err == nil {
 				t.Fatalf("without %s the soak stays green for %v:\n%s", control.name, s.For, s.Report())
 			}
-			// Red is not enough: it must be red for what the mechanism prevents. Lost chunks can't be read at
-			// the end, and an etcd that lost synced entries does not come back.
+			// Red is not enough: the error must be the error that the mechanism prevents. Lost
+			// chunks can't be read at the end, and an etcd that lost synced entries does not come
+			// back.
 			if err := errors.Join(s.verdict(), err); !strings.Contains(err.Error(), "DATA:") && !strings.Contains(err.Error(), "at the end") && control.name != "journal-nosync" {
 				t.Fatalf("without %s the soak is not red but broken: %v", control.name, err)
 			}

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/test/disk"
 )
 
-// scratch is where clusters keep their disks and logs: directories whose file
-// "alive" is locked as long as their test lives, however it ends.
+// scratch is where clusters keep their disks and logs: directories whose file "alive" is locked
+// as long as their test lives, however the test ends.
 const (
 	scratch = "/var/tmp"
 	prefix  = "pcl-"
@@ -26,14 +26,14 @@ func claim() (dir string, held *os.File, err error) {
 	if dir, err = os.MkdirTemp(scratch, prefix); err != nil {
 		return "", nil, err
 	}
-	// Locked before it has its name: else a sweep could come in between.
+	// Locked before the file has its name: otherwise a sweep could come in between.
 	if held, err = os.CreateTemp(dir, alive); err != nil {
 		return dir, nil, err
 	}
 	return dir, held, errors.Join(unix.Flock(int(held.Fd()), unix.LOCK_EX), os.Rename(held.Name(), filepath.Join(dir, alive)))
 }
 
-// sweep removes what killed tests left behind: mounts, loop devices, files.
+// sweep removes the remains of killed tests: mounts, loop devices, files.
 func sweep(in string) error {
 	dirs, err := filepath.Glob(filepath.Join(in, prefix+"*"))
 	if err != nil {
@@ -50,8 +50,8 @@ func sweep(in string) error {
 	return errors.Join(errs...)
 }
 
-// abandoned: its test is dead. One whose file is not there yet is being made,
-// unless that was long ago.
+// abandoned: the directory's test is dead. A directory without the file is being made, unless the
+// directory is old.
 func abandoned(dir string) (bool, error) {
 	f, err := os.Open(filepath.Join(dir, alive))
 	if errors.Is(err, os.ErrNotExist) {

@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/test/disk"
 )
 
-// TestSweep: the remains of a dead test are removed, and those of a living test stay.
+// TestSweep: the remains of a dead test are removed, and the files of a living test stay.
 func TestSweep(t *testing.T) {
 	dir, held, err := claim()
 	if err != nil {
@@ -43,7 +43,7 @@ func TestSweep(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(left, "lost+found")); err != nil {
 		t.Fatalf("the disk of a living test: %v", err)
 	}
-	if err := held.Close(); err != nil { // as its death does
+	if err := held.Close(); err != nil { // as the process's death does
 		t.Fatal(err)
 	}
 	if err := sweep(scratch); err != nil {

@@ -33,7 +33,7 @@ func (n *Node) Dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	return net.FileConn(f)
 }
 
-// connect connects a socket that does not block.
+// connect connects a non-blocking socket.
 func connect(ctx context.Context, fd int, to unix.Sockaddr) error {
 	if err := unix.Connect(fd, to); err != unix.EINPROGRESS {
 		return err

@@ -1,7 +1,6 @@
-// Package netns owns a data centre made of Linux network namespaces: racks with
-// a bridge each, nodes with addresses of their own, processes that live on a
-// node, and what goes wrong there: links cut both ways or one, packets lost,
-// links slowed, racks without an uplink.
+// Package netns owns a data centre made of Linux network namespaces: racks with a bridge each,
+// nodes with addresses of their own, processes on the nodes, and the faults of a network: links
+// cut both ways or one way, packets lost, links slowed, racks without an uplink.
 //
 //	        fabric (one namespace)
 //	   +-------- core bridge --------+
@@ -11,11 +10,11 @@
 //	node a    node b              node c          a namespace each
 //	10.77.1.1 10.77.1.2           10.77.2.1
 //
-// Nothing of it touches the machine's own network, and two data centres never
-// meet, so that all use the same addresses. Needed: root, ip, tc, iptables.
+// A data centre does not touch the machine's own network, and two data centres never meet, so
+// that all use the same addresses. Needed: root, ip, tc, iptables.
 //
-// Names of namespaces hold the process that made them, so that New removes what
-// a killed one left behind.
+// Names of namespaces contain the process that made the namespace, so that New removes the
+// remains of a killed process.
 package netns
 
 import (
@@ -61,15 +60,15 @@ type Node struct {
 	Addr netip.Addr
 	net  *Net
 	ns   string // name of the namespace
-	port string // the rack's end of its link, in the fabric
+	port string // the rack's end of the node's link, in the fabric
 }
 
 // pair is a direction between two nodes.
 type pair struct{ from, to *Node }
 
-// Fault says what happens to packets of one direction.
+// Fault describes the treatment of packets of one direction.
 type Fault struct {
-	// Loss is the share of packets that are lost, above 0 to 1 for all.
+	// Loss is the share of lost packets, above 0 to 1 for all.
 	Loss float64
 }
 
@@ -78,11 +77,11 @@ var nets atomic.Int64
 // family begins the names of all our namespaces.
 const family = "pnet."
 
-// New makes an empty data centre, after removing those of dead processes.
+// New makes an empty data centre, after removing the data centres of dead processes.
 func New() (*Net, error) { return build(false) }
 
-// NewLoopback is New with addresses from 127.0.0.0/8, for programs that speak
-// without certificates between loopback addresses only.
+// NewLoopback is New with addresses from 127.0.0.0/8, for programs that speak without
+// certificates between loopback addresses only.
 func NewLoopback() (*Net, error) { return build(true) }
 
 func build(loopback bool) (*Net, error) {
@@ -127,7 +126,8 @@ func (r *Rack) bridge() string   { return fmt.Sprintf("rack%d", r.index) }
 func (r *Rack) uplink() string   { return fmt.Sprintf("up%d", r.index) }
 func (r *Rack) downlink() string { return fmt.Sprintf("down%d", r.index) }
 
-// CutUplink separates the rack from all others; inside it goes on.
+// CutUplink separates the rack from all other racks; nodes inside the rack still reach each
+// other.
 func (r *Rack) CutUplink() error { return r.set("down") }
 
 // HealUplink undoes CutUplink.
@@ -139,7 +139,7 @@ func (r *Rack) set(state string) error {
 	return run("ip", "-n", r.net.fabric(), "link", "set", r.uplink(), state)
 }
 
-// link is the name of a node's interface, in its namespace.
+// link is the name of a node's interface, in the node's namespace.
 const link = "eth0"
 
 // AddNode adds a node to the rack. Names are unique in the data centre.
@@ -192,7 +192,7 @@ func (n *Node) moveLoopback() error {
 // Down takes the node's link away.
 func (n *Node) Down() error { return n.set("down") }
 
-// Up gives it back.
+// Up restores the link.
 func (n *Node) Up() error { return n.set("up") }
 
 func (n *Node) set(state string) error {
@@ -201,9 +201,8 @@ func (n *Node) set(state string) error {
 	return run("ip", "-n", n.net.fabric(), "link", "set", n.port, state)
 }
 
-// Slow limits the node's link, each way, to a rate in bytes per second; 0
-// takes the limit away. What does not fit waits for at most 400 ms, then it is
-// dropped.
+// Slow limits the node's link, each way, to a rate in bytes per second; 0 takes the limit away.
+// Packets beyond the rate wait for at most 400 ms, then the link drops the packets.
 func (n *Node) Slow(rate uint64) error {
 	n.net.mu.Lock()
 	defer n.net.mu.Unlock()
@@ -227,8 +226,8 @@ func (n *Node) Slow(rate uint64) error {
 	return nil
 }
 
-// Set puts a fault on what goes from one node to another, in place of what was
-// there; Fault{} heals.
+// Set puts a fault on packets from one node to another, in place of the earlier fault; Fault{}
+// heals.
 func (n *Net) Set(from, to *Node, f Fault) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -240,7 +239,7 @@ func (n *Net) Set(from, to *Node, f Fault) error {
 	return n.filter(to)
 }
 
-// CutOneWay loses all that one node sends to another, not the answers.
+// CutOneWay loses all packets from one node to another, not the answers.
 func (n *Net) CutOneWay(from, to *Node) error { return n.Set(from, to, Fault{Loss: 1}) }
 
 // Cut separates two nodes.
@@ -285,9 +284,8 @@ func (n *Net) sorted() []*Node {
 	return nodes
 }
 
-// filter writes the faults of all that comes to a node into its packet filter,
-// in one step. The receiver filters: a sender that drops would tell its process
-// (EPERM), which no cable does.
+// filter writes the faults of all packets to a node into the node's packet filter, in one step.
+// The receiver filters: a sender that drops would tell its process (EPERM), which no cable does.
 func (n *Net) filter(to *Node) error {
 	rules := "*filter\n:INPUT ACCEPT [0:0]\n"
 	for _, from := range n.sorted() {
@@ -309,8 +307,7 @@ func (n *Net) filter(to *Node) error {
 	return nil
 }
 
-// Close removes the data centre; processes that still live on its nodes are
-// killed.
+// Close removes the data centre and kills the processes on its nodes.
 func (n *Net) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -337,7 +334,7 @@ func Sweep() error {
 // namespaces is where ip(8) keeps names.
 const namespaces = "/run/netns"
 
-// remove takes away the namespaces whose names match, and what runs in them.
+// remove takes away the namespaces whose names match, and kills their processes.
 func remove(match func(name string) bool) error {
 	entries, err := os.ReadDir(namespaces)
 	if errors.Is(err, os.ErrNotExist) {
@@ -366,7 +363,7 @@ func remove(match func(name string) bool) error {
 	for _, name := range names {
 		if err := run("ip", "netns", "del", name); err != nil {
 			if _, serr := os.Stat(filepath.Join(namespaces, name)); errors.Is(serr, os.ErrNotExist) {
-				continue // another test swept it meanwhile
+				continue // another test swept the namespace meanwhile
 			}
 			errs = append(errs, err)
 		}
@@ -374,17 +371,16 @@ func remove(match func(name string) bool) error {
 	return errors.Join(errs...)
 }
 
-// killIn kills the processes that live in one of the namespaces.
+// killIn kills the processes in the given namespaces.
 func killIn(inodes map[uint64]bool) error {
 	pids, err := processesIn(inodes)
 	for _, pid := range pids {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone by itself
+		_ = syscall.Kill(pid, syscall.SIGKILL) // the process may have gone by itself
 	}
 	return err
 }
 
-// processesIn lists the processes, other than this one, that live in one of the
-// namespaces.
+// processesIn lists the processes, other than this process, in the given namespaces.
 func processesIn(inodes map[uint64]bool) (pids []int, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -403,7 +399,7 @@ func processesIn(inodes map[uint64]bool) (pids []int, err error) {
 	return pids, nil
 }
 
-// startOf is a process' start in clock ticks since boot; 0 if there is none.
+// startOf is a process' start in clock ticks since boot; 0 without such a process.
 func startOf(pid int) uint64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -22,12 +22,12 @@ const childEnv = "NETNS_TEST_CHILD"
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		fmt.Println(abandon())
-		select {} // until it is killed
+		select {} // until the kill
 	}
 	os.Exit(m.Run())
 }
 
-// abandon makes a data centre with a process in it, and tells of both.
+// abandon makes a data centre with a process, and returns the names of both.
 func abandon() string {
 	n, err := New()
 	if err != nil {
@@ -48,7 +48,7 @@ func abandon() string {
 	return fmt.Sprintf("%s %d", n.prefix, p.PID())
 }
 
-// centre has two nodes in the first rack and one in the second.
+// centre has two nodes in the first rack and one node in the second rack.
 func centre(t *testing.T, make func() (*Net, error)) (n *Net, racks []*Rack, nodes []*Node) {
 	t.Helper()
 	n, err := make()
@@ -99,7 +99,7 @@ type port struct {
 	node *Node
 	conn *net.UDPConn
 	got  atomic.Int64 // datagrams
-	size atomic.Int64 // their bytes
+	size atomic.Int64 // bytes of the datagrams
 }
 
 func open(t *testing.T, node *Node) *port {
@@ -129,16 +129,16 @@ func open(t *testing.T, node *Node) *port {
 	return p
 }
 
-// send sends datagrams from one to another, and tells how many arrived.
+// send sends datagrams from one node to another, and returns the number of arrivals.
 func send(t *testing.T, from, to *port, count, size int) int {
 	t.Helper()
 	before := to.got.Load()
 	for range count {
-		// An unreachable host is told by an error; the count tells it, too.
+		// An unreachable host causes an error; the count shows the loss, too.
 		_, _ = from.conn.WriteToUDP(make([]byte, size), &net.UDPAddr{IP: to.node.Addr.AsSlice(), Port: 7000})
 		time.Sleep(20 * time.Microsecond)
 	}
-	// Until all are there, or nothing came for a while: longer if there is much to read.
+	// Until all have arrived, or nothing came for a while: longer for many datagrams.
 	for idle := 0; idle < min(20*count, 100) && to.got.Load()-before < int64(count); idle++ {
 		seen := to.got.Load()
 		time.Sleep(10 * time.Millisecond)
@@ -166,7 +166,7 @@ func testFaults(t *testing.T, make func() (*Net, error)) {
 			t.Fatal(err)
 		}
 	}
-	// reach demands who hears whom: pairs "01" for 0 to 1.
+	// reach demands the pairs of nodes that hear each other: "01" for 0 to 1.
 	reach := func(what string, not ...string) {
 		t.Helper()
 		for i := range p {
@@ -177,12 +177,12 @@ func testFaults(t *testing.T, make func() (*Net, error)) {
 						want = 0
 					}
 				}
-				// Once more if one was lost: the first may wait for an address.
+				// Once more after a loss: the first datagram may wait for an address.
 				got := 0
 				for tries := 0; i != j && tries < 5 && got < want || tries == 0; tries++ {
 					got = send(t, p[i], p[j], 1, 100)
 				}
-				if i != j && min(got, 1) != want { // more: what waited for an address came, too
+				if i != j && min(got, 1) != want { // more: a datagram that waited for an address came, too
 					t.Errorf("%s: from %d to %d arrived %d, want %d", what, i, j, got, want)
 				}
 			}
@@ -219,7 +219,8 @@ func testFaults(t *testing.T, make func() (*Net, error)) {
 		got = send(t, p[0], p[2], 300, 1400)
 		return got, time.Since(began)
 	}
-	// The best of some tries: what arrives while the reader has no processor is dropped.
+	// The best of some tries: datagrams that arrive while the reader has no processor are
+	// dropped.
 	unlimited := func(when string) {
 		t.Helper()
 		for try := 1; ; try++ {
@@ -284,7 +285,7 @@ func TestProcesses(t *testing.T) {
 	if err := p.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	for tick(time.Second) { // what was under way
+	for tick(time.Second) { // datagrams under way
 	}
 	if tick(300 * time.Millisecond) {
 		t.Error("a paused process prints")
@@ -307,8 +308,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestLeftovers: what a killed test leaves, the next one removes; its processes
-// die with it.
+// TestLeftovers: the next test removes the remains of a killed test; the killed test's processes
+// die, too.
 func TestLeftovers(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"=1")
@@ -334,7 +335,7 @@ func TestLeftovers(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // its status is the signal
+	_ = cmd.Wait() // the status is the signal
 	deadline := time.Now().Add(time.Minute)
 	for syscall.Kill(pid, 0) == nil {
 		if time.Now().After(deadline) {

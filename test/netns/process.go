@@ -16,19 +16,19 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// Config says what to start on a node.
+// Config describes a process to start on a node.
 type Config struct {
 	Name string // in errors
 	Path string
 	Args []string
 	Env  []string // beside the environment of the test
 	Log  io.Writer
-	// Alone gives the process a process-id space of its own, as containers have:
-	// others of the machine can't tell whether it lives.
+	// Alone gives the process a process-id space of its own, as containers have: other processes
+	// of the machine can't tell whether the process lives.
 	Alone bool
 }
 
-// Start starts a process on the node. It dies with the test.
+// Start starts a process on the node. The process dies with the test.
 func (n *Node) Start(cfg Config) (*spawn.Process, error) {
 	cmd := exec.Command(cfg.Path, cfg.Args...)
 	cmd.Env = append(os.Environ(), cfg.Env...)
@@ -40,7 +40,7 @@ func (n *Node) Start(cfg Config) (*spawn.Process, error) {
 	return spawn.Begin(cmd, cfg.Name, cfg.Log, func(cmd *exec.Cmd) error { return n.start(cmd) })
 }
 
-// Run runs a command on the node to its end, and gives what it printed.
+// Run runs a command on the node to its end, and returns the command's output.
 func (n *Node) Run(ctx context.Context, path string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	var out limited
@@ -83,7 +83,7 @@ func (n *Node) Pipe(ctx context.Context, in io.Reader, out io.Writer, path strin
 	return nil
 }
 
-// start starts a command on the node; it is killed when the test dies.
+// start starts a command on the node; the command is killed when the test dies.
 func (n *Node) start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -93,9 +93,9 @@ func (n *Node) start(cmd *exec.Cmd) error {
 	return within(n.ns, cmd.Start)
 }
 
-// within runs f on a thread that is in a namespace. All such work is done by one
-// thread that lives as long as the test: a child's Pdeathsig is sent when the
-// thread that started it ends, and threads in between may end early.
+// within runs f on a thread in a namespace. A single thread that lives as long as the test does
+// all such work: a child's Pdeathsig is sent when the thread that started the child ends, and
+// other threads may end early.
 func within(ns string, f func() error) error {
 	launcher.once.Do(func() {
 		launcher.work = make(chan job)
@@ -146,11 +146,11 @@ func inNamespace(ns string, f func() error) error {
 	return err
 }
 
-// Do runs f on a thread in the node's namespace: sockets that it opens belong to
-// the node. f must not start goroutines that open sockets.
+// Do runs f on a thread in the node's namespace: sockets that f opens belong to the node. f must
+// not start goroutines that open sockets.
 func (n *Node) Do(f func() error) error { return within(n.ns, f) }
 
-// Processes lists what runs on the node.
+// Processes lists the processes of the node.
 func (n *Node) Processes() ([]int, error) {
 	var st syscall.Stat_t
 	if err := syscall.Stat(filepath.Join(namespaces, n.ns), &st); err != nil {
@@ -159,8 +159,8 @@ func (n *Node) Processes() ([]int, error) {
 	return processesIn(map[uint64]bool{st.Ino: true})
 }
 
-// Kill ends all processes on the node at once, as a loss of power does, and comes back
-// though some can't end yet: one that waits for its own mount ends when that is taken
+// Kill ends all processes on the node at once, as a loss of power does, and returns though some
+// processes can't end yet: a process that waits for its own mount ends when the mount is taken
 // away by force.
 func (n *Node) Kill() error {
 	killed := map[int]bool{}
@@ -175,7 +175,7 @@ func (n *Node) Kill() error {
 			killed[pid] = true
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
-		if !fresh { // who was about to start another one is dead
+		if !fresh { // every process that was about to start another is dead
 			return nil
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // TestTakeAway: the commands of docs/operations.md that take Penstock off a machine leave no
 // mount, no unit and no process, and all data; the same units, put back, serve the data.
 func TestTakeAway(t *testing.T) {
-	t.Parallel() // with tests that wait
+	t.Parallel() // beside tests that wait
 	r := newRig(t, 1)
 	r.Must("volume", "create", "v", "--attach", "/v")
 	units, etc, bin := filepath.Join(r.Dir, "units"), filepath.Join(r.Dir, "usrlib"), filepath.Join(r.Dir, "bin")
@@ -54,7 +54,7 @@ func TestTakeAway(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The units' processes, as the units start them.
+	// The units' processes, as the units start each process.
 	socket := filepath.Join(r.Dir, "hold.sock")
 	running := map[string]*spawn.Process{"penstock-meta": r.meta, "penstock-chunkserver": r.chunks[0], "penstock-hold": r.Run("hold", "--socket", socket)}
 	r.Until("the holder listens", func() error { _, err := os.Stat(socket); return err })
@@ -75,7 +75,7 @@ func TestTakeAway(t *testing.T) {
 				t.Errorf("systemctl %s %s: nothing ships such a unit", verb, unit)
 			}
 			stopped[unit] = true
-			if p := running[unit]; p != nil { // of the driver there is none here
+			if p := running[unit]; p != nil { // the driver does not run here
 				if err := p.Stop(60 * time.Second); err != nil {
 					t.Errorf("%s: %v", unit, err)
 				}
@@ -107,7 +107,7 @@ func TestTakeAway(t *testing.T) {
 		t.Errorf("still running: %v", left)
 	}
 
-	// All is there, once somebody serves it again.
+	// The files are complete, once a server serves the mount again.
 	r.meta = r.Run(r.flags...)
 	r.chunks[0] = r.chunkServer(0)
 	r.tells("it is served again", "ok")
@@ -127,7 +127,7 @@ func processesOf(t *testing.T, dir string) (all []string) {
 	for _, f := range files {
 		b, err := os.ReadFile(f)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		if line := string(bytes.ReplaceAll(b, []byte{0}, []byte(" "))); strings.Contains(line, dir) {
 			all = append(all, fmt.Sprint(filepath.Base(filepath.Dir(f)), ": ", line))

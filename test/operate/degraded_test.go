@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// shown is what the test reads of `penstock volume show`.
+// shown is the part of `penstock volume show` that the test reads.
 type shown struct {
 	Min  uint32 `json:"min_replicas"`
 	Data struct {
@@ -36,7 +36,7 @@ func (r *rig) shown(volume string) (s shown, err error) {
 // tell which copies are missing. Once the host is back all chunks get their full number of
 // replicas again, although every program has its files open and does nothing more.
 func TestAnyNodeMayDie(t *testing.T) {
-	t.Parallel() // with tests that wait
+	t.Parallel() // beside tests that wait
 	r := newRig(t, 3, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms", "--balance", "-1")
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "3")
 	at := r.mount("v:/", "w")
@@ -47,7 +47,7 @@ func TestAnyNodeMayDie(t *testing.T) {
 	defer log.Close()
 	var logged []byte
 	want := map[string][]byte{}
-	// Nothing of it is inline: a small file of its own, an append to a log.
+	// None of the data is inline: a small file of its own, an append to a log.
 	write := func(when string) {
 		t.Helper()
 		began := time.Now()
@@ -120,7 +120,7 @@ func TestAnyNodeMayDie(t *testing.T) {
 	whole("after the drain")
 	r.tells("all is well", "ok")
 
-	// Whatever two servers have is all.
+	// Two servers have all remaining replicas.
 	r.chunks[2].Kill()
 	want["log"] = logged
 	for name, data := range want {

@@ -56,10 +56,10 @@ func covered(t *testing.T, cli *clientv3.Client) error {
 
 // TestEtcdIsLost follows docs/operations.md after the loss of all of etcd, as an operator does
 // who has only the page: first with a backup, then once more without a backup. Two metadata
-// servers serve again; on its disk one of them has copies of volumes that are newer than the
-// restored state. The data of the backup, or of the checkpoints, is there.
+// servers serve again; the disk of one server has copies of volumes that are newer than the
+// restored state. The data of the backup, or of the checkpoints, is complete.
 func TestEtcdIsLost(t *testing.T) {
-	t.Parallel() // with tests that wait
+	t.Parallel() // beside tests that wait
 	r := &rig{Rig: program.NewRig(t), secure: true}
 	if err := os.Mkdir(filepath.Join(r.Dir, "bin"), 0o755); err != nil {
 		t.Fatal(err)
@@ -155,8 +155,8 @@ func TestEtcdIsLost(t *testing.T) {
 		t.Helper()
 		switch unit + ": " + verb {
 		case "penstock-meta: stop":
-			// They would give their volumes back to an etcd that is gone: a service
-			// manager has less patience than they, and kills.
+			// The servers would give their volumes back to an etcd that is gone: a service
+			// manager has less patience than the servers, and kills.
 			var stopping sync.WaitGroup
 			for _, s := range servers {
 				stopping.Go(func() { s.Stop(5 * time.Second) })
@@ -174,7 +174,7 @@ func TestEtcdIsLost(t *testing.T) {
 		for _, m := range store.Members {
 			m.Kill()
 		}
-		store = etcd.Start(t, 0) // another one, empty
+		store = etcd.Start(t, 0) // another etcd, empty
 		page := manual(t, "operations.md", "etcd is lost")
 		if len(page) != 4 {
 			t.Fatalf("the section has %d blocks of commands, this test knows 4", len(page))
@@ -191,7 +191,7 @@ func TestEtcdIsLost(t *testing.T) {
 			t.Fatalf("what is shown is not what is done:\n%s\n%s", show, do[0])
 		}
 		r.follow(page[1], systemctl, names()...)
-		// It shows, and ends with status 1.
+		// The command prints the differences, and exits with status 1.
 		show = slices.Clone(show)
 		show[0] += "; [ $? = 1 ]"
 		show[0] = "set +e; " + show[0]

@@ -20,9 +20,8 @@ import (
 // judges are the commands that judge a cluster, all alike.
 var judges = [][]string{{"health"}, {"cluster", "status", "--check"}}
 
-// health asks one of judges for the cluster's health, which must have the exit status
-// that goes with what it says. How full the disk of the machine is that the tests run on
-// is left out of what it gives.
+// health asks one of judges for the cluster's health; the exit status must fit the printed
+// status. health drops the fill of the machine's own disk, which holds the tests.
 func (r *rig) health(judge []string) (status string, problems []string, err error) {
 	cmd := exec.Command(program.Path, append(slices.Clone(judge), "--output", "json", "--cluster", r.Addr)...)
 	cmd.Env = append(os.Environ(), r.Env...)
@@ -35,7 +34,7 @@ func (r *rig) health(judge []string) (status string, problems []string, err erro
 		Health   string // of cluster status
 		Problems []struct{ Severity, Part, Object, Text, Next string }
 	}
-	if len(out) == 0 && judge[0] == "cluster" && cmd.ProcessState.ExitCode() == 2 { // there is nobody to tell of servers
+	if len(out) == 0 && judge[0] == "cluster" && cmd.ProcessState.ExitCode() == 2 { // no server is left to answer
 		return "critical", []string{"critical metadata " + r.Addr + ": no metadata server answers"}, nil
 	}
 	if jerr := json.Unmarshal(out, &h); jerr != nil {
@@ -58,9 +57,8 @@ func (r *rig) health(judge []string) (status string, problems []string, err erro
 	return status, problems, nil
 }
 
-// tells waits until the health is of a status, and its problems are the ones that
-// have these beginnings, each one at least, with "?" in front perhaps; all others are
-// wrong.
+// tells waits until the health has a status, and each problem begins with one of the given
+// beginnings, each at least once, perhaps with "?" in front; all other problems are wrong.
 func (r *rig) tells(what, status string, want ...string) {
 	r.T.Helper()
 	began := time.Now()
@@ -99,9 +97,9 @@ func (r *rig) told(judge []string, what, status string, want []string) {
 }
 
 // TestHealth breaks a cluster, one part after the other: `penstock health` tells each problem,
-// and tells it no more when the problem is mended.
+// and no longer tells the problem after the repair.
 func TestHealth(t *testing.T) {
-	t.Parallel() // with tests that wait
+	t.Parallel() // beside tests that wait
 	r := newSecureRig(t, 3, nil, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms")
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "2", "--spread", "rack", "--quota", "1M")
 	r.Join("client", "lab")
@@ -115,7 +113,7 @@ func TestHealth(t *testing.T) {
 	r.Must("cluster", "evict", "meta/m2")
 	r.tells("it is gone for good", "ok")
 
-	// A quota that is nearly used up.
+	// A nearly exhausted quota.
 	if err := os.WriteFile(filepath.Join(at, "f"), make([]byte, 1000<<10), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +121,7 @@ func TestHealth(t *testing.T) {
 	r.Must("volume", "set", "v", "--quota", "1G")
 	r.tells("its quota was raised", "ok")
 
-	// A mount that was killed, and another that takes its place.
+	// A killed mount, and another mount that takes its place.
 	mount.Kill()
 	r.tells("a mount that was killed", "warning", "warning client ")
 	if err := spawn.Unmount(at); err != nil {
@@ -147,7 +145,7 @@ func TestHealth(t *testing.T) {
 	}
 	r.tells("a disk that is being emptied", "warning", "warning disk ", "?warning chunks : ")
 
-	// Two of three chunk servers die: what lies on them can't be repaired.
+	// Two of three chunk servers die: their chunks can't be repaired.
 	for _, c := range r.chunks[:2] {
 		c.Kill()
 	}

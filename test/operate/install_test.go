@@ -29,7 +29,7 @@ type machine struct {
 	root string
 }
 
-// newMachine makes one as `systemd-tmpfiles --create penstock.conf` leaves it.
+// newMachine makes a machine as `systemd-tmpfiles --create penstock.conf` leaves a machine.
 func newMachine(r *rig) *machine {
 	r.T.Helper()
 	m := &machine{rig: r, root: filepath.Join(r.Dir, "root")}
@@ -78,7 +78,7 @@ func shipped(t testing.TB, name string) (lines []string) {
 	return lines
 }
 
-// start runs a unit that says ProtectSystem=strict: all is read-only to it but /dev,
+// start runs a unit with ProtectSystem=strict: everything is read-only to the unit except /dev,
 // /proc, a /tmp of its own, its StateDirectory and its ReadWritePaths.
 func (m *machine) start(unit string) *spawn.Process {
 	t := m.T
@@ -173,15 +173,15 @@ func (m *machine) write(section, name string, replace *strings.Replacer) {
 	}
 }
 
-// TestInstall does what docs/operations.md says of installing and mounting, and runs
-// the servers as their units do. They serve, and their certificates are renewed: a
-// unit that may not write to its credentials stops with the first of them.
+// TestInstall follows docs/operations.md on installing and mounting, and runs the servers as
+// their units do. The servers serve, and renew their certificates: a unit that may not write to
+// its credentials stops at the first renewal.
 //
-// It takes as long as half the life of a certificate, nearly all of it waiting: a
-// shorter life might end on a busy machine before anybody is asked to renew it, and
-// then nobody can be let in any more. (16 s did, at a load of 200.)
+// The test takes as long as half the life of a certificate, nearly all of the time waiting: a
+// shorter life might end on a busy machine before a server is asked for the renewal, and then no
+// part can get in any more. (16 s did, at a load of 200.)
 func TestInstall(t *testing.T) {
-	t.Parallel() // with tests that wait
+	t.Parallel() // beside tests that wait
 	r := &rig{Rig: program.NewRig(t)}
 	m := newMachine(r)
 	chunks := port.Free(t)
@@ -195,7 +195,7 @@ func TestInstall(t *testing.T) {
 	}
 	members := etcd.Start(t, 0).Endpoints()
 
-	// Files of servers name paths of the machine, commands those of the test.
+	// Files of servers name paths of the machine, commands name paths of the test.
 	names := []string{
 		"10.0.0.4:7400,10.0.0.5:7400", r.Addr,
 		"10.0.0.4:7400, 10.0.0.5:7400", r.Addr,
@@ -232,7 +232,7 @@ func TestInstall(t *testing.T) {
 	r.follow(block(t, "Install", "systemctl enable --now penstock-meta"), systemctl, commands...)
 	r.Until("the metadata server answers", func() error { _, err := r.Ctl("volume", "show", "root"); return err })
 
-	for _, disk := range []string{"/mnt/nvme0", "/mnt/nvme1", "/mnt/hdd0"} { // as mkfs leaves them
+	for _, disk := range []string{"/mnt/nvme0", "/mnt/nvme1", "/mnt/hdd0"} { // as mkfs leaves the disks
 		m.mkdir(disk, 0)
 	}
 	own := block(t, "Install", "node7$ chown penstock: /mnt/nvme0")
@@ -251,7 +251,7 @@ func TestInstall(t *testing.T) {
 		return err
 	})
 
-	// Here is one chunk server, not three in three racks.
+	// This machine has one chunk server, not three in three racks.
 	r.Must("volume", "create", "results", "--attach", "/results")
 	at := m.at("/mnt/results")
 	t.Cleanup(func() { spawn.Unmount(at) })
@@ -260,7 +260,7 @@ func TestInstall(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Each bearer's key, as it is now, must become another one.
+	// Each bearer's present key must be replaced by another.
 	was := map[string][]byte{}
 	for _, name := range []string{"meta", "chunkserver", "client"} {
 		was[name] = identity(t, m.at("/etc/penstock/credentials/"+name))
@@ -273,8 +273,8 @@ func TestInstall(t *testing.T) {
 			return nil
 		})
 	}
-	// The client's is good, and all three serve. (Nobody renews the administrator's
-	// meanwhile: it may have ended.)
+	// The client's certificate is good, and all three servers serve. (No call renews the
+	// administrator's certificate meanwhile: that certificate may have ended.)
 	if err := os.WriteFile(filepath.Join(at, "g"), bytes.Repeat([]byte("more"), 100_000), 0o644); err != nil {
 		t.Error(err)
 	}

@@ -30,7 +30,7 @@ func (r *rig) gathered(i int) (float64, error) {
 	return n, err
 }
 
-// stored lists the chunks of a volume that lie on a chunk server's disk.
+// stored lists the chunks of a volume on a chunk server's disk.
 func (r *rig) stored(i int, volume string) (ids []string, err error) {
 	err = filepath.WalkDir(filepath.Join(r.Dir, fmt.Sprint("c", i)), func(path string, _ fs.DirEntry, err error) error {
 		if id, ok := strings.CutSuffix(filepath.Base(path), ".data"); ok && strings.HasPrefix(id, volume) {
@@ -49,7 +49,7 @@ func (r *rig) stored(i int, volume string) (ids []string, err error) {
 // end the file lies in few chunks, of which each server has its replica. Nothing else is on any
 // disk: neither the joined fragments nor half-done work of a killed server.
 func TestKilledWhileJoining(t *testing.T) {
-	t.Parallel() // it waits for copies that are bounded to be slow
+	t.Parallel() // the test waits for copies with a low rate
 	const (
 		block  = 64 << 10
 		blocks = 512 // two orders of 16 MiB, of some seconds each
@@ -86,7 +86,7 @@ func TestKilledWhileJoining(t *testing.T) {
 	}
 	check := func(when string) {
 		t.Helper()
-		// By a mount that has nothing of it cached.
+		// By a mount that has nothing of the file cached.
 		from := filepath.Join(r.mount("v:/", "r-"+strings.ReplaceAll(when, " ", "-")), "f")
 		got, err := os.ReadFile(from)
 		if err != nil || !bytes.Equal(got, want) {
@@ -154,12 +154,12 @@ func TestKilledWhileJoining(t *testing.T) {
 			return err
 		})
 		r.Until("nothing else is on the disks", func() error {
-			// Repair may move a replica, joining what was written last.
+			// Repair may move a replica, joining the last writes.
 			if _, chunks, err = locate(); err != nil {
 				return err
 			}
 			var errs []error
-			volume := "" // the first part of its chunks' names
+			volume := "" // the first part of the names of the volume's chunks
 			for id := range chunks {
 				volume = id[:8]
 			}

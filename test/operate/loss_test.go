@@ -39,17 +39,17 @@ func (r *rig) lost() (l []lost, err error) {
 	return l, json.Unmarshal(out, &l)
 }
 
-// TestLoss: two chunk servers share no chunk, and one of them is gone with its disk. Reading
-// the bytes of this server gives EIO, and their files are listed by path; the bytes of the
-// other server read as before. Once the loss is accepted it stays accepted, even if the server
-// comes back with every byte.
+// TestLoss: two chunk servers share no chunk, and one of the servers is gone with its disk.
+// Reading the bytes of this server gives EIO, and their files are listed by path; the bytes of
+// the other server read as before. An accepted loss stays accepted, even if the server comes back
+// with every byte.
 func TestLoss(t *testing.T) {
 	r := newRig(t, 2, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms", "--balance", "-1")
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "1")
 	// Files of a mount each, so of a chunk each, until both servers have some.
 	data := bytes.Repeat([]byte("penstock"), 1<<19)
 	onNode := map[uint64][]string{}
-	// A server that has just come is not asked yet.
+	// The owner does not ask a server that has just come yet.
 	for i, deadline := 0, time.Now().Add(time.Minute); len(onNode) < 2; i++ {
 		name := fmt.Sprint("d/f", i)
 		if time.Now().After(deadline) {
@@ -117,7 +117,7 @@ func TestLoss(t *testing.T) {
 		return chunk
 	}
 	chunk := state("waits")
-	// Repair looks at the same chunks again and again, and may be at this one.
+	// Repair looks at the same chunks again and again, and may be at this chunk.
 	r.Until("the loss is refused", func() error {
 		_, err := r.Ctl("chunk", "accept-loss", chunk, "--yes")
 		if err == nil {
@@ -141,7 +141,7 @@ func TestLoss(t *testing.T) {
 	if out := string(r.Must("fsck", "--volume", "v")); !strings.Contains(out, "accepted_lost") {
 		t.Errorf("fsck does not tell what was accepted as lost:\n%s", out)
 	}
-	// It comes back, and has to delete what it has.
+	// The server comes back, and has to delete its replicas.
 	r.chunkServer(0)
 	r.Until("what came back is deleted", func() error {
 		files, err := filepath.Glob(filepath.Join(r.Dir, "c0", "*", "*", "*", "*.data"))
@@ -154,7 +154,7 @@ func TestLoss(t *testing.T) {
 	if err := read(gone); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("%s, after its server came back: %v", gone, err)
 	}
-	// Written anew, it is a file like others.
+	// Written anew, the file is a file like others.
 	if err := os.WriteFile(filepath.Join(at, gone), data, 0o644); err != nil {
 		t.Fatal(err)
 	}

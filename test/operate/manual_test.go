@@ -15,8 +15,8 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// manual gives the commands in a section of a page of docs, block by block, each
-// line as it stands there.
+// manual returns the commands in a section of a page of docs, block by block, each line
+// unchanged.
 func manual(t testing.TB, page, section string) (blocks [][]string) {
 	t.Helper()
 	b, err := os.ReadFile("../../docs/" + page)
@@ -47,7 +47,7 @@ func manual(t testing.TB, page, section string) (blocks [][]string) {
 	return blocks
 }
 
-// block is the one of a section of docs/operations.md that has a line with this beginning.
+// block is the block of a section of docs/operations.md that has a line with this beginning.
 func block(t testing.TB, section, beginning string) []string {
 	t.Helper()
 	for _, b := range manual(t, "operations.md", section) {
@@ -59,15 +59,15 @@ func block(t testing.TB, section, beginning string) []string {
 	return nil
 }
 
-// follow does what a block says. instead puts this test's names for the manual's,
-// in pairs; systemctl is what a service manager would do on the machine.
+// follow carries a block out. instead puts this test's names for the manual's, in pairs;
+// systemctl does a service manager's work on the machine.
 func (r *rig) follow(commands []string, systemctl func(verb, unit string), instead ...string) {
 	r.T.Helper()
 	replace := strings.NewReplacer(instead...)
 	for _, line := range commands {
 		line, _, _ = strings.Cut(line, "  #")
 		if _, on, ok := strings.Cut(line, "$ "); ok && !strings.Contains(line[:len(line)-len(on)], " $") {
-			line = on // "node7$ penstock ...": where it is typed
+			line = on // "node7$ penstock ...": the node of the terminal
 		}
 		line = replace.Replace(line)
 		if args := strings.Fields(line); args[0] == "systemctl" {
@@ -85,10 +85,10 @@ func (r *rig) follow(commands []string, systemctl func(verb, unit string), inste
 	}
 }
 
-// diskView is what the command tells of one.
+// diskView is the command's output for one disk.
 type diskView struct{ ID, Path, State string }
 
-// disk is the only one of a chunk server.
+// disk is the only disk of a chunk server.
 func (r *rig) disk(node int) diskView {
 	r.T.Helper()
 	var all []diskView
@@ -98,12 +98,12 @@ func (r *rig) disk(node int) diskView {
 	return all[0]
 }
 
-// TestManual does what docs/operations.md says about growing, upgrading and replacing a node,
-// while a mount writes and reads: every file stays as it was.
+// TestManual follows docs/operations.md on growing, upgrading and replacing a node, while a mount
+// writes and reads: every file stays unchanged.
 func TestManual(t *testing.T) {
-	t.Parallel() // with a test that waits
+	t.Parallel() // beside a test that waits
 	r := newSecureRig(t, 3, nil, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms")
-	// The program as it is installed, and a new one to install.
+	// The installed program, and a new version to install.
 	if err := os.Mkdir(filepath.Join(r.Dir, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestManual(t *testing.T) {
 	})
 	write("grown")
 
-	// Nobody is at a terminal who could be asked.
+	// No person is at a terminal to be asked.
 	r.follow(block(t, "Replace a node", "penstock node drain"), services(2), "node remove 3", "node remove 3 --yes", "node drain 3", "node drain 3 --yes")
 	write("node replaced")
 	var nodes []struct {

@@ -1,6 +1,5 @@
-// Package operate proves with real processes and mounts what operators are
-// promised: what happens to data that is lost, how soon a revoked grant ends, and that
-// docs/operations.md works as it is written.
+// Package operate proves with real processes and mounts the promises to operators: the fate of
+// lost data, how soon a revoked grant ends, and that docs/operations.md works as written.
 package operate
 
 import (
@@ -36,8 +35,8 @@ func newRig(t *testing.T, chunks int, flags ...string) *rig {
 	return r
 }
 
-// newSecureRig is one whose parts know each other by certificates, over TCP. env
-// is more environment of its processes.
+// newSecureRig is a rig whose parts know each other by certificates, over TCP. env is more
+// environment of the processes.
 func newSecureRig(t *testing.T, chunks int, env []string, flags ...string) *rig {
 	t.Helper()
 	r := &rig{Rig: program.NewRig(t, env...), secure: true}
@@ -81,7 +80,7 @@ func (r *rig) mount(source, name string, flags ...string) string {
 	return at
 }
 
-// mountBy is mount, and tells by whom.
+// mountBy is mount, and returns the process.
 func (r *rig) mountBy(source, name string, flags ...string) (string, *spawn.Process) {
 	r.T.Helper()
 	at := filepath.Join(r.Dir, name)

@@ -24,7 +24,8 @@ import (
 // prom is a Prometheus that scrapes each second.
 type prom struct{ addr string }
 
-// newProm starts one with the rules of deploy/prometheus; it ends with the test.
+// newProm starts a Prometheus with the rules of deploy/prometheus; the test's end ends the
+// Prometheus.
 func newProm(t *testing.T, dir string, targets ...string) *prom {
 	t.Helper()
 	rules, err := filepath.Abs("../../deploy/prometheus/alerts.yaml")
@@ -59,7 +60,7 @@ func newProm(t *testing.T, dir string, targets ...string) *prom {
 	return p
 }
 
-// get asks it for something, of which data is made.
+// get sends a query to the Prometheus, and decodes the answer into data.
 func (p *prom) get(path string, query url.Values, data any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -85,7 +86,7 @@ func (p *prom) get(path string, query url.Values, data any) error {
 	return nil
 }
 
-// alerts are the rules' states. A rule that it could not compute is an error.
+// alerts are the rules' states. A rule that Prometheus could not compute is an error.
 func (p *prom) alerts() (map[string]string, error) {
 	var data struct {
 		Groups []struct {
@@ -126,7 +127,7 @@ func newReaders(t *testing.T, gateway, topic string) readers {
 	}
 }
 
-// use appends a record, and reads and commits what is there.
+// use appends a record, and reads and commits all records.
 func (s readers) use(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -140,8 +141,8 @@ func (s readers) use(ctx context.Context) error {
 }
 
 // TestPrometheus: a Prometheus that scrapes servers, a gateway and a mount has an answer to each
-// query of the dashboard, but for those about the CSI driver, which is not there; no rule
-// of ours alerts while all is well, and one does when there is no chunk server.
+// query of the dashboard, except the queries about the CSI driver, which does not run here; no
+// rule of ours alerts while all is well, and a rule alerts when the chunk server is gone.
 func TestPrometheus(t *testing.T) {
 	t.Parallel()
 	targets := []string{port.Free(t), port.Free(t), port.Free(t), port.Free(t)}
@@ -223,7 +224,7 @@ func TestPrometheus(t *testing.T) {
 	var states map[string]string
 	r.Until("the rules are computed", func() (err error) { states, err = p.alerts(); return err })
 	for name, state := range states {
-		// How full the disk is that the tests run on is not theirs.
+		// The fill of the disk under the tests is no matter of the cluster.
 		if state == "firing" && name != "PenstockDiskAlmostFull" {
 			t.Errorf("all is well, and %s is %s", name, state)
 		}

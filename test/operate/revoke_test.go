@@ -24,22 +24,22 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// off switches mechanisms off in the servers, for who wants to see the test fail.
+// off switches mechanisms off in the servers, to see the test fail.
 var off = flag.String("off", "", "mechanisms to switch off in TestRevocation's servers, as PENSTOCK_CONTROL names them")
 
-// bound is within what time a revoked grant must be of no use.
+// bound is the time within which a revoked grant must become useless.
 const bound = time.Minute
 
-// probe does one thing again and again, and notes when it last succeeded.
+// probe does one operation again and again, and notes the last success.
 type probe struct {
 	name string
 	try  func() error
-	last atomic.Int64 // Unix nanoseconds: when what succeeded was begun
+	last atomic.Int64 // Unix nanoseconds: the beginning of the last success
 	err  atomic.Pointer[error]
 }
 
-// probes run beside each other. The test's end waits for them: whatever they may
-// hang in must end before, and so be cleaned up by what is registered later.
+// probes run beside each other. The test's end waits for the probes: every cause of a hang must
+// end before, and so be cleaned up by a cleanup that is registered later.
 type probes struct {
 	all  []*probe
 	wg   sync.WaitGroup
@@ -82,9 +82,8 @@ func (p *probe) why() error {
 
 func (p *probe) since(at time.Time) time.Duration { return time.Unix(0, p.last.Load()).Sub(at) }
 
-// counter reads a number that another mount counts up, through a file that stays
-// open: only a larger one than before is a success, so nothing that was cached
-// before counts as one.
+// counter reads a number that another mount counts up, through a file that stays open: only a
+// greater number is a success, so cached bytes never count as a success.
 func counter(t *testing.T, path string) func() error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -106,8 +105,8 @@ func counter(t *testing.T, path string) func() error {
 	}
 }
 
-// cached reads what a mount's kernel has of a file that stays open: once with pread,
-// once through a mapping. Nothing but the kernel's own pages is needed for that.
+// cached reads a file's pages in a mount's kernel, through a file that stays open: once with
+// pread, once through a mapping. The reads need nothing but the kernel's own pages.
 func cached(t *testing.T, path string) (pread, mapped func() error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -125,8 +124,8 @@ func cached(t *testing.T, path string) (pread, mapped func() error) {
 		_, err := f.ReadAt(b, 0)
 		return err
 	}
-	// The system call touches the mapping, not this program: it is told of what is
-	// SIGBUS to a program, and no signal of the runtime's begins a page fault anew.
+	// The system call touches the mapping, not this program: the call returns an error where a
+	// program would get SIGBUS, and no signal of the runtime's begins a page fault anew.
 	to, err := unix.MemfdCreate("mapped", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -145,8 +144,8 @@ func cached(t *testing.T, path string) (pread, mapped func() error) {
 	return pread, mapped
 }
 
-// writer writes on in a file that stays open, and syncs. It is padded beyond what
-// an inode's record holds.
+// writer writes on in a file that stays open, and syncs. The writes are padded beyond the size of
+// an inode's record.
 func writer(t *testing.T, path string) func() error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -172,8 +171,9 @@ func (quiet) Granted(meta.VolumeID, meta.Grant) {}
 func (quiet) Recall(_ meta.Recall, done func()) { done() }
 func (quiet) Expired([]meta.VolumeID, error)    {}
 
-// hoarder is a client with bad manners: it keeps what capabilities it was given,
-// asks for no others, and shows them to chunk servers as long as they are taken.
+// hoarder is a client with bad manners: the client keeps its old capabilities, asks for no
+// others, and shows the old capabilities to chunk servers as long as chunk servers take the
+// capabilities.
 func (r *rig) hoarder(name string, of meta.ChunkPlace) (read, write func() error) {
 	r.T.Helper()
 	creds, err := peer.Load(r.Credentials(name), nil)
@@ -202,13 +202,13 @@ func (r *rig) hoarder(name string, of meta.ChunkPlace) (read, write func() error
 		c.Close()
 		end, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		_ = s.Close(end) // it may have been thrown out
+		_ = s.Close(end) // the server may have ended the session
 	})
 	b, off := make([]byte, 100), uint64(0)
 	read = func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		off = (off + 7919) % (500 << 10) // nowhere near the one before: nothing is read ahead
+		off = (off + 7919) % (500 << 10) // nowhere near the previous offset: nothing is read ahead
 		return c.ReadAt(ctx, of, b, off)
 	}
 	write = func() error {
@@ -226,7 +226,7 @@ func (r *rig) hoarder(name string, of meta.ChunkPlace) (read, write func() error
 // through a mount, and with capabilities that the client hoards. Nothing of this works for
 // longer than a minute, and clients with other grants are not disturbed.
 func TestRevocation(t *testing.T) {
-	t.Parallel() // it waits for capabilities to expire
+	t.Parallel() // the test waits for capabilities to expire
 	r := newSecureRig(t, 1, []string{"PENSTOCK_CONTROL=" + *off})
 	ps := newProbes(t)
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "1")

@@ -13,7 +13,7 @@ import (
 
 // TestVolumesPage runs docs/volumes.md as written, from its beginning to its end.
 func TestVolumesPage(t *testing.T) {
-	t.Parallel() // with tests that wait
+	t.Parallel() // beside tests that wait
 	r := newSecureRig(t, 1, nil)
 	tree := r.mount("/", "tree", "--credentials", r.Credentials("admin"))
 	old := filepath.Join(r.Dir, "old")
@@ -38,7 +38,7 @@ func TestVolumesPage(t *testing.T) {
 		}
 		for _, block := range manual(t, "volumes.md", section) {
 			for _, line := range block {
-				if strings.HasPrefix(line, "penstock verify") { // it was taken a moment ago
+				if strings.HasPrefix(line, "penstock verify") { // the snapshot was taken a moment ago
 					r.Until("the snapshot has a digest", func() error {
 						out, err := r.Ctl("snapshot", "show", "results", "before-the-run")
 						if err == nil && !bytes.Contains(out, []byte("sha256-tree-1:")) {
@@ -48,8 +48,8 @@ func TestVolumesPage(t *testing.T) {
 					})
 				}
 				r.follow([]string{line}, nil,
-					" --follow ", " ", // it would wait for ever
-					"--replicas 3 --spread rack", "--replicas 1", "/dc2", "/dc", // here is one chunk server
+					" --follow ", " ", // the command would wait for ever
+					"--replicas 3 --spread rack", "--replicas 1", "/dc2", "/dc", // this rig has one chunk server
 					"/mnt/penstock", tree, "/mnt/old", old)
 				followed++
 				// Somebody works in the mount meanwhile; now and then the volume is not there.

@@ -22,7 +22,7 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// TestAdministration: streams are changed over the protocol and by commands while they are used.
+// TestAdministration: streams are changed over the protocol and by commands during use.
 func TestAdministration(t *testing.T) {
 	mnt := filepath.Join(t.TempDir(), "m")
 	if err := os.Mkdir(mnt, 0o755); err != nil {
@@ -210,7 +210,7 @@ func op(how kmsg.IncrementalAlterConfigOp, name, value string) kmsg.IncrementalA
 	return kmsg.IncrementalAlterConfigsRequestResourceConfig{Name: name, Op: how, Value: &value}
 }
 
-// configs asks for the configurations of a topic, beside those that have their defaults.
+// configs asks for the configurations of a topic, beside the default values.
 func configs(t *testing.T, c *kgo.Client, topic string) string {
 	t.Helper()
 	q := kmsg.NewPtrDescribeConfigsRequest()

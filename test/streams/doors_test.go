@@ -55,7 +55,7 @@ func (d *doors) another(name string, args ...string) *doors {
 	return d
 }
 
-// serve starts a process that mounts, or serves the mount that no process serves.
+// serve starts a process that mounts, or serves an unserved mount.
 func (d *doors) serve() {
 	d.T.Helper()
 	p := d.Run(append([]string{"mount", "--dir", filepath.Join(d.Dir, "d"), "--admin=none", "--hold=" + d.socket, "/", d.at}, d.args...)...)
@@ -237,7 +237,7 @@ func TestTail(t *testing.T) {
 	walkers(t, stream, filepath.Join(d.Dir, "copy"))
 
 	cat, python := d.follow("cat", tail), d.follow("python3", "-c", handled, tail)
-	<-python.line // it has opened the file
+	<-python.line // the program has opened the file
 	d.blocks(cat.cmd.Process.Pid, "tail/0")
 	seen := 100
 	check := func(n int) {
@@ -314,7 +314,7 @@ func TestTail(t *testing.T) {
 	python.ended()
 }
 
-// again kills the process that serves the mount, and starts another one.
+// again kills the process that serves the mount, and starts another process.
 func (d *doors) again() {
 	d.T.Helper()
 	pid := d.server()

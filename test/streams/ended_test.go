@@ -246,7 +246,7 @@ func (g *guarded) replace(name string, b []byte) {
 	}
 }
 
-// loginUser is a user whose login ends, with what the user has at each door.
+// loginUser is a user whose login ends, with the user's clients at each door.
 type loginUser struct {
 	name, password, stream string
 	idle, waiting          *wire

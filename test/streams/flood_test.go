@@ -21,7 +21,7 @@ import (
 	"penstock.io/penstock/stream/ingest"
 )
 
-// resident returns the resident memory of a process, and the greatest that it had, in bytes.
+// resident returns the resident memory of a process, and the greatest so far, in bytes.
 func resident(t *testing.T, pid int) (now, peak int64) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -40,7 +40,7 @@ func resident(t *testing.T, pid int) (now, peak int64) {
 	return now, peak
 }
 
-// flood is the connections of clients that mean harm.
+// flood is the connections of hostile clients.
 type flood struct {
 	g  *guarded
 	mu sync.Mutex
@@ -174,7 +174,7 @@ func TestFloods(t *testing.T) {
 	body := head + "Authorization: " + q.Header.Get("Authorization") + "\r\nContent-Length: 67108864\r\n\r\n" + strings.Repeat("x", 900_000)
 	f.open(g.ingest, 100, writes([]byte(head)))
 	f.open(g.ingest, 20, func(c *tls.Conn) error {
-		go c.Write([]byte(body)) // the server reads when it has memory
+		go c.Write([]byte(body)) // the server reads when the server has memory
 		return nil
 	})
 	calls := g.halfCalls(100)
@@ -202,8 +202,8 @@ func ends(c *tls.Conn) error {
 	return nil
 }
 
-// halfCalls makes connections of HTTP/2 with calls of gRPC whose messages do not come whole, or are
-// announced with 1 GiB. It returns what ends the calls.
+// halfCalls makes connections of HTTP/2 with calls of gRPC whose messages come in part, or are
+// announced with 1 GiB. It returns a function to end the calls.
 func (g *guarded) halfCalls(n int) (end func()) {
 	g.t.Helper()
 	var bodies []*io.PipeWriter

@@ -24,7 +24,7 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// gatewayAt is a gateway beside that of the machine.
+// gatewayAt is a gateway beside the machine's gateway.
 type gatewayAt struct {
 	*spawn.Process
 	kafka, ingest string
@@ -51,7 +51,7 @@ func (m *machine) gateway(name string) gatewayAt {
 	return g
 }
 
-// registered returns the numbers of the gateways that run, by name.
+// registered returns the numbers of the running gateways, by name.
 func (m *machine) registered() (map[string]int32, error) {
 	var list []struct {
 		Name   string `json:"name"`
@@ -100,8 +100,8 @@ func (m *machine) leaders(at string) (of map[int32]int32, brokers []int32, err e
 	return of, brokers, nil
 }
 
-// settled waits until gateways at addresses tell the same leaders, all of them of the given gateways
-// and more than one, and returns how many partitions each gateway leads.
+// settled waits until gateways at addresses tell the same leaders, all of the leaders among the
+// given gateways and more than one, and returns the number of partitions of each gateway.
 func (m *machine) settled(numbers []int32, addrs ...string) (share map[int32]int) {
 	m.T.Helper()
 	slices.Sort(numbers)
@@ -141,7 +141,7 @@ func (m *machine) settled(numbers []int32, addrs ...string) (share map[int32]int
 
 // producer appends numbered records to each partition of v.t, one after the other.
 type producer struct {
-	acked [parts]int // records that were acknowledged
+	acked [parts]int // acknowledged records
 	last  [parts]time.Time
 	mu    sync.Mutex
 }
@@ -149,7 +149,7 @@ type producer struct {
 // parts is the number of partitions of v.t.
 const parts = 12
 
-// write appends to a partition until ctx ends; each record waits for the one before.
+// write appends to a partition until ctx ends; each record waits for the previous record.
 func (w *producer) write(ctx context.Context, c *kgo.Client, n int32) error {
 	for i := 0; ctx.Err() == nil; i++ {
 		err := c.ProduceSync(context.WithoutCancel(ctx), &kgo.Record{Topic: "v.t", Partition: n, Value: []byte(strconv.Itoa(i))}).FirstErr()
@@ -164,8 +164,8 @@ func (w *producer) write(ctx context.Context, c *kgo.Client, n int32) error {
 	return nil
 }
 
-// after waits until each partition has acknowledged a record that was sent after a time, and returns
-// how long the last one took.
+// after waits until each partition has acknowledged a record sent after a time, and returns the
+// longest time of the partitions.
 func (w *producer) after(m *machine, what string, from time.Time) (longest time.Duration) {
 	m.T.Helper()
 	var had [parts]int
@@ -177,7 +177,7 @@ func (w *producer) after(m *machine, what string, from time.Time) (longest time.
 		defer w.mu.Unlock()
 		longest = 0
 		for n, k := range w.acked {
-			if k < had[n]+2 { // the first one may have been under way
+			if k < had[n]+2 { // the first record may have been under way
 				return fmt.Errorf("partition %d takes no records", n)
 			}
 			longest = max(longest, w.last[n].Sub(from))
@@ -219,7 +219,7 @@ func TestGateways(t *testing.T) {
 			}
 		})
 	}
-	var seen sync.Map // partition and number, of records that a reader had
+	var seen sync.Map // partition and number of the records that a reader had
 	for _, r := range readers {
 		wg.Go(func() {
 			for ctx.Err() == nil {

@@ -18,7 +18,7 @@ import (
 	"penstock.io/penstock/stream/ingest/client"
 )
 
-// appended is what the answer to an append over HTTP has.
+// appended is the answer to an append over HTTP.
 type appended struct {
 	Appended []struct{ Record, Offset, Count int64 }
 	Refused  []struct {

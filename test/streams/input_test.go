@@ -22,7 +22,8 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// inputs has two mounts with holders, whose processes append through a gateway of their own.
+// inputs has two mounts with holders; the mounts' processes append through a gateway of their
+// own.
 type inputs struct {
 	*doors
 	second *doors
@@ -135,8 +136,9 @@ func (m *machine) values(topic string, partitions int) (all []string) {
 	return all
 }
 
-// TestInput: lines that programs write to in.jsonl are records, also when the process that serves the
-// mount, or the gateway, is replaced or killed meanwhile: each acknowledged line is there once.
+// TestInput: lines that programs write to in.jsonl are records, also when the process that serves
+// the mount, or the gateway, is replaced or killed meanwhile: each acknowledged line is in the
+// stream once.
 func TestInput(t *testing.T) {
 	n := newInputs(t)
 	n.Must("stream", "create", "/v/in", "--partitions", "3", "--format", "json")
@@ -230,7 +232,8 @@ func TestInputPrograms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A line that is no JSON is refused alone, and so is a line that is too long; the program gets an error.
+	// A line that is no JSON is refused alone, and so is a line beyond the limit; the program
+	// gets an error.
 	if _, err := f.WriteString("13\nno json\n14\n"); err != nil {
 		t.Error(err)
 	}
@@ -257,7 +260,7 @@ func TestInputPrograms(t *testing.T) {
 	if slices.Sort(want); !slices.Equal(slices.Sorted(slices.Values(slices.DeleteFunc(got, func(s string) bool { return s == "15" }))), want) {
 		t.Errorf("DATA: the stream has %q, not %q", got, want)
 	}
-	// The rights are those of the directory.
+	// The rights are the directory's rights.
 	if err := errors.Join(os.Chmod(n.Dir, 0o755), os.Chmod(n.at, 0o755), os.Chmod(filepath.Join(n.at, "v"), 0o755), os.Chmod(dir, 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -285,8 +288,8 @@ func TestInputPrograms(t *testing.T) {
 	}
 }
 
-// TestInputFull: a full quota fails fsync and close with EDQUOT, and lines are taken when there is room
-// again.
+// TestInputFull: a full quota fails fsync and close with EDQUOT, and the gateway takes lines when
+// the quota has room again.
 func TestInputFull(t *testing.T) {
 	n := newInputs(t)
 	n.Must("volume", "create", "q", "--attach", "/q", "--quota", "1M")

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keeps tries, as root, everything that would change what the files of a stream contain, or
-// would put a file beside them, through a mount; and then what must work.
+// keeps tries, as root, every call that would change the contents of a stream's files, or would
+// put a file beside the files, through a mount; and then the calls that must work.
 func keeps(t *testing.T, stream, segment string) {
 	t.Helper()
 	dir := filepath.Dir(segment)

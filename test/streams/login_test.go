@@ -88,7 +88,8 @@ func (a *authority) make(name string, c *x509.Certificate) {
 	}
 }
 
-// trust returns the TLS configuration of a client; a name is that of the client's certificate.
+// trust returns the TLS configuration of a client; the name of the client's certificate may be
+// empty.
 func (a *authority) trust(name string) *tls.Config {
 	a.t.Helper()
 	c := &tls.Config{RootCAs: x509.NewCertPool()}
@@ -374,8 +375,8 @@ func TestRights(t *testing.T) {
 	expect(g.as("ann", "another"), "delete", "v.t", nil)
 }
 
-// testCommands: the program's own commands log in with a password or a certificate, and say what a
-// login lacks.
+// testCommands: the program's own commands log in with a password or a certificate, and report
+// what a login lacks.
 func (g *guarded) testCommands(t *testing.T) {
 	file := func(name, text string) string {
 		t.Helper()

@@ -69,9 +69,9 @@ func (g *guarded) fetched(c *kgo.Client, group string, topics ...string) string 
 	return text
 }
 
-// TestGroupsOfUsers: users share groups and streams. A user commits and reads the offsets of those
-// streams alone that the user may read. A group with members is of use to the user of the members
-// alone: another user who knows the id of a member can neither join, commit, nor end the member.
+// TestGroupsOfUsers: users share groups and streams. A user commits and reads offsets only in
+// streams that the user may read. A group with members is of use to the members' user alone:
+// another user with the id of a member can neither join, commit, nor end the member.
 func TestGroupsOfUsers(t *testing.T) {
 	g := newGuarded(t)
 	g.Until("the mount serves", func() error { _, err := os.Stat(g.mnt + "/.snapshot"); return err })

@@ -34,7 +34,7 @@ func blocks(t *testing.T, page, heading string) (all []string) {
 }
 
 // TestREADME runs the commands of README.md's section "Use it" behind `penstock up`, as written:
-// with the tree that they make, a Kafka client's 1000 records can be consumed, lie in a file of the
+// with the resulting tree, a Kafka client's 1000 records can be consumed, lie in a file of the
 // stream, and are in the Delta table.
 func TestREADME(t *testing.T) {
 	all := blocks(t, "../../README.md", "## Use it")

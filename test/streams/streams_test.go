@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
-// patience bounds a wait for what must come.
+// patience bounds a wait for a required event.
 const patience = 90 * time.Second
 
 // machine is a 'penstock up' with a gateway.
@@ -156,7 +156,8 @@ func want(n int) (l []int) {
 	return l
 }
 
-// TestKcat is what the documentation shows first, and a restart, a rename and a deletion.
+// TestKcat follows the first commands of the documentation, then a restart, a rename and a
+// deletion.
 func TestKcat(t *testing.T) {
 	mnt := filepath.Join(t.TempDir(), "m")
 	if err := os.Mkdir(mnt, 0o755); err != nil {
@@ -190,7 +191,7 @@ func TestKcat(t *testing.T) {
 	if size < 1000 {
 		t.Errorf("DATA: the segments have %d bytes", size)
 	}
-	// The topic moves with its directory, and what a group has committed, too.
+	// The topic moves with its directory, and a group's committed offsets, too.
 	if got := sorted(m.kcat("", "-G", "g", "-X", "auto.offset.reset=earliest", "-e", "v.clicks")); !slices.Equal(got, want(1000)) {
 		t.Errorf("DATA: the group got %v", got)
 	}
@@ -272,8 +273,8 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// TestGroup: two members share the partitions, the rest goes to the one that stays, and the
-// next member goes on after what was committed, also after a restart.
+// TestGroup: two members share the partitions, the remaining member gets the rest, and the next
+// member goes on behind the committed offsets, also after a restart.
 func TestGroup(t *testing.T) {
 	m := newMachine(t)
 	m.Must("stream", "create", "/v/t", "--partitions", "4")
@@ -362,8 +363,8 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// TestKill: the process is killed again and again while producers send. Everything that was
-// acknowledged is at its offset, and records of idempotent producers are there once.
+// TestKill: the process is killed again and again while producers send. Every acknowledged record
+// is at its offset, and records of idempotent producers are in the log once.
 func TestKill(t *testing.T) {
 	m := newMachine(t)
 	m.Must("stream", "create", "/v/t", "--partitions", "2", "--segment-bytes", "20000")
@@ -450,7 +451,7 @@ func TestKill(t *testing.T) {
 	t.Logf("%d records were acknowledged", len(acks))
 }
 
-// TestRefused: what the gateway does not do it refuses by the protocol's own errors, and the
+// TestRefused: the gateway refuses unsupported requests by the protocol's own errors, and the
 // connection goes on.
 func TestRefused(t *testing.T) {
 	m := newMachine(t)
@@ -492,7 +493,7 @@ func TestRefused(t *testing.T) {
 	if err := big.ProduceSync(short, &kgo.Record{Topic: "v.t", Value: make([]byte, 9<<20)}).FirstErr(); !errors.Is(err, kerr.MessageTooLarge) {
 		t.Errorf("a large record: %v", err)
 	}
-	// Nothing of that is in the log.
+	// None of the refused records is in the log.
 	if err := c.ProduceSync(short, &kgo.Record{Topic: "v.t", Value: []byte("good")}).FirstErr(); err != nil {
 		t.Fatal(err)
 	}
@@ -607,9 +608,9 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// TestRollback: a gateway that nobody uses has no session, so that its volume can be rolled
-// back. A consumer that has read beyond learns that the log was cut, also when the log has
-// grown again, and a group goes on where the snapshot has it.
+// TestRollback: an unused gateway has no session, so that its volume can be rolled back. A
+// consumer that has read beyond learns that the log was cut, also when the log has grown again,
+// and a group goes on from its offsets in the snapshot.
 func TestRollback(t *testing.T) {
 	m := newMachine(t, "--stream-idle", "500ms")
 	m.Must("volume", "create", "v", "--attach", "/v")
@@ -622,7 +623,8 @@ func TestRollback(t *testing.T) {
 			}
 		}
 	}
-	// A client refreshes what it knows of topics, which is a use of them, when it wants to.
+	// A client refreshes its knowledge of topics, which is a use of the topics, whenever the
+	// client wants.
 	rare := kgo.MetadataMaxAge(time.Hour)
 	p := m.client(rare)
 	produce(p, "0", "1")
@@ -634,7 +636,7 @@ func TestRollback(t *testing.T) {
 			t.Fatalf("DATA: record %d is %q", i, r.Value)
 		}
 	}
-	c.PauseFetchTopics("v.t") // its waiting request is a use of the partition
+	c.PauseFetchTopics("v.t") // the waiting request is a use of the partition
 	m.Until("nobody uses the volume, and it is rolled back", func() error {
 		_, err := m.Ctl("snapshot", "rollback", "v", "s", "--yes")
 		return err

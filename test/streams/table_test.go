@@ -126,7 +126,8 @@ func agree(t *testing.T, dir string, want []string) {
 }
 
 // TestTable: the published table has each acknowledged record once, over kills of the gateway; in
-// a snapshot and a clone the table is that of the moment, and it moves with its directory.
+// a snapshot and a clone the table has the state of the moment, and the table moves with its
+// directory.
 func TestTable(t *testing.T) {
 	mnt := filepath.Join(t.TempDir(), "m")
 	if err := os.Mkdir(mnt, 0o755); err != nil {

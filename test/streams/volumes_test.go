@@ -113,8 +113,8 @@ func TestVolumes(t *testing.T) {
 	t.Run("checks", m.testChecks)
 }
 
-// testOrder: a producer writes a number to partition 0, after its acknowledgement to partition 1,
-// and then commits an offset. A snapshot that has the later has the earlier.
+// testOrder: a producer writes a number to partition 0, after the acknowledgement to partition 1,
+// and then commits an offset. A snapshot with a later step has the earlier steps.
 func (m *machine) testOrder(t *testing.T, mnt string) {
 	c := m.client()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
@@ -172,8 +172,8 @@ func (m *machine) testOrder(t *testing.T, mnt string) {
 	}
 }
 
-// testClone: a clone is a topic of its own that goes on where its origin was, also for producers
-// and groups.
+// testClone: a clone is a topic of its own that goes on at the end of its origin, also for
+// producers and groups.
 func (m *machine) testClone(t *testing.T) {
 	m.Must("stream", "create", "/v/c", "--no-table")
 	send := func(stream string, sequence int, lines string) (int, appended) {
@@ -213,7 +213,8 @@ func (m *machine) testClone(t *testing.T) {
 	}
 }
 
-// testMirror: a mirror's target can be consumed and not produced to; after its promotion it goes on.
+// testMirror: a mirror's target can be consumed and not produced to; after its promotion the
+// target takes records.
 func (m *machine) testMirror(t *testing.T) {
 	m.Must("mirror", "create", "v", "far", "--attach", "/far")
 	m.Must("mirror", "sync", "far", "--wait")
@@ -240,7 +241,7 @@ func (m *machine) testMirror(t *testing.T) {
 	if code, a := m.postAs("p", 9, "/far/c", "x\n"); code != 403 {
 		t.Errorf("DATA: an append to a mirror's target: %d, %+v", code, a)
 	}
-	// The next round's records come to whoever waits for them.
+	// The next round's records reach the waiting consumers.
 	if code, a := m.postAs("p", 3, "/v/c", "next\n"); code != 200 {
 		t.Fatal(code, a)
 	}
@@ -381,8 +382,8 @@ func oldBatch(key, value []byte) []byte {
 	return b.Encode(log.AppendRecord(nil, 0, 0, key, value, nil))
 }
 
-// testRetention: a gateway removes old records of a partition that nobody leads or uses, and leads
-// the partition no longer than that.
+// testRetention: a gateway removes old records of an idle partition without a leader, and leads
+// the partition no longer than the removal takes.
 func (m *machine) testRetention(t *testing.T) {
 	m.Must("stream", "create", "/v/old", "--retention", "1s", "--no-table")
 	l := m.library(t)

@@ -15,8 +15,9 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// TestUnmountedWhileNobodyServes: a mount that is unmounted by force while no process serves it
-// has ended. The bytes written to the mount become durable, and the next process mounts anew.
+// TestUnmountedWhileNobodyServes: a mount that is unmounted by force while no process serves the
+// mount has ended. The bytes written to the mount become durable, and the next process mounts
+// anew.
 func TestUnmountedWhileNobodyServes(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.mount()
@@ -52,7 +53,7 @@ func TestUnmountedWhileNobodyServes(t *testing.T) {
 	if err != nil || !bytes.Equal(got, want) {
 		t.Errorf("DATA: %d bytes that are not those written: %v", len(got), err)
 	}
-	// Its session is over: what was locked is not.
+	// The mount's session is over: its locks are free.
 	g, err := os.OpenFile(filepath.Join(r.at, "f"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +73,7 @@ func TestUnmountedWhileNobodyServes(t *testing.T) {
 // An owner that fails meanwhile can't wait as long. So if the machine is so busy that the
 // owner's own lease ends, the round counts for nothing.
 func TestNobodyServesForLong(t *testing.T) {
-	t.Parallel() // it waits, mostly
+	t.Parallel() // the test mostly waits
 	for {
 		r := newRig(t, "--patience", "90s")
 		err := r.nobodyFor(8 * time.Second)
@@ -87,8 +88,8 @@ func TestNobodyServesForLong(t *testing.T) {
 	}
 }
 
-// nobodyFor has nobody serve a mount that is used for so long, and gives the error
-// that who uses it saw, or its next process.
+// nobodyFor leaves a used mount without a server for the given time, and returns the error of the
+// user or of the next process.
 func (r *rig) nobodyFor(d time.Duration) error {
 	r.T.Helper()
 	r.mount()

@@ -23,7 +23,7 @@ import (
 )
 
 // TestHangup: a process that gets SIGHUP leaves the mount to a successor, and ends with the
-// status that says so.
+// status for that.
 func TestHangup(t *testing.T) {
 	r := newRig(t, "--respawn")
 	first := r.mount()
@@ -67,7 +67,7 @@ func TestReplacementFails(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// It has taken the mount, and ends before it serves.
+	// The successor has taken the mount, and ends before serving.
 	successor := r.dial()
 	device, memory, ok, err := successor.Take(r.at, true)
 	if err != nil || !ok {
@@ -113,7 +113,7 @@ func TestHolderWithoutDescriptors(t *testing.T) {
 // TestPatienceRunsOut: a mount that no process serves for too long is given up. Users of the
 // mount get errors, and the directory can be mounted anew.
 func TestPatienceRunsOut(t *testing.T) {
-	t.Parallel() // it waits, mostly: for the session of the killed to end
+	t.Parallel() // the test mostly waits: for the session of the killed process to end
 	r := newRig(t, "--patience=1s")
 	r.mount()
 	name := filepath.Join(r.at, "file")
@@ -145,10 +145,11 @@ func TestPatienceRunsOut(t *testing.T) {
 	r.clean(r.server())
 }
 
-// TestAnotherMountIsNotGivenUp: a mount was taken away by force while no process served it, and
-// another mount without a holder took its place. The holder does not give the other mount up.
+// TestAnotherMountIsNotGivenUp: a mount was taken away by force while no process served the
+// mount, and another mount without a holder took its place. The holder does not give the other
+// mount up.
 func TestAnotherMountIsNotGivenUp(t *testing.T) {
-	t.Parallel() // it waits, mostly: for the session of the killed to end
+	t.Parallel() // the test mostly waits: for the session of the killed process to end
 	r := newRig(t, "--patience=2s")
 	r.mount()
 	r.kill()
@@ -176,13 +177,13 @@ func TestAnotherMountIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// TestMountOutOfSight: a mount was taken out of sight while no process served it, and a program
-// still uses the mount. The next process mounts, and the written bytes are there.
+// TestMountOutOfSight: a mount was taken out of sight while no process served the mount, and a
+// program still uses the mount. The next process mounts, and the written bytes are in the file.
 func TestMountOutOfSight(t *testing.T) {
 	r := newRig(t, "--patience=90s")
 	r.mount()
-	// Another process has the file: each that this one starts would close its own
-	// descriptor first, and wait for who serves.
+	// Another process has the file: every child of this process would close its own descriptor
+	// first, and wait for a server.
 	user := exec.Command("/bin/sh", "-c", `exec 3>"$0"; printf here >&3; echo written; read x`, filepath.Join(r.at, "open"))
 	user.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := user.StdinPipe()
@@ -221,15 +222,14 @@ func TestMountOutOfSight(t *testing.T) {
 }
 
 // TestOwnHolder: a mount has a holder of its own. Whatever ends the mount's process, the holder
-// starts the next process, also of another version at --replace. The holder ends with the
-// mount.
+// starts the next process, also of another version at --replace. The holder ends with the mount.
 func TestOwnHolder(t *testing.T) {
 	r := newRig(t)
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
 	metrics := filepath.Join(r.Dir, "mount.sock")
-	const score = "321" // how soon it is to be killed when memory is short
+	const score = "321" // the rank of the process among those killed when memory is short
 	r.Env = append(r.Env, hold.OOMEnv+"="+score)
-	// Nobody reads what it says, from before the first kill on.
+	// No process reads the holder's messages, from before the first kill on.
 	log, said, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -241,7 +241,7 @@ func TestOwnHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go first.Wait() // it is killed below, at the latest with the test
+	go first.Wait() // the process is killed below, at the latest with the test
 	t.Cleanup(func() { _ = unix.Unmount(r.at, unix.MNT_FORCE|unix.MNT_DETACH) })
 	dir, err := filepath.EvalSymlinks(r.at)
 	if err != nil {
@@ -297,7 +297,7 @@ func TestOwnHolder(t *testing.T) {
 		tells()
 	}
 	u.end()
-	r.hold.Close() // it waits for those who are connected
+	r.hold.Close() // the holder waits for connected processes
 	r.Until("unmounted", func() error { return unix.Unmount(r.at, 0) })
 	r.Until("its holder's end", func() error {
 		if l := holders(); len(l) > 0 {
@@ -306,14 +306,15 @@ func TestOwnHolder(t *testing.T) {
 		return nil
 	})
 	r.Until("fsck", func() error { _, err := r.Ctl("fsck"); return err })
-	// Without it nobody can be replaced.
+	// Without a holder no process can be replaced.
 	if out, err := exec.Command(program.Path, "mount", "--replace", r.at).CombinedOutput(); err == nil || !strings.Contains(string(out), "was it mounted with --hold?") {
 		t.Errorf("replaced what is not mounted: %v %s", err, out)
 	}
 }
 
 // TestHolderRestarted: the holder is killed, or told to end. The serving process goes on, and
-// gives the next holder what the last holder had, so that the mount outlives its process again.
+// gives the next holder the last holder's descriptors, so that the mount outlives its process
+// again.
 func TestHolderRestarted(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.mount()

@@ -1,5 +1,5 @@
-// Package takeover tests that a mount outlives the process that serves it:
-// replaced, killed, with whoever uses it seeing a pause and no error.
+// Package takeover tests that a mount outlives the process that serves the mount: the process is
+// replaced or killed, and the mount's users see a pause and no error.
 package takeover
 
 import (
@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// load is what a process does in a mount until it is told to stop. Every byte
-// that it reads it knows beforehand; any error, and any other byte, fails it.
+// load is the work of a process in a mount until the test stops the process. The load knows every
+// byte beforehand; any error, and any other byte, fails the load.
 type load struct {
 	dir  string
 	stop chan struct{}
@@ -49,7 +49,7 @@ var kinds = map[string]func(l *load, dir string) error{
 	"list": (*load).list, "unlinked": (*load).unlinked, "stream": (*load).stream, "tails": (*load).tails,
 }
 
-// run does the kinds given until stdin ends, and prints what it did.
+// run does the given kinds until stdin ends, and prints the counts of operations.
 func run(dir string, names []string, stdin io.Reader, out io.Writer) error {
 	l := &load{dir: dir, stop: make(chan struct{})}
 	var wg sync.WaitGroup
@@ -82,8 +82,8 @@ func run(dir string, names []string, stdin io.Reader, out io.Writer) error {
 	return errors.Join(all...)
 }
 
-// appends writes logs, one after the other, so that each is as short when a load that ran for
-// long is told to stop: to read all that was ever appended would take minutes.
+// appends writes logs, one after the other, so that the last log is short even in a load that ran
+// for long: reading every log from the start would take minutes.
 func (l *load) appends(dir string) error {
 	name := filepath.Join(dir, "log")
 	for {
@@ -96,8 +96,8 @@ func (l *load) appends(dir string) error {
 	}
 }
 
-// appendLog writes numbered lines with O_APPEND from two descriptors; at the end each is
-// there once, those of one descriptor in order.
+// appendLog writes numbered lines with O_APPEND from two descriptors; at the end each line is in
+// the file once, the lines of one descriptor in order.
 func (l *load) appendLog(name string) error {
 	const writers, line, most = 2, 64, 20_000
 	var wg sync.WaitGroup
@@ -149,8 +149,8 @@ func (l *load) appendLog(name string) error {
 	return nil
 }
 
-// blocks writes blocks at random places of a file that stays open, sometimes
-// syncs, and reads them back through another descriptor.
+// blocks writes blocks at random places of an open file, sometimes syncs, and reads the blocks
+// back through another descriptor.
 func (l *load) blocks(dir string) error {
 	const count, size = 256, 4096
 	w, err := os.OpenFile(filepath.Join(dir, "blocks"), os.O_RDWR|os.O_CREATE, 0o644)
@@ -204,7 +204,7 @@ func (l *load) blocks(dir string) error {
 	return nil
 }
 
-// pattern is a block that tells what it is.
+// pattern is a block that names itself.
 func pattern(i, version uint64, size int) []byte {
 	b := make([]byte, size)
 	h := fnv.New64a()
@@ -219,8 +219,7 @@ func pattern(i, version uint64, size int) []byte {
 	return b
 }
 
-// tree makes, renames, links and removes names, each of which fails if it is
-// done twice.
+// tree makes, renames, links and removes names; each operation fails if done twice.
 func (l *load) tree(dir string) error {
 	for n := 0; !l.stopped(); n++ {
 		d := filepath.Join(dir, fmt.Sprintf("d%d", n))
@@ -333,9 +332,9 @@ var locking = map[string]func(f *os.File, kind int16, wait bool) error{
 	},
 }
 
-// locks adds one to a number in a file under a lock, from several open file
-// descriptions: of one file by locks of theirs, of another by flock. (Locks of
-// processes are TestLocksOutliveTheServer's.)
+// locks adds one to a number in a file under a lock, from several open file descriptions: of one
+// file by open file description locks, of another file by flock. (TestLocksOutliveTheServer tests
+// the locks of processes.)
 func (l *load) locks(dir string) error {
 	var wg sync.WaitGroup
 	var errs [2]error
@@ -399,7 +398,7 @@ func (l *load) adds(name string, lock func(f *os.File, kind int16, wait bool) er
 	return nil
 }
 
-// retry is for who may be woken by a signal of its own runtime.
+// retry is for calls that a signal of the process's own runtime may interrupt.
 func retry(fn func() error) error {
 	for {
 		if err := fn(); !errors.Is(err, syscall.EINTR) {
@@ -408,7 +407,7 @@ func retry(fn func() error) error {
 	}
 }
 
-// list lists a directory of many names: each that stays is there once.
+// list lists a directory of many names: each lasting name is listed once.
 func (l *load) list(dir string) error {
 	const names = 400
 	for i := range names {
@@ -418,7 +417,7 @@ func (l *load) list(dir string) error {
 	}
 	for n := 0; !l.stopped(); n++ {
 		extra := filepath.Join(dir, "x")
-		if err := os.WriteFile(extra, []byte("x"), 0o644); err != nil { // so that it is not cached
+		if err := os.WriteFile(extra, []byte("x"), 0o644); err != nil { // so that the listing is not cached
 			return err
 		}
 		got, err := os.ReadDir(dir)
@@ -443,7 +442,7 @@ func (l *load) list(dir string) error {
 	return nil
 }
 
-// unlinked writes and reads a file that has no name any more.
+// unlinked writes and reads a file without a name.
 func (l *load) unlinked(dir string) error {
 	for n := uint64(1); !l.stopped(); n++ {
 		f, err := os.OpenFile(filepath.Join(dir, "gone"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
@@ -473,7 +472,7 @@ func (l *load) unlinked(dir string) error {
 	return nil
 }
 
-// stream writes a large file in large pieces, and reads all of it.
+// stream writes a large file in large pieces, and reads all of the file.
 func (l *load) stream(dir string) error {
 	const piece, pieces = 1 << 20, 24
 	for n := uint64(1); !l.stopped(); n++ {

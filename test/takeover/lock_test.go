@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// locker is a process that does with one file what it is told, a line each:
-// lock, try, unlock, close. It answers with "ok" or the error.
+// locker is a process that obeys commands for one file, a line each: lock, try, unlock, close. It
+// answers with "ok" or the error.
 func locker(how, name string, in io.Reader, out io.Writer) error {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -45,7 +45,7 @@ func locker(how, name string, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// lockerEnv makes this binary one.
+// lockerEnv makes this binary a locker.
 const lockerEnv = "PENSTOCK_TAKEOVER_LOCKER"
 
 type lockProcess struct {
@@ -98,7 +98,7 @@ func (p *lockProcess) says(want string) {
 	}
 }
 
-// waits: it has not answered.
+// waits: the locker has not answered.
 func (p *lockProcess) waits() {
 	p.t.Helper()
 	select {
@@ -117,8 +117,8 @@ func (p *lockProcess) must(what, want string) {
 }
 
 // TestLocksOutliveTheServer: locks of each kind, and the processes that wait for locks, outlive
-// the process that serves the mount. The locks end as they would have ended without the change
-// of process: unlocked, closed, or with their owner.
+// the process that serves the mount. The locks end as without the change of process: unlocked,
+// closed, or with their owner.
 func TestLocksOutliveTheServer(t *testing.T) {
 	r := newRig(t, "--respawn", "--settle=50ms") // each is killed before long
 	r.mount()
@@ -170,9 +170,9 @@ func (p *lockProcess) inCall() {
 	p.t.Fatal("it does not lock")
 }
 
-// TestKilledInsideALock: a process that is killed while it asks for a lock does not have the
-// lock afterwards: neither if the owner stands still and grants the request after the process
-// is gone, nor if the owner fails and its successor gets the request again.
+// TestKilledInsideALock: a process that is killed while asking for a lock does not have the lock
+// afterwards: neither if the owner stands still and grants the request after the process is gone,
+// nor if the owner fails and its successor gets the request again.
 func TestKilledInsideALock(t *testing.T) {
 	r := newRig(t, "--respawn")
 	r.mount()
@@ -224,7 +224,7 @@ func (r *rig) halt() {
 	})
 }
 
-// killNext kills who serves, and waits for the next one.
+// killNext kills the serving process, and waits for the next.
 func (r *rig) killNext() {
 	r.T.Helper()
 	pid := r.server()

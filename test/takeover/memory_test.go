@@ -33,7 +33,7 @@ func resident(t *testing.T, pid int) (mib int) {
 // although its pages exist before the request is read: a thousand processes may wait for one
 // lock.
 func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
-	const waiters, bound = 1000, 100 // MiB, for all of them
+	const waiters, bound = 1000, 100 // MiB, for all of the waiters
 	r := newRig(t, "--respawn")
 	r.mount()
 	name := filepath.Join(r.at, "lock")

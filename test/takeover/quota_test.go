@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// limited is a mount of a volume with a quota, and its size.
+// limited is a mount of a volume with a quota, and the quota's size.
 func limited(t *testing.T) (r *rig, limit int) {
 	t.Helper()
 	r = newRig(t, "--respawn", "--settle=100ms")
@@ -20,7 +20,7 @@ func limited(t *testing.T) (r *rig, limit int) {
 	return r, 32 << 20
 }
 
-// killed kills who serves, and waits for the next.
+// killed kills the serving process, and waits for the next.
 func (r *rig) killed() {
 	r.T.Helper()
 	pid := r.server()
@@ -30,7 +30,7 @@ func (r *rig) killed() {
 	r.next(pid)
 }
 
-// soon does what may wait for ever: what can't be committed is tried again and
+// soon does a call that may wait for ever: bytes that can't be committed are tried again and
 // again.
 func soon(t *testing.T, what string, do func() error) {
 	t.Helper()
@@ -51,8 +51,8 @@ func soon(t *testing.T, what string, do func() error) {
 // reserved are gone.
 func TestQuotaIsInherited(t *testing.T) {
 	r, limit := limited(t)
-	// More than half of the volume each time, some of it synced, in files that end
-	// in chunks of their own, some only buffered.
+	// More than half of the volume each time, partly synced, in files that end in chunks of their
+	// own, partly only buffered.
 	for n := range uint64(3) {
 		want := pattern(n, 1, limit*5/8)
 		f, err := os.Create(filepath.Join(r.at, "f"))
@@ -75,15 +75,15 @@ func TestQuotaIsInherited(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// All of it is there for one file.
+	// The whole quota is free for one file.
 	soon(t, "a file of almost the whole volume", func() error {
 		return os.WriteFile(filepath.Join(r.at, "all"), make([]byte, limit-limit/64), 0o644)
 	})
 	r.clean(r.server())
 }
 
-// TestFullVolumeIsTakenOver: a volume is full, and has bytes that are not committed. Neither
-// the successor of the killed process nor the next successor refuses bytes that write(2) took.
+// TestFullVolumeIsTakenOver: a volume is full, and has uncommitted bytes. Neither the successor
+// of the killed process nor the next successor refuses bytes that write(2) took.
 func TestFullVolumeIsTakenOver(t *testing.T) {
 	r, limit := limited(t)
 	f, err := os.Create(filepath.Join(r.at, "f"))

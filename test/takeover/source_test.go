@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
-// kill ends who serves, and waits until the holder knows.
+// kill ends the serving process, and waits until the holder knows.
 func (r *rig) kill() {
 	r.T.Helper()
 	pid := r.server()
@@ -31,7 +31,7 @@ func (r *rig) kill() {
 	})
 }
 
-// refused is a process that must not serve, and say why.
+// refused is a process that must not serve, and must print the reason.
 func (r *rig) refused(p *spawn.Process, why ...string) {
 	r.T.Helper()
 	select {
@@ -120,7 +120,7 @@ func TestSuccessorOfAnotherSource(t *testing.T) {
 		t.Errorf("the pin of what is mounted stands until %v, as before: %v", until, first)
 	}
 	r.kill()
-	// Its digest is asked of what is mounted: neither has one.
+	// --digest asks for the mounted snapshot's digest: neither mount has a digest.
 	r.refused(r.serve("d@v3:/", "--digest", strings.Repeat("0", 64)), "digest")
 	pid := r.succeed("d@v3:/")
 	b := make([]byte, 5)
@@ -131,8 +131,7 @@ func TestSuccessorOfAnotherSource(t *testing.T) {
 	r.clean(pid)
 }
 
-// TestSuccessorOfARenamedVolume: a volume that is renamed stays mounted, also after the
-// process.
+// TestSuccessorOfARenamedVolume: a renamed volume stays mounted, also after the process.
 func TestSuccessorOfARenamedVolume(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
@@ -146,7 +145,7 @@ func TestSuccessorOfARenamedVolume(t *testing.T) {
 		r.succeed(source)
 		r.reads("f", "mine")
 	}
-	serves("old:/") // nobody changed its command line
+	serves("old:/") // its command line is unchanged
 	serves("new:/") // somebody did
 	// Another volume by the name of then is another volume.
 	r.Must("volume", "create", "old")

@@ -63,8 +63,8 @@ func newRig(t *testing.T, holder ...string) *rig {
 		t.Fatal("mounting needs root")
 	}
 	r := &rig{Rig: program.NewRig(t)}
-	// Whatever is started for this rig, by whom ever, has its folder in the
-	// environment; a successor that its holder starts is nobody's child here.
+	// Every process of this rig has the rig's folder in its environment; a successor that the
+	// holder starts is no child of the test.
 	r.Env = append(r.Env, rigEnv+"="+r.Dir)
 	t.Cleanup(r.killAll)
 	r.Addr = "unix:" + filepath.Join(r.Dir, "c", "meta.sock")
@@ -87,7 +87,7 @@ func (r *rig) begin() {
 
 const rigEnv = "PENSTOCK_TAKEOVER_RIG"
 
-// killAll ends all that was started for the rig and runs still.
+// killAll ends all running processes of the rig.
 func (r *rig) killAll() {
 	mark := []byte(rigEnv + "=" + r.Dir)
 	for again := true; again; {
@@ -99,7 +99,7 @@ func (r *rig) killAll() {
 			if err != nil || perr != nil || pid == os.Getpid() || !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(v []byte) bool { return bytes.Equal(v, mark) }) {
 				continue
 			}
-			again = syscall.Kill(pid, syscall.SIGKILL) == nil || again // it may have started another meanwhile
+			again = syscall.Kill(pid, syscall.SIGKILL) == nil || again // the process may have started another meanwhile
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -118,7 +118,7 @@ func (r *rig) dial() (h *hold.Client) {
 	return h
 }
 
-// mount mounts, and has what is left of it go with the test.
+// mount mounts, and has the remains of the mount go with the test.
 func (r *rig) mount(args ...string) *spawn.Process {
 	r.T.Helper()
 	return r.mountOf("/", args...)
@@ -144,7 +144,7 @@ func (r *rig) mountOf(source string, args ...string) *spawn.Process {
 	return p
 }
 
-// server is who serves the mount, 0 if nobody does.
+// server is the process that serves the mount, 0 if none does.
 func (r *rig) server() int {
 	if r.hold == nil {
 		return 0
@@ -156,9 +156,9 @@ func (r *rig) server() int {
 	return l[0].PID
 }
 
-// succeed starts a process that is to serve what nobody serves, and waits until it
-// does. One whose session ended before, since the machine stood still, is started
-// again, as a supervisor would.
+// succeed starts a process for an unserved mount, and waits until the process serves. A process
+// whose session ended before, since the machine stood still, is started again, as a supervisor
+// would.
 func (r *rig) succeed(source string, args ...string) int {
 	r.T.Helper()
 	p := r.serve(source, args...)
@@ -236,7 +236,7 @@ func (u *user) end() {
 	}
 }
 
-// saw stops the load and gives the error that it saw.
+// saw stops the load and returns the error of the load.
 func (u *user) saw() error {
 	u.r.T.Helper()
 	late := time.AfterFunc(60*time.Second, func() { u.cmd.Process.Kill() })
@@ -250,8 +250,7 @@ func (u *user) saw() error {
 	return nil
 }
 
-// probe makes and removes a file, again and again, and keeps the longest time
-// that one round took.
+// probe makes and removes a file, again and again, and keeps the longest time of a round.
 type probe struct {
 	stop  chan struct{}
 	ended chan error
@@ -316,10 +315,10 @@ func pauses(t *testing.T, what string, l []time.Duration) {
 	t.Logf("%s: %d pauses, p50 %v, max %v", what, len(l), l[len(l)/2].Round(time.Millisecond), l[len(l)-1].Round(time.Millisecond))
 }
 
-// TestKilled: the process that serves a mount is killed again and again, under a load that
-// knows every byte. The load sees no error, only pauses.
+// TestKilled: the process that serves a mount is killed again and again, under a load that knows
+// every byte. The load sees no error, only pauses.
 func TestKilled(t *testing.T) {
-	r := newRig(t, "--respawn", "--settle=100ms") // each of them is killed before long
+	r := newRig(t, "--respawn", "--settle=100ms") // each process is killed before long
 	r.mount()
 	u := r.load(allKinds...)
 	p := r.probe()

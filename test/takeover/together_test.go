@@ -61,7 +61,7 @@ func TestHolderAndServerEndTogether(t *testing.T) {
 		default:
 			ends(holder, syscall.SIGTERM)
 			ends(p, syscall.SIGHUP)
-			// Each comes again when the one before it has ended.
+			// Each comes again when the previous process has ended.
 			select {
 			case <-p.Done():
 				p = r.serve("/")

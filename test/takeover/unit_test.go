@@ -25,8 +25,8 @@ import (
 
 const exampleUnit = "../../deploy/systemd/penstock-data.service.example"
 
-// unit does with a real process what systemd does by the directives of a unit, as
-// systemd.service(5) tells it.
+// unit treats a real process as systemd does by the directives of a unit, after
+// systemd.service(5).
 type unit struct {
 	t    *testing.T
 	sets map[string]string
@@ -53,7 +53,7 @@ func readUnit(t *testing.T) *unit {
 			u.sets[key] = value
 		}
 	}
-	// A unit that requires another is stopped when that is restarted.
+	// systemd stops a unit that requires another unit when the other unit restarts.
 	known := []string{"Description", "After", "Wants", "StartLimitIntervalSec", "ExecStart", "ExecReload", "Restart", "RestartForceExitStatus", "RestartSec",
 		"KillSignal", "RestartKillSignal", "TimeoutStopSec", "OOMPolicy", "LimitNOFILE", "WantedBy"}
 	if !strings.Contains(u.sets["After"], "penstock-hold.service") || !strings.Contains(u.sets["Wants"], "penstock-hold.service") {
@@ -148,8 +148,8 @@ func (u *unit) stop() {
 	u.end(cmp.Or(u.sets["KillSignal"], "SIGTERM"))
 }
 
-// restart is `systemctl restart`: a stop, by another signal if the unit has one,
-// and a start.
+// restart is `systemctl restart`: a stop, by another signal if the unit names a signal, and a
+// start.
 func (u *unit) restart() {
 	u.t.Helper()
 	u.end(cmp.Or(u.sets["RestartKillSignal"], u.sets["KillSignal"], "SIGTERM"))
@@ -161,7 +161,7 @@ func (u *unit) restart() {
 	}
 }
 
-// end ends the process by a signal, and has none follow it.
+// end ends the process by a signal; no process follows.
 func (u *unit) end(signal string) {
 	u.t.Helper()
 	u.mu.Lock()
@@ -223,7 +223,7 @@ func TestExampleUnit(t *testing.T) {
 		r.next(pid)
 		mounted()
 	}
-	// An administrator who replaces it by hand would take it from systemd.
+	// An administrator who replaces the process by hand would take the process from systemd.
 	pid := u.pid()
 	out, err := exec.Command(program.Path, "mount", "--replace", r.at, "--hold="+r.socket).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "systemctl reload") || r.server() != pid {
@@ -260,8 +260,8 @@ func TestExampleUnit(t *testing.T) {
 }
 
 // TestBackgroundStays: each successor of a process that serves a mount in the background knows
-// that it serves in the background, too, and keeps its log, whichever process started the
-// successor.
+// that the successor serves in the background, too, and keeps the log, whichever process started
+// the successor.
 func TestBackgroundStays(t *testing.T) {
 	const variable = "PENSTOCK_SERVES_IN_BACKGROUND="
 	r := newRig(t, "--respawn")
@@ -281,8 +281,8 @@ func TestBackgroundStays(t *testing.T) {
 
 // TestHangupUnmounts: a mount without a holder ends in order when its terminal is closed.
 func TestHangupUnmounts(t *testing.T) {
-	// Under nohup(1) the signal is ignored by all that are started here, and a
-	// mount abides by that; who catches it passes the default on.
+	// Under nohup(1) every process started here ignores the signal, and a mount keeps to that; a
+	// process that catches the signal passes the default on.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
 	t.Cleanup(func() { signal.Stop(signals) })

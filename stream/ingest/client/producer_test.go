@@ -95,7 +95,7 @@ func (g *gateway) Append(s grpc.BidiStreamingServer[ingest.AppendRequest, ingest
 			}
 			p.Response = &ingest.AppendResponse_Opened{Opened: o}
 			if g.late != nil {
-				_, _ = g.take(g.late) // it may be refused
+				_, _ = g.take(g.late) // the append may be refused
 				g.late = nil
 			}
 		case g.hangs:
@@ -139,8 +139,8 @@ func serve(t *testing.T, g *gateway) *Producer {
 	return p
 }
 
-// TestOnce: over failures at every step, each acknowledged record is in the partition once, at the
-// offset of its answer; a record of an Append that failed is there at most once.
+// TestOnce: over failures at every step, each acknowledged record is in the partition once, at
+// the offset of its answer; a record of a failed Append is in the partition at most once.
 func TestOnce(t *testing.T) {
 	g := newGateway(1, 0.15)
 	p := serve(t, g)
@@ -205,7 +205,7 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// TestEnds: what a producer says when it can't go on.
+// TestEnds: the errors of a producer that can't go on.
 func TestEnds(t *testing.T) {
 	if _, err := New(Config{Gateways: []string{"x"}, Stream: "/v"}); !errors.Is(err, meta.Invalid) {
 		t.Errorf("a producer without a name: %v", err)
@@ -243,9 +243,9 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestSuccessor: a Producer that continues an earlier one of the same name sends the same records with
-// the same numbers, in other batches, while the last batch of the earlier one comes late: each record
-// is in the partition once.
+// TestSuccessor: a Producer that continues an earlier Producer of the same name sends the same
+// records with the same numbers, in other batches, while the last batch of the earlier Producer
+// comes late: each record is in the partition once.
 func TestSuccessor(t *testing.T) {
 	for had := range 4 { // records that the earlier Producer had appended
 		g := newGateway(1, 0)

@@ -1,14 +1,13 @@
-// Command user is a process that uses a mount, for pods of tests that have no
-// other program:
+// Command user is a process that uses a mount, for pods of tests that have no other program:
 //
 //	user DIR STOP [LONG]
 //	user slow
 //
-// uses DIR until a file STOP is there. It prints each time that making and removing
-// a file took longer than LONG (250ms), with when that began in milliseconds since
-// 1970, and what it did; any error that it sees and any byte that it does not expect
-// is its error. The second form tells, once its input ends, how many times as long as on a
-// quiet machine work took since it began (package slow).
+// The first form uses DIR until a file STOP exists. The command prints each round of making and
+// removing a file that took longer than LONG (250ms), with the round's beginning in milliseconds
+// since 1970, and the counts of operations; any error and any unexpected byte is the command's
+// error. The second form waits for the end of the input, and prints the slowness since the start:
+// the time of a piece of work as a multiple of its time on a quiet machine (package slow).
 package main
 
 import (
