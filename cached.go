@@ -12,7 +12,7 @@ import "penstock.io/penstock/meta"
 
 // LookupCached is Lookup of a name that is cached, or known to be absent.
 func (v *Volume) LookupCached(parent meta.Ino, name string) (e Entry, ok bool) {
-	if name == "." || name == ".." || len(name) > meta.MaxName || v.isStub(parent) || v.indexed() != nil {
+	if name == "." || name == ".." || len(name) > meta.MaxName || v.view.isStub(parent) || v.index.inUse() != nil {
 		return Entry{}, false
 	}
 	p := v.node(parent)
@@ -37,7 +37,7 @@ func (v *Volume) LookupCached(parent meta.Ino, name string) (e Entry, ok bool) {
 
 // GetAttrCached is GetAttr of an inode whose attributes are cached.
 func (v *Volume) GetAttrCached(ino meta.Ino) (e Entry, ok bool) {
-	if v.isStub(ino) || v.indexed() != nil {
+	if v.view.isStub(ino) || v.index.inUse() != nil {
 		return Entry{}, false
 	}
 	in := v.node(ino)

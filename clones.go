@@ -19,7 +19,8 @@ type cloneSession interface {
 
 var _ cloneSession = session{}
 
-func (v *Volume) cloneSession() (cloneSession, error) {
+func (sn *snapshotNames) cloneSession() (cloneSession, error) {
+	v := sn.v
 	if err := v.readOnly("clone"); err != nil {
 		return nil, err
 	}
@@ -37,7 +38,7 @@ func (v *Volume) cloneSession() (cloneSession, error) {
 // can be deleted. Errors: NoSuchSnapshot, VolumeExists, Invalid (the name), NotSupported
 // (volumes are attached inside v), AccessDenied.
 func (v *Volume) Clone(ctx context.Context, snapshot, name string) error {
-	s, err := v.cloneSession()
+	s, err := v.snapshots.cloneSession()
 	if err != nil {
 		return err
 	}
@@ -50,7 +51,7 @@ func (v *Volume) Clone(ctx context.Context, snapshot, name string) error {
 
 // Clones lists the volumes that were cloned from v and still need v.
 func (v *Volume) Clones(ctx context.Context) ([]CloneOf, error) {
-	s, err := v.cloneSession()
+	s, err := v.snapshots.cloneSession()
 	if err != nil {
 		return nil, err
 	}
@@ -68,20 +69,22 @@ const MinPromoteRate = meta.MinPromoteRate
 // while the volume is used. After the last byte is copied, the origin may be deleted. For a
 // volume that is no clone, Promotion.Done is true. Errors: Busy (the volume has clones
 // itself), AccessDenied.
-func (v *Volume) Promote(ctx context.Context) (Promotion, error) { return v.promote(ctx, nil) }
+func (v *Volume) Promote(ctx context.Context) (Promotion, error) {
+	return v.snapshots.promote(ctx, nil)
+}
 
 // PromoteAt is Promote with a bound on the copying of rate bytes a second, from now on and
 // under the volume's next owners: MinPromoteRate or more, or 0 for no bound. A byte counts
 // once, however many replicas the byte has. A later call with another rate takes effect within
 // about a second. Errors: also Invalid (the rate).
 func (v *Volume) PromoteAt(ctx context.Context, rate uint64) (Promotion, error) {
-	return v.promote(ctx, &rate)
+	return v.snapshots.promote(ctx, &rate)
 }
 
-func (v *Volume) promote(ctx context.Context, rate *uint64) (Promotion, error) {
-	s, err := v.cloneSession()
+func (sn *snapshotNames) promote(ctx context.Context, rate *uint64) (Promotion, error) {
+	s, err := sn.cloneSession()
 	if err != nil {
 		return Promotion{}, err
 	}
-	return s.Promote(ctx, v.id, rate)
+	return s.Promote(ctx, sn.v.id, rate)
 }

@@ -114,10 +114,10 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 	if len(name) > meta.MaxName {
 		return Entry{}, meta.E("lookup", meta.NameTooLong, "", nil)
 	}
-	if v.isStub(parent) {
+	if v.view.isStub(parent) {
 		return Entry{Volume: v.id, Negative: true, Valid: v.valid()}, nil
 	}
-	if e, ok, err := v.lookupIndex(parent, name); ok {
+	if e, ok, err := v.index.lookup(parent, name); ok {
 		return e, err
 	}
 	p := v.node(parent)
@@ -199,7 +199,7 @@ func (ds *directories) entryOf(ctx context.Context, to dent, steady bool) (Entry
 	}
 	w := v
 	if to.vol != 0 && v.frozen() {
-		return v.stub(stubIno(to.vol)), nil
+		return v.view.stub(stubIno(to.vol)), nil
 	}
 	if to.vol != 0 {
 		var err error
@@ -216,10 +216,10 @@ func (ds *directories) entryOf(ctx context.Context, to dent, steady bool) (Entry
 
 // GetAttr returns an inode's attributes, including uncommitted writes of this client.
 func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
-	if v.isStub(ino) {
-		return v.stub(ino), nil
+	if v.view.isStub(ino) {
+		return v.view.stub(ino), nil
 	}
-	if e, ok, err := v.attrIndex(ino); ok {
+	if e, ok, err := v.index.attr(ino); ok {
 		return e, err
 	}
 	in := v.node(ino)
@@ -359,10 +359,10 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, at *DirCursor, max i
 func (ds *directories) readDir(ctx context.Context, ino meta.Ino, at DirCursor, max int, plus bool) (list []DirEntry, end uint64, eof bool, err error) {
 	v := ds.v
 	cookie := at.Cookie
-	if v.isStub(ino) {
+	if v.view.isStub(ino) {
 		return nil, 0, true, nil
 	}
-	if list, eof, ok, err := v.listIndex(ctx, ino, cookie, max, plus); ok {
+	if list, eof, ok, err := v.index.list(ctx, ino, cookie, max, plus); ok {
 		return list, 0, eof, err
 	}
 	in := v.node(ino)

@@ -142,7 +142,7 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	}
 	v, err := m.c.VolumeByID(ctx, made.ID)
 	if err == nil {
-		err = v.filling(ctx, func() error {
+		err = filling(ctx, v, func() error {
 			if err := v.snapshots.take(ctx, emptySnapshot(&r)); err != nil {
 				return err
 			}
@@ -171,7 +171,7 @@ func (m Mirrors) Resume(ctx context.Context, target string) (Mirror, error) {
 	if err != nil {
 		return Mirror{}, err
 	}
-	if s, err := v.shown(ctx); err != nil {
+	if s, err := v.snapshots.shown(ctx); err != nil {
 		return Mirror{}, err
 	} else if s == nil {
 		return Mirror{}, meta.E("resume mirror", meta.Invalid, target, errors.New("the volume is one like others: 'penstock mirror promote' and then 'resync' make it a target, 'penstock mirror delete' forgets the mirror"))
@@ -239,8 +239,8 @@ func (m Mirrors) Await(ctx context.Context, asked Mirror, failing func(why strin
 
 // shown returns the snapshot that the owner shows to a mirror's readers; nil for a volume that
 // is no target.
-func (v *Volume) shown(ctx context.Context) (*meta.SnapshotInfo, error) {
-	l, err := v.snapshots.all(ctx)
+func (sn *snapshotNames) shown(ctx context.Context) (*meta.SnapshotInfo, error) {
+	l, err := sn.all(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -270,11 +270,11 @@ const fillWait = 2 * time.Minute
 
 // fill takes the right to change a mirror's target. One session at a time has the right.
 // Errors: WouldBlock (another session has the right).
-func (v *Volume) fill(ctx context.Context, owner uint64, wait bool) error {
+func fill(ctx context.Context, v *Volume, owner uint64, wait bool) error {
 	return v.SetLock(ctx, meta.Lock{Ino: meta.MirrorLock, Owner: owner, Type: meta.LockWrite, Flock: true, End: 1<<63 - 1}, wait)
 }
 
-func (v *Volume) unfill(ctx context.Context, owner uint64) error {
+func unfill(ctx context.Context, v *Volume, owner uint64) error {
 	return v.SetLock(ctx, meta.Lock{Ino: meta.MirrorLock, Owner: owner, Type: meta.LockUnlock, Flock: true, End: 1<<63 - 1}, false)
 }
 
@@ -286,19 +286,19 @@ const fillTries = 3
 // released the right. fn may end the session in the volume, and the right with the session. If
 // fn fails because the right was lost, fn runs again. Errors: Busy (the holder keeps the
 // right), fn's.
-func (v *Volume) filling(ctx context.Context, fn func() error) (err error) {
+func filling(ctx context.Context, v *Volume, fn func() error) (err error) {
 	for range fillTries {
-		if err = v.fillOnce(ctx, fn); meta.KindOf(err) != meta.ReadOnly {
+		if err = fillOnce(ctx, v, fn); meta.KindOf(err) != meta.ReadOnly {
 			return err
 		}
 	}
 	return err
 }
 
-func (v *Volume) fillOnce(ctx context.Context, fn func() error) error {
+func fillOnce(ctx context.Context, v *Volume, fn func() error) error {
 	owner := rand.Uint64()
 	wait, cancel := context.WithTimeout(ctx, fillWait)
-	err := v.fill(wait, owner, true)
+	err := fill(wait, v, owner, true)
 	cancel()
 	if meta.KindOf(err) == meta.Interrupted && ctx.Err() == nil {
 		return meta.E("mirror", meta.Busy, v.name, errors.New("the process that fills it does not let go: try again, or stop that process"))
@@ -309,7 +309,7 @@ func (v *Volume) fillOnce(ctx context.Context, fn func() error) error {
 	err = fn()
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if uerr := v.unfill(end, owner); err == nil && meta.KindOf(uerr) != meta.SessionExpired {
+	if uerr := unfill(end, v, owner); err == nil && meta.KindOf(uerr) != meta.SessionExpired {
 		err = uerr
 	}
 	return err
@@ -329,7 +329,7 @@ func (m Mirrors) Promote(ctx context.Context, target string) (Mirror, error) {
 	if err != nil {
 		return r, err
 	}
-	if s, err := v.shown(ctx); err != nil {
+	if s, err := v.snapshots.shown(ctx); err != nil {
 		return r, err
 	} else if r.State == meta.MirrorPromoted && s == nil {
 		return r, meta.E("promote mirror", meta.Invalid, target, errors.New("it was promoted before"))
@@ -359,7 +359,7 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 	if err != nil {
 		return r, err
 	}
-	if err := v.filling(ctx, func() error {
+	if err := filling(ctx, v, func() error {
 		r, err := m.change(ctx, v.id, func(r *Mirror) error {
 			if r.State != meta.MirrorPromoted { // Promoted: a Resync failed, and existing writes stay
 				r.State = meta.MirrorPromoting
@@ -369,7 +369,7 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 		if err != nil {
 			return err
 		}
-		s, err := v.shown(ctx)
+		s, err := v.snapshots.shown(ctx)
 		if err != nil || s == nil || r.Round == nil {
 			return err
 		}
@@ -394,8 +394,8 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 	}); err != nil {
 		return r, err
 	}
-	if err := v.filling(ctx, func() error {
-		s, err := v.shown(ctx)
+	if err := filling(ctx, v, func() error {
+		s, err := v.snapshots.shown(ctx)
 		if err != nil || s == nil {
 			return err
 		}
@@ -444,10 +444,10 @@ func (m Mirrors) Resync(ctx context.Context, target string) (Mirror, error) {
 // become makes a volume a target with the contents of one of the volume's snapshots. The owner
 // first refuses writers. Then the writers' sessions end, and their writes are rolled back.
 func (m Mirrors) become(ctx context.Context, v *Volume, snapshot string) error {
-	if err := v.filling(ctx, func() error { return m.s.ShowSnapshot(ctx, v.id, snapshot) }); err != nil {
+	if err := filling(ctx, v, func() error { return m.s.ShowSnapshot(ctx, v.id, snapshot) }); err != nil {
 		return err
 	}
-	return v.filling(ctx, func() error { return m.s.RollBackTarget(ctx, v.id, snapshot) })
+	return filling(ctx, v, func() error { return m.s.RollBackTarget(ctx, v.id, snapshot) })
 }
 
 // Reverse turns a promoted mirror around: the source, a volume of the cluster of m, becomes
@@ -466,7 +466,7 @@ func (m Mirrors) Reverse(ctx context.Context, old Mirrors, target string, at met
 	if err != nil {
 		return was, err
 	}
-	if s, err := to.shown(ctx); err != nil {
+	if s, err := to.snapshots.shown(ctx); err != nil {
 		return was, err
 	} else if was.State != meta.MirrorPromoted || s != nil || was.Last == nil {
 		return was, meta.E(op, meta.Invalid, target, errors.New("promote it first, after a complete round"))
@@ -518,18 +518,18 @@ func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
 	if err != nil {
 		return err
 	}
-	if s, err := v.shown(ctx); err != nil {
+	if s, err := v.snapshots.shown(ctx); err != nil {
 		return err
 	} else if r.State != meta.MirrorPromoted || s != nil {
 		if r, err = m.release(ctx, v); err != nil {
 			return err
 		}
 	}
-	errs := []error{v.dropMirrored(ctx, &r, 0)}
+	errs := []error{dropMirrored(ctx, v, &r, 0)}
 	if src != nil {
 		s, err := src.VolumeByID(ctx, r.Source.ID)
 		if err == nil {
-			err = s.dropMirrored(ctx, &r, 0)
+			err = dropMirrored(ctx, s, &r, 0)
 		}
 		if meta.KindOf(err) != meta.NoSuchVolume {
 			errs = append(errs, err)
@@ -544,7 +544,7 @@ func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
 // dropMirrored deletes the snapshots of a mirror, except the last complete snapshot, the
 // keep-1 before, and those pinned by other holders; with keep 0, all. Newer snapshots belong
 // to a round under way, perhaps of another process by now.
-func (v *Volume) dropMirrored(ctx context.Context, r *Mirror, keep int) error {
+func dropMirrored(ctx context.Context, v *Volume, r *Mirror, keep int) error {
 	l, err := v.snapshots.all(ctx)
 	if err != nil {
 		return err

@@ -166,7 +166,7 @@ func (m *mirrorCopy) copyTree(ctx context.Context, src, dst meta.Ino) error {
 		}
 		made := make([]meta.Ino, len(list))
 		if err := each(ctx, list, func(ctx context.Context, i int, e DirEntry) (err error) {
-			if m.to.isStub(e.Ino) {
+			if m.to.view.isStub(e.Ino) {
 				return errJunction(e.Name)
 			}
 			a := e.Entry.Attr

@@ -117,7 +117,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		return err
 	}
 	owner := rand.Uint64()
-	if err := w.dst.fill(ctx, owner, false); err != nil {
+	if err := fill(ctx, w.dst, owner, false); err != nil {
 		if meta.KindOf(err) == meta.WouldBlock {
 			return nil // another process runs it
 		}
@@ -135,7 +135,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		}
 		w.dst.owner.only.Store(0)
 		// If the release is not delivered, the right ends with the session.
-		_ = end(func(ctx context.Context) error { return w.dst.unfill(ctx, owner) })
+		_ = end(func(ctx context.Context) error { return unfill(ctx, w.dst, owner) })
 	}()
 	var looked time.Time
 	var again time.Time // earliest time of the next attempt
@@ -145,7 +145,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		// no longer a target. So operations are sent only in the session's epoch of the time
 		// before the right was taken.
 		w.dst.owner.only.Store(w.dst.owner.epoch.Load())
-		if err := w.dst.fill(ctx, owner, false); err != nil {
+		if err := fill(ctx, w.dst, owner, false); err != nil {
 			return err
 		}
 		// Read under the right: meanwhile Promote changes only the state.
@@ -364,7 +364,7 @@ func (s *mirrorRound) begin(ctx context.Context) error {
 // before, or visible in the target, so the process may end at any point.
 func (s *mirrorRound) run(ctx context.Context) error {
 	w := s.w
-	if now, err := w.dst.shown(ctx); err != nil {
+	if now, err := w.dst.snapshots.shown(ctx); err != nil {
 		return err
 	} else if now == nil {
 		return meta.E("mirror", meta.Invalid, w.dst.name, errors.New("the volume is no mirror's target: 'penstock mirror promote' and then 'resync' make it one"))
@@ -420,7 +420,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	}
 	n := r.Last
 	w.log.Info("a round of a mirror is complete", "snapshot", name, "bytes", n.Sent, "inodes", n.Inodes, "took", n.Ended.Sub(n.Began).Round(time.Millisecond))
-	if err := errors.Join(w.src.dropMirrored(ctx, &r, 1), w.dst.dropMirrored(ctx, &r, r.Keep)); err != nil {
+	if err := errors.Join(dropMirrored(ctx, w.src, &r, 1), dropMirrored(ctx, w.dst, &r, r.Keep)); err != nil {
 		w.log.Warn("old snapshots of a mirror could not be deleted; the worker tries again after the next round", "error", err)
 	}
 	return nil

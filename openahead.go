@@ -64,7 +64,7 @@ func (o *openAhead) mayAhead(most int64) bool {
 // under way, it returns a channel that is closed at the end of the fetch.
 func (o *openAhead) fetch(ino meta.Ino) <-chan struct{} {
 	v := o.v
-	if v.indexed() != nil {
+	if v.index.inUse() != nil {
 		return nil // opening such a file costs no request
 	}
 	o.mu.Lock()

@@ -624,7 +624,7 @@ func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 		}
 		c.mu.Unlock()
 		for _, w := range views {
-			w.end() // a client that gets access again opens the views again
+			w.view.end() // a client that gets access again opens the views again
 		}
 	}
 }

@@ -121,14 +121,14 @@ func (rq *requests) ask(ctx context.Context, op meta.Op) (*meta.Result, stamp, e
 		return nil, st, v.readOnly("change")
 	}
 	if v.view.gone.Load() {
-		return nil, st, v.stale(nil)
+		return nil, st, v.view.stale(nil)
 	}
-	if res, ok, err := v.fromIndex(ctx, op); ok {
+	if res, ok, err := v.index.query(ctx, op); ok {
 		return res, st, err
 	}
 	c.stats.rpcs.Add(1)
 	res, err := c.sess.DoAt(ctx, v.view.of.id, v.view.snap.At, op)
-	return res, st, v.verdictAt(err)
+	return res, st, v.view.verdictAt(err)
 }
 
 // sync waits until everything answered so far is journaled.

@@ -48,13 +48,13 @@ const (
 
 // view is the additional state of a Volume that shows a snapshot.
 type view struct {
+	v     *Volume // itself
 	of    *Volume // the live volume
 	snap  meta.Snapshot
 	turn  uint32 // see Turn
 	born  time.Time
 	gone  atomic.Bool
 	locks viewLocks
-	index viewIndex
 }
 
 // snapshotNames is the last fetched list of a live volume's snapshots.
@@ -151,7 +151,7 @@ func (v *Volume) LookupSnapshot(ctx context.Context, name string) (Entry, error)
 	}
 	e, err := w.GetAttr(ctx, meta.RootIno)
 	if err == nil && w.Ended() { // the view ended meanwhile: its number must not reach the kernel
-		err = w.stale(nil)
+		err = w.view.stale(nil)
 	}
 	return e, err
 }
@@ -211,7 +211,7 @@ func (sn *snapshotNames) endViews(asked time.Time, l []meta.Snapshot) {
 		}
 		_, there := slices.BinarySearchFunc(l, w.view.snap.At, func(s meta.Snapshot, at meta.Generation) int { return int(int64(s.At) - int64(at)) })
 		if !there {
-			w.end()
+			w.view.end()
 		}
 	}
 }
@@ -399,7 +399,7 @@ func (c *Client) freeViews() {
 func (c *Client) forbidIndexes(of *Volume, err error) {
 	for _, v := range c.openVolumes() {
 		if v.view != nil && v.view.of == of {
-			v.forbidIndex(err)
+			v.index.forbid(err)
 		}
 	}
 }
@@ -423,21 +423,22 @@ func (v *Volume) home() *Volume {
 	return v
 }
 
-func (v *Volume) stale(cause error) error { return meta.E("read snapshot", meta.Stale, v.name, cause) }
+func (w *view) stale(cause error) error { return meta.E("read snapshot", meta.Stale, w.v.name, cause) }
 
 // verdictAt ends the view if the error says that the snapshot does not exist.
-func (v *Volume) verdictAt(err error) error {
+func (w *view) verdictAt(err error) error {
 	switch meta.KindOf(err) {
 	case meta.NoSuchSnapshot, meta.NoSuchVolume:
-		v.end()
-		return v.stale(err)
+		w.end()
+		return w.stale(err)
 	}
 	return err
 }
 
 // end forgets a view whose snapshot is gone.
-func (v *Volume) end() {
-	if v.view.gone.Swap(true) {
+func (w *view) end() {
+	v := w.v
+	if w.gone.Swap(true) {
 		return
 	}
 	c := v.c
@@ -456,7 +457,7 @@ func (v *Volume) end() {
 	tell := func() {
 		n := c.cfg.Notify
 		if n != nil {
-			n.InvalEntries(v.view.of.id, 0)
+			n.InvalEntries(w.of.id, 0)
 		}
 		for _, in := range ins {
 			if n != nil {
@@ -491,15 +492,15 @@ func (t *table) drop(in *inode) {
 // at a time.
 func stubIno(of meta.VolumeID) meta.Ino { return meta.MaxIno - meta.Ino(of) }
 
-func (v *Volume) isStub(ino meta.Ino) bool {
-	return v.view != nil && ino >= meta.MaxIno-meta.Ino(meta.MaxVolume)
+func (w *view) isStub(ino meta.Ino) bool {
+	return w != nil && ino >= meta.MaxIno-meta.Ino(meta.MaxVolume)
 }
 
-func (v *Volume) stub(ino meta.Ino) Entry {
-	t := v.view.snap.Created
+func (w *view) stub(ino meta.Ino) Entry {
+	t := w.snap.Created
 	return Entry{
 		Attr:   meta.Attr{Ino: ino, Mode: meta.TypeDir | 0o555, Nlink: 2, Atime: t, Mtime: t, Ctime: t, Btime: t, Parent: ino},
-		Volume: v.id, Valid: v.valid(),
+		Volume: w.v.id, Valid: w.v.valid(),
 	}
 }
 

@@ -849,7 +849,7 @@ func (o *openViews) view() *Volume {
 
 func (o *openViews) end() {
 	if o.s != nil {
-		o.s.end()
+		o.s.view.end()
 		synctest.Wait()
 		o.ended, o.s = append(o.ended, o.s), nil
 	}

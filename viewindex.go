@@ -67,8 +67,10 @@ type IndexStatus struct {
 	Bytes  uint64 // length of the index
 }
 
-// viewIndex is the index of a view.
+// viewIndex is the index of a view; of a live volume it is never in use.
 type viewIndex struct {
+	v *Volume
+
 	begun  sync.Once
 	ready  atomic.Pointer[mapped]
 	status atomic.Pointer[IndexStatus]
@@ -107,9 +109,9 @@ func (v *Volume) UseIndex() error {
 		return meta.E("use index", meta.NotSupported, v.name, errors.New("only of a snapshot"))
 	}
 	if s, ok := v.c.sess.(indexSession); ok && v.c.cfg.IndexDir != "" {
-		v.view.index.begun.Do(func() {
-			v.indexIs(IndexStatus{State: "asked"})
-			v.c.spawn(func() { v.keepIndex(s) })
+		v.index.begun.Do(func() {
+			v.index.note(IndexStatus{State: "asked"})
+			v.c.spawn(func() { v.index.keep(s) })
 		})
 	}
 	return nil
@@ -120,20 +122,21 @@ func (v *Volume) Index() IndexStatus {
 	if v.view == nil {
 		return IndexStatus{State: "off"}
 	}
-	if s := v.view.index.status.Load(); s != nil {
+	if s := v.index.status.Load(); s != nil {
 		return *s
 	}
 	return IndexStatus{State: "off"}
 }
 
-func (v *Volume) indexIs(s IndexStatus) { v.view.index.status.Store(&s) }
+func (vi *viewIndex) note(s IndexStatus) { vi.status.Store(&s) }
 
-// keepIndex keeps an index in use until the view ends.
-func (v *Volume) keepIndex(s indexSession) {
+// keep keeps an index in use until the view ends.
+func (vi *viewIndex) keep(s indexSession) {
+	v := vi.v
 	poll, retry := indexPoll, indexRetry
 	for v.c.ctx.Err() == nil && !v.view.gone.Load() {
 		wait := indexRetry // interval of checks whether the index is still in use
-		if v.view.index.ready.Load() == nil {
+		if vi.ready.Load() == nil {
 			a, err := s.SnapshotIndex(v.c.ctx, v.view.of.id, v.view.snap.Name)
 			v.c.stats.rpcs.Add(1)
 			if err == nil && a.Generation != uint64(v.view.snap.At) {
@@ -141,14 +144,14 @@ func (v *Volume) keepIndex(s indexSession) {
 			}
 			switch {
 			case meta.KindOf(err) == meta.NotSupported || err == nil && a.State == admin.IndexState_INDEX_NONE:
-				v.indexIs(IndexStatus{State: "none", Detail: a.GetDetail()})
+				vi.note(IndexStatus{State: "none", Detail: a.GetDetail()})
 			case meta.KindOf(err) == meta.AccessDenied:
-				v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
+				vi.note(IndexStatus{State: "refused", Detail: err.Error()})
 			case err != nil:
-				v.indexIs(IndexStatus{State: "asked", Detail: err.Error()})
+				vi.note(IndexStatus{State: "asked", Detail: err.Error()})
 			case a.State == admin.IndexState_INDEX_READY:
-				v.indexIs(IndexStatus{State: "fetching", Inodes: a.Inodes, Bytes: a.Length})
-				err := v.takeIndex(v.c.ctx, a)
+				vi.note(IndexStatus{State: "fetching", Inodes: a.Inodes, Bytes: a.Length})
+				err := vi.take(v.c.ctx, a)
 				if err == nil {
 					poll, retry = indexPoll, indexRetry // a later failure starts with the short pauses again
 				} else {
@@ -156,7 +159,7 @@ func (v *Volume) keepIndex(s indexSession) {
 						return
 					}
 					if meta.KindOf(err) == meta.Unavailable { // the chunk servers may come back
-						v.indexIs(IndexStatus{State: "fetching", Detail: err.Error()})
+						vi.note(IndexStatus{State: "fetching", Detail: err.Error()})
 						v.c.log.Info("the index of a snapshot can't be fetched now", "snapshot", v.name, "in", poll, "err", err)
 						wait, poll = poll, min(2*poll, indexPollMost)
 						break
@@ -164,12 +167,12 @@ func (v *Volume) keepIndex(s indexSession) {
 					if k := meta.KindOf(err); k == meta.Corrupt {
 						v.c.stats.refused.Add(1)
 					}
-					v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
+					vi.note(IndexStatus{State: "refused", Detail: err.Error()})
 					v.c.log.Error("the index of a snapshot can't be used: the client asks metadata servers instead, and tries again", "snapshot", v.name, "in", retry, "err", err)
 					wait, retry = retry, min(2*retry, indexRetryMost)
 				}
 			default:
-				v.indexIs(IndexStatus{State: "building", Detail: a.Detail})
+				vi.note(IndexStatus{State: "building", Detail: a.Detail})
 				wait, poll = poll, min(2*poll, indexPollMost)
 			}
 		}
@@ -180,8 +183,9 @@ func (v *Volume) keepIndex(s indexSession) {
 	}
 }
 
-// takeIndex takes an index into use, from IndexDir or else from its chunks.
-func (v *Volume) takeIndex(ctx context.Context, a *admin.SnapshotIndex) error {
+// take takes an index into use, from IndexDir or else from its chunks.
+func (vi *viewIndex) take(ctx context.Context, a *admin.SnapshotIndex) error {
+	v := vi.v
 	if a.Version != index.Version {
 		return meta.E("open index", meta.Version, fmt.Sprint(a.Version), fmt.Errorf("this program reads version %d", index.Version))
 	}
@@ -212,7 +216,7 @@ func (v *Volume) takeIndex(ctx context.Context, a *admin.SnapshotIndex) error {
 					v.c.log.Warn("a damaged index stays on the disk", "file", path, "err", err)
 				}
 			}
-			if m, err = v.fetchIndex(ctx, a, sum, part, path); err != nil {
+			if m, err = vi.fetch(ctx, a, sum, part, path); err != nil {
 				return err
 			}
 		}
@@ -225,8 +229,8 @@ func (v *Volume) takeIndex(ctx context.Context, a *admin.SnapshotIndex) error {
 		v.c.log.Debug("index not marked as used", "file", path, "err", err)
 	}
 	keepIndexes(dir, cmp.Or(v.c.cfg.IndexKeep, indexKeep), filepath.Base(path))
-	v.view.index.ready.Store(m)
-	v.indexIs(IndexStatus{State: "ready", Inodes: m.x.Inodes(), Bytes: m.x.Size()})
+	vi.ready.Store(m)
+	vi.note(IndexStatus{State: "ready", Inodes: m.x.Inodes(), Bytes: m.x.Size()})
 	v.c.log.Info("the client answers for a snapshot from its index", "snapshot", v.name, "inodes", m.x.Inodes(), "bytes", m.x.Size())
 	return nil
 }
@@ -316,9 +320,9 @@ func openIndex(path string, sum index.Sum) (*mapped, error) {
 	return m, nil
 }
 
-// fetchIndex reads an index from its chunks into a file. When every block is right, it renames
+// fetch reads an index from its chunks into a file. When every block is right, it renames
 // the file and takes the index into use.
-func (v *Volume) fetchIndex(ctx context.Context, a *admin.SnapshotIndex, sum index.Sum, f *os.File, path string) (_ *mapped, err error) {
+func (vi *viewIndex) fetch(ctx context.Context, a *admin.SnapshotIndex, sum index.Sum, f *os.File, path string) (_ *mapped, err error) {
 	defer func() {
 		if err != nil {
 			os.Remove(f.Name())
@@ -327,7 +331,7 @@ func (v *Volume) fetchIndex(ctx context.Context, a *admin.SnapshotIndex, sum ind
 	if err := f.Truncate(0); err != nil { // a killed process may have left part of the index
 		return nil, meta.E("fetch index", meta.IO, f.Name(), err)
 	}
-	if err := v.copyIndex(ctx, a, f); err != nil {
+	if err := vi.copy(ctx, a, f); err != nil {
 		return nil, err
 	}
 	m, err := openIndex(f.Name(), sum)
@@ -345,8 +349,8 @@ func (v *Volume) fetchIndex(ctx context.Context, a *admin.SnapshotIndex, sum ind
 	return m, nil
 }
 
-// copyIndex reads the parts of an index side by side.
-func (v *Volume) copyIndex(ctx context.Context, a *admin.SnapshotIndex, f *os.File) error {
+// copy reads the parts of an index side by side.
+func (vi *viewIndex) copy(ctx context.Context, a *admin.SnapshotIndex, f *os.File) error {
 	type piece struct {
 		place   meta.ChunkPlace
 		off, at uint64 // in the chunk, in the file
@@ -377,7 +381,7 @@ func (v *Volume) copyIndex(ctx context.Context, a *admin.SnapshotIndex, f *os.Fi
 					return
 				}
 				p := &pieces[i]
-				err := v.c.chunks.ReadAt(ctx, p.place, buf[:p.n], p.off)
+				err := vi.v.c.chunks.ReadAt(ctx, p.place, buf[:p.n], p.off)
 				if err == nil {
 					if _, werr := f.WriteAt(buf[:p.n], int64(p.at)); werr != nil {
 						err = meta.E("fetch index", meta.IO, f.Name(), werr)
@@ -444,24 +448,25 @@ func keepIndexes(dir string, max int64, newest string) {
 // answer was wrong.
 type pastIndex struct{}
 
-// indexed returns the index in use, or nil.
-func (v *Volume) indexed() *mapped {
-	if v.view == nil || v.view.gone.Load() {
+// inUse returns the index in use, or nil.
+func (vi *viewIndex) inUse() *mapped {
+	if vi.v.view == nil || vi.v.view.gone.Load() {
 		return nil
 	}
-	return v.view.index.ready.Load()
+	return vi.ready.Load()
 }
 
 // looked handles the result of ask. It returns false if the index is damaged, and then the
 // index is no longer used.
-func (v *Volume) looked(m *mapped, err error) (ok bool) {
+func (vi *viewIndex) looked(m *mapped, err error) (ok bool) {
+	v := vi.v
 	if meta.KindOf(err) != meta.Corrupt {
 		v.c.stats.indexed.Add(1)
 		return true
 	}
-	if v.view.index.ready.CompareAndSwap(m, nil) {
+	if vi.ready.CompareAndSwap(m, nil) {
 		v.c.stats.refused.Add(1)
-		v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
+		vi.note(IndexStatus{State: "refused", Detail: err.Error()})
 		v.c.log.Error("the index of a snapshot is damaged: the client asks metadata servers until it has fetched the index again", "snapshot", v.name, "err", err)
 		if rerr := os.Remove(m.path); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
 			v.c.log.Warn("a damaged index stays on the disk", "file", m.path, "err", rerr)
@@ -470,9 +475,9 @@ func (v *Volume) looked(m *mapped, err error) (ok bool) {
 	return false
 }
 
-// fromIndex answers an operation; ok false: the owner is to be asked.
-func (v *Volume) fromIndex(ctx context.Context, op meta.Op) (res *meta.Result, ok bool, err error) {
-	m := v.indexed()
+// query answers an operation; ok false: the owner is to be asked.
+func (vi *viewIndex) query(ctx context.Context, op meta.Op) (res *meta.Result, ok bool, err error) {
+	m := vi.inUse()
 	if m == nil || op.Code() == meta.OpSeek || ctx.Value(pastIndex{}) != nil {
 		return nil, false, nil
 	}
@@ -480,7 +485,7 @@ func (v *Volume) fromIndex(ctx context.Context, op meta.Op) (res *meta.Result, o
 		res, err = x.Query(op)
 		return err
 	})
-	if !v.looked(m, err) {
+	if !vi.looked(m, err) {
 		return nil, false, nil
 	}
 	if err != nil {
@@ -488,7 +493,7 @@ func (v *Volume) fromIndex(ctx context.Context, op meta.Op) (res *meta.Result, o
 	}
 	// Repair may have moved chunks since the index was made: places heard of later are better.
 	if len(res.Places) > 0 {
-		h := v.home()
+		h := vi.v.home()
 		h.chunks.mu.Lock()
 		res.Places = slices.DeleteFunc(res.Places, func(pl meta.ChunkPlace) bool { return h.chunks.places[pl.ID] != nil })
 		h.chunks.mu.Unlock()
@@ -496,9 +501,10 @@ func (v *Volume) fromIndex(ctx context.Context, op meta.Op) (res *meta.Result, o
 	return res, true, nil
 }
 
-// lookupIndex answers Lookup.
-func (v *Volume) lookupIndex(parent meta.Ino, name string) (e Entry, ok bool, err error) {
-	m := v.indexed()
+// lookup answers Lookup.
+func (vi *viewIndex) lookup(parent meta.Ino, name string) (e Entry, ok bool, err error) {
+	v := vi.v
+	m := vi.inUse()
 	if m == nil {
 		return e, false, nil
 	}
@@ -507,7 +513,7 @@ func (v *Volume) lookupIndex(parent meta.Ino, name string) (e Entry, ok bool, er
 		e.Attr, volume, err = x.Lookup(parent, name)
 		return err
 	})
-	if !v.looked(m, err) {
+	if !vi.looked(m, err) {
 		return Entry{}, false, nil
 	}
 	switch {
@@ -516,16 +522,16 @@ func (v *Volume) lookupIndex(parent meta.Ino, name string) (e Entry, ok bool, er
 	case err != nil:
 		return Entry{}, true, err
 	case volume != 0:
-		return v.stub(stubIno(volume)), true, nil
+		return v.view.stub(stubIno(volume)), true, nil
 	}
 	v.c.stats.hits.Add(1)
 	e.Volume, e.Valid = v.id, v.valid()
 	return e, true, nil
 }
 
-// attrIndex answers GetAttr.
-func (v *Volume) attrIndex(ino meta.Ino) (e Entry, ok bool, err error) {
-	m := v.indexed()
+// attr answers GetAttr.
+func (vi *viewIndex) attr(ino meta.Ino) (e Entry, ok bool, err error) {
+	m := vi.inUse()
 	if m == nil {
 		return e, false, nil
 	}
@@ -533,20 +539,21 @@ func (v *Volume) attrIndex(ino meta.Ino) (e Entry, ok bool, err error) {
 		e.Attr, err = x.Attr(ino)
 		return err
 	})
-	if !v.looked(m, err) {
+	if !vi.looked(m, err) {
 		return Entry{}, false, nil
 	}
 	if err != nil {
 		return Entry{}, true, err
 	}
-	e.Volume, e.Valid = v.id, v.valid()
+	e.Volume, e.Valid = vi.v.id, vi.v.valid()
 	return e, true, nil
 }
 
-// listIndex answers ReadDir.
-func (v *Volume) listIndex(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof, ok bool, err error) {
+// list answers ReadDir.
+func (vi *viewIndex) list(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof, ok bool, err error) {
+	v := vi.v
 	op := &meta.ReadDir{Ino: ino, Cookie: cookie, Max: uint32(min(max, 1<<16)), Plus: plus}
-	res, ok, err := v.fromIndex(ctx, op)
+	res, ok, err := vi.query(ctx, op)
 	if !ok || err != nil {
 		return nil, false, ok, err
 	}
@@ -558,7 +565,7 @@ func (v *Volume) listIndex(ctx context.Context, ino meta.Ino, cookie uint64, max
 		switch {
 		case e.Volume != 0:
 			if d.Ino = stubIno(e.Volume); plus {
-				d.Entry = v.stub(d.Ino)
+				d.Entry = v.view.stub(d.Ino)
 			}
 		case e.Attr != nil:
 			d.Entry = Entry{Attr: *e.Attr, Volume: v.id, Valid: valid}
@@ -567,10 +574,10 @@ func (v *Volume) listIndex(ctx context.Context, ino meta.Ino, cookie uint64, max
 	return list, res.EOF, true, nil
 }
 
-// forbidIndex gives the index up because the client may no longer read the volume.
-func (v *Volume) forbidIndex(err error) {
-	if v.view.index.ready.Swap(nil) != nil {
-		v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
-		v.c.log.Warn("the index of a snapshot is used no more: the volume may not be read", "snapshot", v.name, "err", err)
+// forbid gives the index up because the client may no longer read the volume.
+func (vi *viewIndex) forbid(err error) {
+	if vi.ready.Swap(nil) != nil {
+		vi.note(IndexStatus{State: "refused", Detail: err.Error()})
+		vi.v.c.log.Warn("the index of a snapshot is used no more: the volume may not be read", "snapshot", vi.v.name, "err", err)
 	}
 }

@@ -101,10 +101,10 @@ func TestTakeIndex(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := v.takeIndex(ctx, a); meta.KindOf(err) != want {
+		if err := v.index.take(ctx, a); meta.KindOf(err) != want {
 			t.Fatalf("%v, want %v", err, want)
 		}
-		if in := v.indexed() != nil; in != (want == meta.KindOK) {
+		if in := v.index.inUse() != nil; in != (want == meta.KindOK) {
 			t.Fatalf("in use: %v", in)
 		}
 	}
@@ -177,7 +177,7 @@ func TestTakeIndex(t *testing.T) {
 	}
 	waiting := other(0)
 	took := make(chan error, 1)
-	go func() { took <- waiting.takeIndex(t.Context(), a) }()
+	go func() { took <- waiting.index.take(t.Context(), a) }()
 	select {
 	case err := <-took:
 		t.Fatalf("it was taken beside another process: %v", err)
@@ -199,7 +199,7 @@ func TestTakeIndex(t *testing.T) {
 	for range 4 {
 		v := other(0)
 		wg.Go(func() {
-			if err := v.takeIndex(t.Context(), a); err != nil || v.indexed() == nil {
+			if err := v.index.take(t.Context(), a); err != nil || v.index.inUse() == nil {
 				t.Error(err)
 			}
 		})

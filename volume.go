@@ -30,6 +30,7 @@ type Volume struct {
 	locks     heldLocks
 	holds     holds
 	snapshots snapshotNames
+	index     viewIndex
 
 	// Bytes, and their way to durability.
 	buffers fileBuffers
@@ -54,9 +55,12 @@ type Volume struct {
 // names.
 func (v *Volume) lodge(names *nameLocks) {
 	v.owner.v, v.settings.v = v, v
+	if v.view != nil {
+		v.view.v = v
+	}
 	v.dirs = directories{v: v, locks: names}
 	v.opens.v, v.reads.v, v.atimes.v, v.locks.v, v.holds.v, v.snapshots.v = v, v, v, v, v, v
-	v.buffers.v, v.chunks.v, v.changes.v, v.meter.v, v.closed.v = v, v, v, v, v
+	v.index.v, v.buffers.v, v.chunks.v, v.changes.v, v.meter.v, v.closed.v = v, v, v, v, v, v
 	v.back = writeBack{v: v, dirty: make(map[*inode]struct{}), kicked: make(chan struct{}, 1)}
 }
 
@@ -187,7 +191,7 @@ func (ch *inodeChanges) truncate(ctx context.Context, call *Call, in *inode, req
 
 // GetXattr reads an extended attribute. Errors: NoAttribute.
 func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byte, error) {
-	if v.isStub(ino) || v.changes.bare(ino) {
+	if v.view.isStub(ino) || v.changes.bare(ino) {
 		return nil, meta.E("getxattr", meta.NoAttribute, name, nil)
 	}
 	res, _, err := v.owner.do(ctx, nil, &meta.GetXattr{Ino: ino, Name: name}, meta.LeaseNone)
@@ -211,7 +215,7 @@ func (ch *inodeChanges) bare(ino meta.Ino) bool {
 
 // ListXattr lists the names of extended attributes.
 func (v *Volume) ListXattr(ctx context.Context, ino meta.Ino) ([]string, error) {
-	if v.isStub(ino) || v.changes.bare(ino) {
+	if v.view.isStub(ino) || v.changes.bare(ino) {
 		return nil, nil
 	}
 	res, _, err := v.owner.do(ctx, nil, &meta.ListXattr{Ino: ino}, meta.LeaseNone)
