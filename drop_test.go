@@ -88,8 +88,7 @@ func TestLateDropTakesNoLease(t *testing.T) {
 	}
 }
 
-// opener is a kernel above a client: it calls f once when it is told to forget a file's
-// pages.
+// opener is a kernel above a client: the kernel calls f once when told to forget a file's pages.
 type opener struct {
 	kernel
 	armed atomic.Bool
@@ -102,10 +101,9 @@ func (o *opener) InvalData(_ meta.VolumeID, ino meta.Ino, _, _ int64) {
 	}
 }
 
-// TestOpenedWhileEvicted: a file that is opened during its eviction stays in the table,
-// and the owner still knows that this client has the file open, even if the lease of the
-// open is recalled again: otherwise the owner would delete the file's bytes with the last
-// name.
+// TestOpenedWhileEvicted: a file that is opened during its eviction stays in the table, and the
+// owner still knows that this client has the file open, even if the lease of the open is recalled
+// again: otherwise the owner would delete the file's bytes with the last name.
 func TestOpenedWhileEvicted(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	_, a := open(t, w, Config{})

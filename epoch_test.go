@@ -145,7 +145,7 @@ func TestLostStaysLost(t *testing.T) {
 					}
 					c.sess.(*fakeSession).expire()
 					if kind == "tail" && step == "sync" {
-						// The owner finds these bytes when it seals the chunk: they exist
+						// The owner finds these bytes when sealing the chunk: the bytes exist
 						// from then on.
 						want = append(want, fill(lost, n)...)
 					}
@@ -165,7 +165,7 @@ func TestLostStaysLost(t *testing.T) {
 						g.release()
 						<-flushed
 						flushed <- meta.E("fsync", meta.IO, "", nil)
-						_ = v.Fsync(t.Context(), ino, false) // is told of the loss, if the one before was not
+						_ = v.Fsync(t.Context(), ino, false) // gets the error of the loss, unless an earlier call got the error
 					}
 					for _, off := range offs {
 						p := fill('n', 10)
@@ -186,7 +186,7 @@ func TestLostStaysLost(t *testing.T) {
 						t.Errorf("the fsync whose bytes are lost tells %v", err)
 					}
 					if !elsewhere {
-						_ = v.Fsync(t.Context(), ino, false) // is told of the loss, if the one before was not
+						_ = v.Fsync(t.Context(), ino, false) // gets the error of the loss, unless an earlier call got the error
 					}
 					sync(writer)
 					for _, reader := range []*Volume{v, other} {

@@ -26,9 +26,9 @@ func opens(t *testing.T, v *Volume, ino meta.Ino, id uint64) Handle {
 	return Handle{ID: id, Failures: info.Failures}
 }
 
-// TestEachHandleHears: bytes written through one handle are lost. Each open handle gets
-// the error from fsync, once, and from each close until then; a later handle gets it if
-// no other handle did.
+// TestEachHandleHears: bytes written through one handle are lost. Each open handle gets the error
+// from fsync, once, and from each close until then; a later handle gets the error if no other
+// handle did.
 func TestEachHandleHears(t *testing.T) {
 	inFakeTime(t, Config{UnsafeTellOne: os.Getenv("PENSTOCK_CONTROL") == "client-tellone"}, func(t *testing.T, w *world, v *Volume) {
 		ino := create(t, v, "f")
@@ -226,9 +226,9 @@ func TestCloseTellsWhatIsKnown(t *testing.T) {
 	}
 }
 
-// TestRecallWaitsForSpace: disks are full, a quota is used up or a disk is broken while
-// another client asks for a file that was written and closed. The request waits, open
-// handles get errors, and no byte is given up: once there is space, all bytes are there.
+// TestRecallWaitsForSpace: disks are full, a quota is used up or a disk is broken while another
+// client asks for a written and closed file. The request waits, open handles get errors, and no
+// byte is given up: once space is free, all bytes are in the file.
 func TestRecallWaitsForSpace(t *testing.T) {
 	off := os.Getenv("PENSTOCK_CONTROL") == "client-nospacewait"
 	for _, way := range []meta.Kind{meta.NoSpace, meta.QuotaExceeded, meta.IO} {

@@ -79,8 +79,7 @@ type world struct {
 	killedResuming bool
 	// before runs when an operation is sent, before its decision; it may block.
 	before func(op meta.Op)
-	// delay makes waiters look at replies late, so that replies and recalls change their
-	// order.
+	// delay makes waiters look at replies late, so that replies and recalls change their order.
 	delay  time.Duration
 	policy meta.Policy
 	bad    []string
@@ -238,8 +237,7 @@ func (s fakeKept) SealChunk(_ context.Context, _ meta.VolumeID, id meta.ChunkID)
 	return res.Chunks[0], nil
 }
 
-// succeed kills a client and returns its successor, which has taken the client's state
-// in.
+// succeed kills a client and returns its successor, with the client's state.
 func (w *world) succeed(old *Client, cfg Config) *Client {
 	w.t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
@@ -564,7 +562,7 @@ func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, epoch uint64, id 
 		err error
 	}
 	ch := make(chan answer, 1)
-	go func() { // it is done, late or not, though nobody may wait
+	go func() { // the call is carried out, late or not, perhaps without a waiting caller
 		before(op)
 		res, err := s.do(v, id, op, want)
 		over()
@@ -634,7 +632,7 @@ func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64
 	}
 	ch := make(chan answer, 1)
 	ops = slices.Clone(ops)
-	go func() { // it is done, late or not, though nobody may wait
+	go func() { // the call is carried out, late or not, perhaps without a waiting caller
 		for _, o := range ops {
 			before(o.Op)
 		}
@@ -892,7 +890,7 @@ func (s *fakeSession) endUnheard() (tell func()) {
 	w := s.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Open chunks are sealed at what is synced.
+	// Open chunks are sealed at their synced lengths.
 	for id, c := range w.chunks {
 		if !c.sealed {
 			c.sealed = true
@@ -932,7 +930,7 @@ func (w *world) ledLocked(s *fakeSession, ino meta.Ino) error {
 	return nil
 }
 
-// sealEndLocked seals the chunk at the open end of a file at what is synced.
+// sealEndLocked seals the chunk at the open end of a file at the synced length.
 func (w *world) sealEndLocked(ino meta.Ino) error {
 	var at []meta.ChunkID
 	err := namespace.OpenEnded(w.store, func(of meta.Ino, c meta.ChunkRecord) bool {

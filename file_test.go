@@ -357,8 +357,8 @@ func TestAppendSyncNeedsNoMeta(t *testing.T) {
 	w.check()
 }
 
-// TestManyWriters: several clients append to one file at the same time; every append is
-// there, once.
+// TestManyWriters: several clients append to one file at the same time; every append is in the
+// file, once.
 func TestManyWriters(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	w.delay = time.Millisecond

@@ -103,11 +103,11 @@ func TestSlowSyncHoldsUpItsGroupOnly(t *testing.T) {
 	})
 }
 
-// TestFlushesSideBySideKeepOrder: many files are written again and again through a buffer
-// that is too small for them, while chunks fail at random, and commits and syncs take
-// random times. Each file's commits come in the order of its writes, each commit is of
-// synced bytes (world.checkWrite), the buffer never exceeds its bound, and in the end all
-// bytes are there.
+// TestFlushesSideBySideKeepOrder: many files are written again and again through a buffer that is
+// too small for the files, while chunks fail at random, and commits and syncs take random times.
+// Each file's commits come in the order of its writes, each commit is of synced bytes
+// (world.checkWrite), the buffer never exceeds its bound, and in the end all bytes are in the
+// files.
 func TestFlushesSideBySideKeepOrder(t *testing.T) {
 	const files, size, writers, buffer = 10, 3 << 20, 5, 8 << 20
 	for seed := range uint64(4) {
@@ -200,9 +200,8 @@ func TestFlushesSideBySideKeepOrder(t *testing.T) {
 	}
 }
 
-// TestFailedFlushWaitsForTheClock: a flush that fails at once, for want of space for
-// example, is tried again by the clock, however many bytes wait; once there is room, all
-// bytes are written.
+// TestFailedFlushWaitsForTheClock: a flush that fails at once, for want of space for example, is
+// tried again by the clock, however many bytes wait; once space is free, all bytes are written.
 func TestFailedFlushWaitsForTheClock(t *testing.T) {
 	// More files than all groups under way together take.
 	const files, size, every, rounds = 7 * groupFiles, 8 << 10, time.Second, 10

@@ -200,9 +200,9 @@ func (h *healthAsked) Certificates(_ context.Context, addr string, _ []string) (
 	return x.Certificates, err
 }
 
-// TestHealthAsksForCertificates: a server that has answered counts as healthy even if it
-// has no answer to a request about certificates known to other servers, or does not name
-// its own certificates any more.
+// TestHealthAsksForCertificates: a server that has answered counts as healthy even if the server
+// has no answer to a request about certificates known to other servers, or does not name its own
+// certificates any more.
 func TestHealthAsksForCertificates(t *testing.T) {
 	ends := time.Now().Add(time.Hour)
 	old := meta.CertHealth{Identity: "client/c", Begins: ends.Add(-7 * 24 * time.Hour), Ends: ends}

@@ -202,8 +202,8 @@ func killedModel(t *testing.T, seed uint64) {
 	check("killed at last")
 }
 
-// TestSuccessorWaitsForNoOwner: a volume whose owner is away, and which has no bytes to
-// be put back, delays no mount.
+// TestSuccessorWaitsForNoOwner: a volume whose owner is away, and without bytes to be put back,
+// delays no mount.
 func TestSuccessorWaitsForNoOwner(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
 	c, _ := open(t, w, keeping(t))
@@ -220,9 +220,9 @@ func TestSuccessorWaitsForNoOwner(t *testing.T) {
 	}
 }
 
-// TestSuccessorOfAPromise: a successor needs no promise for the bytes that it puts back,
-// and gives the rest of its predecessor's promise back, but only after the ends of its
-// files are sealed: they count only then.
+// TestSuccessorOfAPromise: a successor needs no promise for the bytes put back, and gives the
+// rest of its predecessor's promise back, but only after the ends of its files are sealed: the
+// ends count only then.
 func TestSuccessorOfAPromise(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
 	c, v := open(t, w, keeping(t))
@@ -265,9 +265,8 @@ func TestSuccessorOfAPromise(t *testing.T) {
 	}
 }
 
-// TestPromiseOfAnEndedSessionIsNotInherited: a predecessor's promise is void if the
-// session ends before the successor knows of the promise: the successor must ask for the
-// bytes that it writes.
+// TestPromiseOfAnEndedSessionIsNotInherited: a predecessor's promise is void if the session ends
+// before the successor knows of the promise: the successor must ask for its own bytes.
 func TestPromiseOfAnEndedSessionIsNotInherited(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
 	c, v := open(t, w, keeping(t))

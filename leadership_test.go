@@ -28,9 +28,9 @@ func appendTo(ctx context.Context, v *Volume, ino meta.Ino, p []byte, off int64)
 	return v.Fsync(ctx, ino, true)
 }
 
-// TestLeaderThatWasCutOff: a leader that was cut off appends nothing to the file after
-// another client leads the file, neither in its old session nor when it knows that the
-// session ended (rule 25).
+// TestLeaderThatWasCutOff: a leader that was cut off appends nothing to the file after another
+// client leads the file, neither in its old session nor once the end of the session is known
+// (rule 25).
 func TestLeaderThatWasCutOff(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	a, va := open(t, w, Config{FlushEvery: time.Hour})
@@ -137,9 +137,9 @@ func TestLeaderThatWasCutOff(t *testing.T) {
 	w.check()
 }
 
-// TestStrayLeadership: a leadership that the owner keeps for a client after a failed
-// request does not block the file for ever: the client's next Lead replaces it, and the
-// end of the session ends it.
+// TestStrayLeadership: a leadership that the owner keeps for a client after a failed request does
+// not block the file for ever: the client's next Lead replaces the leadership, and the end of the
+// session ends the leadership.
 func TestStrayLeadership(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	a, va := open(t, w, Config{FlushEvery: time.Hour})

@@ -180,9 +180,8 @@ func (l *listing) check(t *testing.T) {
 	}
 }
 
-// TestListingEnds: a program that makes a new name for each name that it reads comes to
-// the end of the listing, in a directory of several pages, with changes by this client
-// and by another.
+// TestListingEnds: a program that makes a new name for each listed name comes to the end of the
+// listing, in a directory of several pages, with changes by this client and by another.
 func TestListingEnds(t *testing.T) {
 	const files = 5000
 	w := newWorld(t, meta.Policy{Replicas: 1})

@@ -6,10 +6,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestCloseGivesUpLocks: close(2) gives up the locks that its process may have, and sends
-// no request if there can be none. Locks may exist if this client booked them, if a
-// predecessor had a request that it may not have booked before its death, or if a
-// predecessor's close may not have reached the owner.
+// TestCloseGivesUpLocks: close(2) gives up the possible locks of its process, and sends no
+// request if none is possible. Locks may exist if this client booked locks, if a predecessor had
+// an unbooked request before its death, or if a predecessor's close may not have reached the
+// owner.
 func TestCloseGivesUpLocks(t *testing.T) {
 	w := newWorld(t, meta.Policy{Replicas: 1})
 	c, v := open(t, w, Config{})

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// kernel is a kernel's cache above a client: it uses names and attributes for the time
-// that it was given, unless they are invalidated.
+// kernel is a kernel's cache above a client: the kernel uses names and attributes for the granted
+// time, unless the client invalidates the cache.
 type kernel struct {
 	mu    sync.Mutex
 	names map[nameKey]meta.Ino // zero: absent

@@ -141,9 +141,9 @@ func TestPromiseEndsWithItsSession(t *testing.T) {
 	}
 }
 
-// TestReserveOfAnEndedSession: a request for a promise of an ended session does not count
-// in the next session: its answer would be thrown away, and its room be lost. The request
-// fails no write, even if this client learns of the end later.
+// TestReserveOfAnEndedSession: a request for a promise of an ended session does not count in the
+// next session: its answer would be thrown away, and its room be lost. The request fails no
+// write, even if this client learns of the end later.
 func TestReserveOfAnEndedSession(t *testing.T) {
 	const n = 1 << 20
 	for _, later := range []bool{false, true} {

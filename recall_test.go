@@ -395,9 +395,9 @@ func (k *haltedKernel) InvalData(v meta.VolumeID, ino meta.Ino, off, n int64) {
 	k.kernel.InvalData(v, ino, off, n)
 }
 
-// TestRecallEndsWithItsSession: a recall that is being served when its session ends
-// belongs to that session: it takes nothing from the next session's lease, under which
-// bytes may have been written by then.
+// TestRecallEndsWithItsSession: a recall under way at the end of its session belongs to the ended
+// session: the recall takes nothing from the next session's lease, under which bytes may have
+// been written by then.
 func TestRecallEndsWithItsSession(t *testing.T) {
 	for _, had := range []meta.LeaseMode{meta.LeaseShared, meta.LeaseExclusive} {
 		w := newWorld(t, meta.Policy{Replicas: 1})

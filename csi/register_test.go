@@ -46,8 +46,8 @@ func registered(t *testing.T, r *prometheus.Registry) float64 {
 	return 0
 }
 
-// TestKubelet plays the kubelet: it looks for sockets in its directory, asks who
-// is there, calls the driver where it says, and tells what came of it.
+// TestKubelet plays the kubelet: the kubelet looks for sockets in its directory, asks for the
+// driver's name, calls the driver at its address, and reports the result.
 func TestKubelet(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
 	if err != nil {
@@ -58,7 +58,7 @@ func TestKubelet(t *testing.T) {
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// What a driver that was killed left behind.
+	// The leftover socket of a killed driver.
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(registry, Name+"-reg.sock"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -108,9 +108,9 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
-// TestMetricsOfWhoServes: a Serve that fails, and one that was closed, leave no metric in the
-// registry, so that the next one can serve with the same registry. The end of one that was
-// closed before takes nothing from the next one.
+// TestMetricsOfWhoServes: a failed Serve, and a closed Serve, leave no metric in the registry, so
+// that the next Serve can use the same registry. The late end of an earlier Serve takes nothing
+// from the next Serve.
 func TestMetricsOfWhoServes(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg")
 	if err != nil {
@@ -156,8 +156,8 @@ func TestMetricsOfWhoServes(t *testing.T) {
 	}
 }
 
-// TestSocketOfTheDying: a socket that somebody serves is his, unless he was killed and
-// can't end.
+// TestSocketOfTheDying: a socket belongs to its serving process, unless the process was killed
+// and can't end.
 func TestSocketOfTheDying(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg")
 	if err != nil {
@@ -179,7 +179,7 @@ func TestSocketOfTheDying(t *testing.T) {
 	}
 	var asked []int
 	alive := func(pid int) bool { asked = append(asked, pid); return false }
-	for _, name := range []string{"csi.sock", "another.sock"} { // that one meets the other at the kubelet's
+	for _, name := range []string{"csi.sock", "another.sock"} { // the new driver meets the other at the kubelet's
 		for _, dying := range []func(int) bool{nil, alive} {
 			if err := begin(name, dying); meta.KindOf(err) != meta.Busy {
 				t.Errorf("%s, where somebody serves: %v", name, err)
@@ -197,7 +197,7 @@ func TestSocketOfTheDying(t *testing.T) {
 	}
 }
 
-// placed is a cluster that learns where its node stands.
+// placed is a cluster that learns the place of its node.
 type placed struct {
 	node.Cluster
 	at atomic.Value
@@ -205,8 +205,8 @@ type placed struct {
 
 func (p *placed) Here(context.Context) (string, error) { return p.at.Load().(string), nil }
 
-// TestPlaceLearned: a node whose chunk server is started after the driver makes the
-// kubelet ask again, once.
+// TestPlaceLearned: a node whose chunk server is started after the driver makes the kubelet ask
+// again, once.
 func TestPlaceLearned(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg")
 	if err != nil {
@@ -233,8 +233,8 @@ func TestPlaceLearned(t *testing.T) {
 		return info.GetAccessibleTopology().GetSegments()
 	}
 	socket := filepath.Join(dir, Name+"-reg.sock")
-	// next is the socket that follows another; the kernel may use its number again at
-	// once, its time not.
+	// next is the socket that follows another; the kernel may use the inode number again at once,
+	// but the time differs.
 	next := func(than os.FileInfo) os.FileInfo {
 		t.Helper()
 		for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -267,8 +267,7 @@ func TestPlaceLearned(t *testing.T) {
 	}
 }
 
-// TestNoKubelet: a directory that is not there is an error at the start, and
-// leaves nothing that serves.
+// TestNoKubelet: a missing directory is an error at the start, and leaves no server.
 func TestNoKubelet(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg")
 	if err != nil {

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// A request keeps the buffer into which it was read only if it is large and few
-// do.
+// A request keeps its buffer only if the request is large and few requests keep buffers.
 func TestBuffersAreGivenBack(t *testing.T) {
 	c, _, _ := newDirect()
 	c.busy = make(map[*slot]bool)
@@ -53,8 +52,8 @@ func TestBuffersAreGivenBack(t *testing.T) {
 	}
 }
 
-// A signal to a caller that can't be looked at, as one in another pod, does not end its
-// request at once, and not never.
+// A signal to an invisible caller, for example in another pod, does not end the caller's request
+// at once, and not never.
 func TestGivesUp(t *testing.T) {
 	for _, c := range []struct {
 		pid    uint32
@@ -65,7 +64,7 @@ func TestGivesUp(t *testing.T) {
 		{7, watchEvery, false, false},
 		{7, time.Hour, false, false},
 		{7, watchEvery, true, true},
-		{0, watchEvery, true, false}, // there is no process 0 to look at
+		{0, watchEvery, true, false}, // process 0 does not exist
 		{0, unknownWaits - watchEvery, true, false},
 		{0, unknownWaits, false, true},
 	} {

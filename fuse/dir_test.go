@@ -44,9 +44,9 @@ func list(t *testing.T, f *fileSystem, node, handle, from uint64, most int, each
 	}
 }
 
-// TestListingsOfHandles: what is added while a directory is listed is told to those who
-// begin later, or rewind, and to nobody else; also by a successor, which knows nothing of
-// the handle, and in the directory of snapshots.
+// TestListingsOfHandles: entries added during a listing are in the listings that begin later, or
+// rewind, and in no other; also by a successor, which knows nothing of the handle, and in the
+// directory of snapshots.
 func TestListingsOfHandles(t *testing.T) {
 	const files = 50
 	c, _, tree := newDirect()

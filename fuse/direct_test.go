@@ -21,7 +21,7 @@ func newDirect() (*conn, *slot, *memTree) {
 	return c, &slot{in: make([]byte, inSize), out: make([]byte, smallOut+maxWrite), cancel: make(chan struct{})}, tree
 }
 
-// ask puts a request together: header, fixed part, and what follows.
+// ask puts a request together: header, fixed part, and the rest.
 func ask(s *slot, op uint32, node uint64, parts ...[]byte) (n int) {
 	n = inHeaderSize
 	for _, p := range parts {
@@ -80,7 +80,7 @@ func TestDirectAnswers(t *testing.T) {
 	}
 }
 
-// Any bytes get an answer, or none, and never more than they ask for.
+// Any bytes get an answer, or none, and never more than the bytes request.
 func FuzzDirect(f *testing.F) {
 	f.Add(uint8(opLookup), uint64(1), []byte("junction\x00"))
 	f.Add(uint8(opWrite), uint64(1<<44|2), append(fixed(opWrite), "data"...))
@@ -97,7 +97,7 @@ func FuzzDirect(f *testing.F) {
 		}
 		c.fs.volumes[1] = &quickMem{memVolume: tree.volumes[1]}
 		n := ask(s, uint32(op), node, body)
-		if int(op) != opForget || uintptr(n) >= directSize[op] { // as the kernel sends them
+		if int(op) != opForget || uintptr(n) >= directSize[op] { // as the kernel sends the request
 			c.quick(s, n)
 		}
 		m, ok := c.direct(s, uint32(op), n)

@@ -24,7 +24,7 @@ type away struct {
 	mu        sync.Mutex
 	over      bool
 	abandoned bool
-	changes   bool // there are no bytes, but changes that were answered
+	changes   bool // no bytes are lost, but answered changes are
 	asked     int  // syncs while servers were away
 }
 
@@ -104,8 +104,9 @@ func (a *away) back() {
 	a.over = true
 }
 
-// TestUmountWaits: whichever way a mount is ended, it goes on trying to make durable what
-// was written while servers are away, and ends when it is, or an operator gives it up.
+// TestUmountWaits: whichever way a mount is ended, its process goes on trying to make written
+// bytes durable while servers are away, and ends when the bytes are durable, or an operator gives
+// the bytes up.
 func TestUmountWaits(t *testing.T) {
 	t.Parallel()
 	force := make(chan struct{})
@@ -152,7 +153,7 @@ func TestUmountWaits(t *testing.T) {
 	}
 }
 
-// Whoever unmounts may be killed: the mount's process goes on.
+// The unmounting process may be killed: the mount's process goes on.
 func TestUmountIsKilled(t *testing.T) {
 	t.Parallel()
 	tree := &awayTree{memTree: newMemTree()}

@@ -47,7 +47,7 @@ func TestEveryKindHasAnErrno(t *testing.T) {
 			t.Errorf("%v is EIO", kind)
 		}
 	}
-	// A chunk that is missing, short or bad says nothing of what the caller did.
+	// A chunk that is missing, short or bad says nothing about the caller's request.
 	for _, kind := range []meta.Kind{meta.Corrupt, meta.NoSuchChunk, meta.NoSuchOffset} {
 		if st := f.status("read", 0, meta.E("test", kind, "", nil)); st != fuse.EIO {
 			t.Errorf("%v is %v to read", kind, st)
@@ -85,7 +85,7 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// Timeouts of every answer that has them can be dropped.
+// The timeouts of every answer with timeouts can be dropped.
 func TestDropTimeouts(t *testing.T) {
 	entry := func(b []byte) bool {
 		for _, x := range b[entryTimeoutAt : entryTimeoutAt+entryTimeouts] {

@@ -17,8 +17,8 @@ import (
 
 func init() { parts["inumbers"] = partInumbers }
 
-// TestInumbers: no two inodes have one number, all of them are exact as floating-point
-// numbers, and those of the first form follow from volume and inode alone.
+// TestInumbers: no two inodes have the same number, all numbers are exact as floating-point
+// numbers, and numbers of the first form follow from volume and inode alone.
 func TestInumbers(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -62,7 +62,7 @@ func TestInumbers(t *testing.T) {
 	if len(n.slots) < 50_000 {
 		t.Errorf("only %d slots were used: nothing of them was tested", len(n.slots))
 	}
-	// Where no two fall on one slot, another mount says the same, in whatever order.
+	// Where no two inodes share a slot, another mount gives the same numbers, in whatever order.
 	var one, two inumbers
 	for i := range meta.VolumeID(100) {
 		one.of(i*7, 1<<32)
@@ -115,7 +115,7 @@ func partInumbers(dir string) error {
 		for name, ino := range listed {
 			path := filepath.Join(dir, d, name)
 			if name == ".." {
-				continue // of a volume's root it is the root itself
+				continue // a volume's root has the root's number
 			}
 			paths++
 			var st unix.Stat_t
@@ -168,7 +168,7 @@ func listNumbers(dir string) (map[string]uint64, error) {
 	}
 }
 
-// BenchmarkInumbers is what a number costs, and the memory of 100,000 slots.
+// BenchmarkInumbers measures the cost of a number, and the memory of 100,000 slots.
 func BenchmarkInumbers(b *testing.B) {
 	for name, ino := range map[string]meta.Ino{"low": 7, "high": 1 << 32} {
 		b.Run(name, func(b *testing.B) {

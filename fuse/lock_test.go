@@ -62,7 +62,7 @@ func (r *reusedOwner) release(fh, owner uint64) {
 	r.fs.Release(make(chan struct{}), in)
 }
 
-// lockers are the handles used for locking that a successor is told of.
+// lockers are the locking handles that a successor learns of.
 func (r *reusedOwner) lockers() (through []uint64) {
 	r.Helper()
 	left, err := keep.Left(r.keep.FD())
@@ -82,8 +82,8 @@ func (r *reusedOwner) lockers() (through []uint64) {
 	return through
 }
 
-// holds checks that the owner holds its lock through fh, in this process and for a successor,
-// and that the release of fh ends the lock.
+// holds checks that the owner holds its lock through fh, in this process and for a successor, and
+// that the release of fh ends the lock.
 func (r *reusedOwner) holds(fh, owner uint64) {
 	r.Helper()
 	other := r.open()

@@ -17,7 +17,7 @@ import (
 // mount makes of the kernel's requests. Two volumes; the second hangs in the
 // first as "junction".
 type memTree struct {
-	mu      sync.Mutex // of volumes, while it is mounted
+	mu      sync.Mutex // of mounted volumes
 	volumes map[meta.VolumeID]*memVolume
 }
 
@@ -60,7 +60,7 @@ type memVolume struct {
 	tree   *memTree
 	id     meta.VolumeID
 	name   string
-	of     meta.VolumeID // not 0: this is a view of that volume's
+	of     meta.VolumeID // not 0: a view of this volume
 	snap   meta.Snapshot
 	snaps  []*memVolume // oldest first
 	ended  atomic.Bool  // a view whose snapshot is gone
@@ -174,7 +174,7 @@ func (v *memVolume) find(parent meta.Ino, name string) (i int, n *memInode) {
 func (v *memVolume) Name() string        { return v.name }
 func (v *memVolume) Policy() meta.Policy { return v.policy }
 
-// snapshot keeps the volume as it is.
+// snapshot keeps the volume's present state.
 func (v *memVolume) snapshot(name string) *memVolume {
 	s := newMemVolume(v.tree, viewOf(v.id, meta.Generation(len(v.snaps)+1)))
 	s.name = v.name + "@" + name

@@ -24,9 +24,9 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// Whoever uses the mount is another process: a page fault or a poll that waits
-// for its own process's answer could stop it for ever. So each test has parts
-// that run in a child, this binary again with partEnv set.
+// Another process uses the mount: a page fault or a poll that waits for its own process's answer
+// could stop the process for ever. So each test has parts that run in a child, this binary again
+// with partEnv set.
 const partEnv = "PENSTOCK_FUSE_TEST_PART"
 
 // parts are the bodies of the children, by name.
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 	os.Exit(program.InOwnMounts(m.Run))
 }
 
-// child prepares a part; end it with Run or Start and Wait.
+// child prepares a part; the caller ends the part with Run, or Start and Wait.
 func child(t *testing.T, name, dir string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], dir)
@@ -82,7 +82,7 @@ type mounted struct {
 	notifier *Notifier
 }
 
-// mount mounts a tree in memory and makes sure that it is gone afterwards.
+// mount mounts a tree in memory; the test's end removes the mount.
 func mount(t *testing.T, opts Options, prepare func(*memTree)) *mounted {
 	t.Helper()
 	tree := newMemTree()
@@ -92,7 +92,7 @@ func mount(t *testing.T, opts Options, prepare func(*memTree)) *mounted {
 	return mountTree(t, tree, Config{Options: opts})
 }
 
-// mountTree mounts what cfg says of a tree.
+// mountTree mounts a tree by cfg.
 func mountTree(t *testing.T, tree *memTree, cfg Config) *mounted {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -236,7 +236,7 @@ func partBytes(dir string) error {
 	err = errors.Join(err, rerr, expect("same bytes", bytes.Equal(got, want), true), os.Truncate(f, 10))
 	got, rerr = os.ReadFile(f)
 	err = errors.Join(err, rerr, expect("after truncate", string(got), string(want[:10])))
-	// A cached reader sees what a writer around the cache wrote.
+	// A cached reader sees the writes of a writer around the cache.
 	r, oerr := os.Open(f)
 	if oerr != nil {
 		return oerr
@@ -299,9 +299,9 @@ func partAppend(dir string) error {
 	return errors.Join(err, expect("log", string(b), "one\nother\ntwo\nthree\n"), w.Close())
 }
 
-// A recall's invalidation finds a dirty mapping; the writing back that it
-// causes waits, in the library, for a lease that comes only after the recall
-// was answered. It must not hang, and msync must wait for the bytes.
+// A recall's invalidation finds a dirty mapping; the resulting write-back waits, in the library,
+// for a lease that comes only after the answer to the recall. The recall must not hang, and msync
+// must wait for the bytes.
 func TestInvalidateWhileMappingIsWrittenBack(t *testing.T) {
 	m := mount(t, Options{}, nil)
 	v := m.tree.volumes[1]
@@ -336,7 +336,7 @@ func TestInvalidateWhileMappingIsWrittenBack(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("the invalidation waits for a write that waits for it")
 	}
-	// A read of those bytes before they reached the library gets them.
+	// A read of the bytes before the library has the bytes gets the bytes.
 	io.WriteString(in, "read\n")
 	n, _ = out.Read(line)
 	if string(line[:n]) != "MAPPED\n" {
@@ -519,7 +519,7 @@ func partXattrs(dir string) error {
 	)
 }
 
-// A sealed file is read by the kernel from its backing file.
+// The kernel reads a sealed file from the backing file.
 func TestPassthrough(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("passthrough needs root")
@@ -590,7 +590,7 @@ func partLocks(dir string) error {
 	cmd := exec.Command("timeout", "-s", "INT", "0.2", "flock", dir+"/l", "true")
 	werr := cmd.Run()
 	err = errors.Join(err, expect("waiting for a lock was interrupted", werr != nil, true))
-	// Open for reading without FLUSH, then lock through it.
+	// Open for reading without FLUSH, then lock through the descriptor.
 	return errors.Join(err, unix.FcntlFlock(g.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_RDLCK}),
 		unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: 100, Len: 10}))
 }
@@ -699,7 +699,7 @@ func partCloseError(dir string) error {
 	return expect("close", errors.Is(f.Close(), syscall.EDQUOT), true)
 }
 
-// The kernel tells whether it knows an inode, and when it forgets it.
+// The kernel tells whether the kernel knows an inode, and when the kernel forgets the inode.
 func TestHoldsAndForget(t *testing.T) {
 	m := mount(t, Options{}, func(tree *memTree) {
 		tree.volumes[1].add(meta.RootIno, "f", &memInode{attr: meta.Attr{Mode: meta.TypeRegular | 0o644}})
@@ -728,7 +728,7 @@ func TestHoldsAndForget(t *testing.T) {
 	}
 }
 
-// A busy mount is not unmounted, and the error says who uses it.
+// A busy mount is not unmounted, and the error names the users.
 func TestBusy(t *testing.T) {
 	m := mount(t, Options{}, nil)
 	cmd := child(t, "hold", m.Dir())
@@ -748,7 +748,7 @@ func TestBusy(t *testing.T) {
 	cmd.Wait()
 }
 
-// In the end a mount in use is ended by force, and nothing of it stays.
+// In the end a mount in use is ended by force, and nothing of the mount stays.
 func TestStopEndsABusyMount(t *testing.T) {
 	m := mount(t, Options{}, nil)
 	cmd := child(t, "hold", m.Dir())
@@ -814,7 +814,7 @@ func TestKilledCallerGoesAway(t *testing.T) {
 	v.mu.Unlock()
 }
 
-// So does one whose request is no lock; but other signals don't end that.
+// A killed caller whose request is no lock goes away, too; other signals don't end the request.
 func TestOnlyKillingEndsACreate(t *testing.T) {
 	m := mount(t, Options{}, nil)
 	v := m.tree.volumes[1]
@@ -856,8 +856,7 @@ func TestNoOpen(t *testing.T) {
 			t.Fatalf("%q %v", out, err)
 		}
 	}
-	// No open is asked for from here on; what .penstock says is read all the same,
-	// whole and as it is now.
+	// No open is sent from here on; reads of .penstock still give the whole present text.
 	said := map[string]bool{}
 	for range 3 {
 		out, err := exec.CommandContext(t.Context(), "cat", m.Dir()+"/.penstock/mount").CombinedOutput()
@@ -949,7 +948,7 @@ func TestMountPoint(t *testing.T) {
 // A dead mount of ours is cleared by the next mount.
 func TestDeadMountIsCleared(t *testing.T) {
 	m := mount(t, Options{NoBlock: true}, nil)
-	// Abort without detaching: what SIGKILL leaves.
+	// Abort without detaching: the state after SIGKILL.
 	if err := unix.Unmount(m.Dir(), unix.MNT_FORCE); err != nil && !errors.Is(err, syscall.EBUSY) {
 		// The first call may end the connection and detach at once.
 		t.Fatal(err)
@@ -964,11 +963,11 @@ func TestDeadMountIsCleared(t *testing.T) {
 	}
 }
 
-// A kernel that refuses an answer without a look at the request, since it is none,
-// leaves its caller waiting: it is told EIO.
+// A kernel that refuses a malformed answer without a look at the request leaves its caller
+// waiting: the server answers EIO.
 func TestRefusedAnswer(t *testing.T) {
 	const strange = meta.Kind(250)
-	errnos[strange] = 600 // beyond what the kernel takes
+	errnos[strange] = 600 // beyond the kernel's range
 	t.Cleanup(func() { delete(errnos, strange) })
 	m := mount(t, Options{}, nil)
 	v := m.tree.volumes[1]

@@ -30,8 +30,8 @@ func init() {
 	}
 }
 
-// alone takes the copies of others' mounts out of a new mount name space, so that the
-// mounts of other tests don't live as long as this process.
+// alone takes the copies of other tests' mounts out of a new mount name space, so that the mounts
+// of other tests don't live as long as this process.
 func alone() error {
 	copies, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(i.FSType, "fuse"), false })
 	for _, m := range copies {
@@ -40,7 +40,7 @@ func alone() error {
 	return err
 }
 
-// partLone mounts at dir and says the number of the connection. It serves until stdin ends.
+// partLone mounts at dir, prints the number of the connection, and serves until stdin ends.
 func partLone(dir string) error {
 	if err := alone(); err != nil {
 		return err
@@ -67,8 +67,8 @@ func loneMount(dir string, put func(*Mount) error) error {
 	return err
 }
 
-// partLoneHolder is a holder, and the parent of the process that mounts; that is killed as
-// soon as it serves, so that this one has the last descriptor of the device.
+// partLoneHolder is a holder, and the parent of the process that mounts; the child is killed as
+// soon as the child serves, so that the holder has the last descriptor of the device.
 func partLoneHolder(dir string) error {
 	if err := alone(); err != nil {
 		return err
@@ -128,8 +128,8 @@ func partLoneHeld(dir string) error {
 	})
 }
 
-// TestLastInItsNamespace: a process that is killed, that is the last one in its mount name
-// space, and that has the last descriptor of a device that is mounted there alone, ends.
+// TestLastInItsNamespace: a killed process ends even if the process is the last in its mount name
+// space, and has the last descriptor of a device whose only mount is in the name space.
 func TestLastInItsNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("a mount name space needs root")

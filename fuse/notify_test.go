@@ -9,7 +9,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What the kernel only remembers it forgets when it is told to; what is in use stays.
+// The kernel forgets unused remembered inodes on request; inodes in use stay.
 func TestPrune(t *testing.T) {
 	m := mount(t, Options{}, func(tree *memTree) {
 		for _, name := range []string{"idle", "open"} {

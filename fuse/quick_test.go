@@ -75,8 +75,8 @@ func (v *quickMem) ReleaseCached(ino meta.Ino, flags uint32) bool {
 	return true
 }
 
-// TestQuickAnswersAlike: what is answered from memory is, byte for byte, what is
-// answered otherwise, and what is not to be answered so is left alone.
+// TestQuickAnswersAlike: an answer from memory equals, byte for byte, the ordinary answer, and
+// requests unfit for memory take the ordinary way.
 func TestQuickAnswersAlike(t *testing.T) {
 	c, s, tree := newDirect()
 	v := &quickMem{memVolume: tree.volumes[1]}
@@ -190,15 +190,15 @@ func TestQuickRelease(t *testing.T) {
 	}
 }
 
-// TestReaders: one goroutine waits for requests while they are answered from memory, a
-// second where they are not; and requests that wait keep neither from being answered.
+// TestReaders: one goroutine waits for requests while answers come from memory, a second
+// goroutine where answers do not; and waiting requests keep neither from answering.
 func TestReaders(t *testing.T) {
 	tree := newMemTree()
 	v := &quickMem{memVolume: tree.volumes[1]}
 	v.valid = 0 // the kernel asks each time
 	v.add(meta.RootIno, "f", &memInode{attr: meta.Attr{Mode: meta.TypeRegular | 0o644}, data: []byte("bytes")})
 	m := mountTree(t, tree, Config{Tree: quickTree{v}})
-	// until runs a loop of opens, by one caller, until so many wait.
+	// until runs a loop of opens, by one caller, until the given number of readers wait.
 	until := func(slow bool, readers int32) {
 		t.Helper()
 		v.slow.Store(slow)
@@ -235,7 +235,7 @@ func TestReaders(t *testing.T) {
 			break
 		}
 	}
-	run(t, "opens", m.Dir()) // while they wait
+	run(t, "opens", m.Dir()) // while the readers wait
 	close(release)
 	wg.Wait()
 }

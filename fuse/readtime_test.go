@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// READs that overlap are waited for once, and one that is not answered counts.
+// Overlapping READs are waited for once, and an unanswered READ counts.
 func TestReadClock(t *testing.T) {
 	var c readClock
 	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }

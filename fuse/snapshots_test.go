@@ -23,8 +23,8 @@ func init() {
 	parts["stay"], parts["watch"], parts["twice"] = partStay, partWatch, partTwice
 }
 
-// prepareSnapshots makes a tree, keeps it, and changes it: "f" was "then", "d"
-// has two names of one file; the second volume has a snapshot of its own.
+// prepareSnapshots makes a tree, takes a snapshot, and changes the tree: "f" was "then", "d" has
+// two names of one file; the second volume has a snapshot of its own.
 func prepareSnapshots(tree *memTree) {
 	v := tree.volumes[1]
 	file := func(text string) *memInode {
@@ -132,7 +132,7 @@ func partSnapshots(dir string) error {
 		return fmt.Errorf("statfs: %+v, %v", usage, err)
 	}
 
-	// Nothing changes there, nothing goes in or out.
+	// Nothing changes in a snapshot, nothing goes in or out.
 	inside := filepath.Join(snap, "f")
 	open := func(path string, flags int) error {
 		f, err := os.OpenFile(path, flags, 0o644)
@@ -217,8 +217,7 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// A file that the volume itself holds under the name hides the snapshots until
-// it is renamed.
+// A file with the name in the volume itself hides the snapshots until the file is renamed.
 func TestOwnNameOfSnapshots(t *testing.T) {
 	m := mount(t, Options{}, func(tree *memTree) {
 		prepareSnapshots(tree)
@@ -291,7 +290,7 @@ func partNoOpen(dir string) error {
 	return nil
 }
 
-// staying is a child that keeps something of the mount until it is told to go on.
+// staying is a child that uses the mount until goOn.
 type staying struct {
 	*exec.Cmd
 	out *bufio.Reader
@@ -318,7 +317,7 @@ func stay(t *testing.T, name, dir string) *staying {
 	return s
 }
 
-// goOn lets the child end, and fails if it does.
+// goOn lets the child end, and fails if the child fails.
 func (s *staying) goOn(t *testing.T) {
 	t.Helper()
 	s.in.Close()
@@ -385,9 +384,9 @@ func partWatch(dir string) error {
 	return nil
 }
 
-// Of a view that ended a mount keeps nothing once the kernel knows none of its inodes,
-// which it is told to forget; as long as it does, the mount says so. When the number
-// means another snapshot then, nothing of the one before is shown.
+// A mount keeps nothing of an ended view once the kernel, on request, has forgotten the view's
+// inodes; until then, the mount says so. When the number means another snapshot then, the mount
+// shows nothing of the earlier snapshot.
 func TestViewsThatEnd(t *testing.T) {
 	m := mount(t, Options{}, prepareSnapshots)
 	v := m.tree.volumes[1]
@@ -428,7 +427,7 @@ func TestViewsThatEnd(t *testing.T) {
 	if !m.notifier.HoldsView(one.id) {
 		t.Error("a view is forgotten that a process is in")
 	}
-	// Its name means another snapshot now, whose names stay cached.
+	// The name means another snapshot now, whose names stay cached.
 	anew := newMemVolume(m.tree, viewOf(1, 4))
 	anew.name, anew.of = "root@one anew", 1
 	anew.snap = meta.Snapshot{Name: one.snap.Name, At: 4, Created: meta.Time(time.Now().UnixNano())}
@@ -466,7 +465,7 @@ func TestViewsThatEnd(t *testing.T) {
 	watches.goOn(t)
 }
 
-// A mount of a snapshot, or of a directory in it, keeps its number for ever.
+// A mount of a snapshot, or of a directory in a snapshot, keeps its number for ever.
 func TestViewOfTheMount(t *testing.T) {
 	tree := newMemTree()
 	prepareSnapshots(tree)

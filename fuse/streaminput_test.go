@@ -60,7 +60,7 @@ func TestInputCut(t *testing.T) {
 			t.Errorf("DATA: in parts of %d bytes: %d lines, %d bytes left, long %v", step, len(lines), len(rest), long)
 		}
 	}
-	if n := count(text, true); n != 2+3*batchLines { // the first line is the end of a long one
+	if n := count(text, true); n != 2+3*batchLines { // the first line is the end of a long line
 		t.Errorf("count says %d", n)
 	}
 }

@@ -38,7 +38,7 @@ func keepsTails(t *testing.T, from *keep.Memory) *streamFiles {
 	return &f.streams
 }
 
-// same compares what a successor knows of a handle with what its predecessor knew.
+// same compares a successor's state of a handle with its predecessor's state.
 func (s *streamFiles) same(t *testing.T, fh uint64, want *tailHandle) {
 	t.Helper()
 	got := s.handle(fh)

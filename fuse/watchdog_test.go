@@ -54,8 +54,8 @@ func (f *stuckFS) Read(<-chan struct{}, *fuse.ReadIn, []byte) (fuse.ReadResult, 
 	select {} // until the process ends
 }
 
-// partStuck is a daemon that invalidates a page while the READ that has locked
-// it waits for the daemon. It says "ready" when that stands, which takes 90 s at most.
+// partStuck is a daemon that invalidates a page while the READ that has locked the page waits for
+// the daemon. The daemon prints "ready" in that state, which takes 90 s at most.
 func partStuck(dir string) error {
 	fs := &stuckFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), reading: make(chan struct{})}
 	srv, err := fuse.NewServer(fs, dir, &fuse.MountOptions{DirectMountStrict: true, FsName: "stuck", Name: "stuck", MaxBackground: 4})
@@ -109,9 +109,9 @@ func waitsInKernel() bool {
 
 const watchEnv = "PENSTOCK_FUSE_TEST_WATCH"
 
-// A daemon that is killed while one of its threads waits for a page in the
-// kernel could neither end nor be unmounted: the watchdog ends its connection.
-// Without it, it stays so.
+// A daemon that is killed while a thread waits for a page in the kernel could neither end nor be
+// unmounted: the watchdog ends the daemon's connection. Without the watchdog, the daemon stays
+// so.
 func TestWatchdogEndsAConnectionThatAKillLeaves(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		t.Run(fmt.Sprintf("watched=%v", watched), func(t *testing.T) {
@@ -176,7 +176,7 @@ func expectLine(t *testing.T, r io.Reader, want string) {
 	}
 }
 
-// The watchdog of a mount ends with it.
+// The watchdog of a mount ends with the mount.
 func TestWatchdogEndsWithTheMount(t *testing.T) {
 	m := mount(t, Options{Watchdog: "/proc/self/exe"}, nil)
 	children := watchdogs(t)

@@ -39,7 +39,7 @@ type panics struct{ testing.TB }
 func (panics) Helper()           {}
 func (panics) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
 
-// newRemote returns a fixture whose server 1 is a separate process.
+// newRemote returns a fixture with server 1 as a separate process.
 func newRemote(b *testing.B, cfg Config) *fixture {
 	f := newFixture(b, "unix", 0, cfg)
 	dir := b.TempDir()
@@ -99,9 +99,8 @@ func bareFile(b *testing.B, size int) *os.File {
 	return f
 }
 
-// BenchmarkSyncMedian measures appends of 4 KiB with sync: bare, on a store, and through
-// a client, in turn, so that other work of the machine slows all alike. It reports
-// medians.
+// BenchmarkSyncMedian measures appends of 4 KiB with sync: bare, on a store, and through a
+// client, in turn, so that other work of the machine slows all alike. The results are medians.
 func BenchmarkSyncMedian(b *testing.B) {
 	const size = 64 << 20
 	bare := bareFile(b, size)
@@ -228,8 +227,8 @@ func BenchmarkSyncClient(b *testing.B) {
 
 const seqTotal = 512 << 20
 
-// BenchmarkSequentialBare writes half a gigabyte in megabytes, then syncs; one iteration
-// is all of it.
+// BenchmarkSequentialBare writes half a gigabyte in megabytes, then syncs; an iteration is the
+// whole.
 func BenchmarkSequentialBare(b *testing.B) {
 	p := random(1<<20, 1)
 	b.SetBytes(seqTotal)

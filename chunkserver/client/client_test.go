@@ -559,8 +559,8 @@ func TestVerifiedRestart(t *testing.T) {
 	}
 }
 
-// TestSilentServer: calls to a server that accepts and then is silent fail in time, and
-// so do calls to a server that is stopped in between.
+// TestSilentServer: calls to a server that accepts and then is silent fail in time, and so do
+// calls to a server that is stopped in between.
 func TestSilentServer(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{Timeout: 400 * time.Millisecond})
 	g := f.grant()
@@ -640,7 +640,7 @@ func TestCloseUnderLoneWriter(t *testing.T) {
 // TestDeletedDescriptors: the space of deleted chunks is freed even if a reader has their
 // descriptors.
 func TestDeletedDescriptors(t *testing.T) {
-	f := newFixture(t, "unix", 1, Config{Timeout: 1200 * time.Millisecond}) // the client looks for deleted chunks a little less often than this
+	f := newFixture(t, "unix", 1, Config{Timeout: 1200 * time.Millisecond}) // the client looks for deleted chunks a little less often than the timeout
 	g := f.grant()
 	w := f.NewWriter(g)
 	defer w.Close()

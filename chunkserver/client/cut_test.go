@@ -24,9 +24,8 @@ func (c *cutting) Sync(_ context.Context, _ meta.ChunkID, upTo uint64) (uint64, 
 	return min(c.at, upTo), nil
 }
 
-// TestSyncOfAChunkThatIsCut: a chunk that a seal cuts during a sync is shorter than the
-// sync's length. The sync fails, no caller waits for bytes that will never exist, and the
-// synced length is known.
+// TestSyncOfAChunkThatIsCut: a chunk that a seal cuts during a sync is shorter than the sync's
+// length. The sync fails, no caller waits for the missing bytes, and the synced length is known.
 func TestSyncOfAChunkThatIsCut(t *testing.T) {
 	t.Parallel()
 	c := New(Config{Direct: func(meta.ServerID) chunkserver.Service { return &cutting{at: 1000} }, Logger: quiet,

@@ -53,8 +53,8 @@ func newLine(t *testing.T) *line {
 	return &line{t, l, far}
 }
 
-// ahead requests n bytes that may wait in the socket, and returns the channel with the
-// call's end.
+// ahead requests n bytes, which may wait in the socket, and returns the channel with the call's
+// end.
 func (l *line) ahead(n int) (*call, uint64, chan error) {
 	l.t.Helper()
 	done := make(chan error, 1)

@@ -18,7 +18,7 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// slowRelay is a relay before a server; it delays each burst of the server's bytes.
+// slowRelay is a relay before a server; each burst of the server's bytes is delayed.
 type slowRelay struct {
 	ln    net.Listener
 	delay atomic.Int64
@@ -121,7 +121,7 @@ func TestNearest(t *testing.T) {
 		}
 	}
 	read()
-	asked, _ := f.Hedged() // a machine that is busy makes them
+	asked, _ := f.Hedged() // a busy machine makes hedged reads
 	if n := f.served(); n[0]+n[1]-before[0]-before[1] > asked || n[2] == before[2] {
 		t.Fatalf("reads %v, before %v: the same rack comes first", n, before)
 	}

@@ -84,10 +84,10 @@ func TestRenewedCapability(t *testing.T) {
 	}
 }
 
-// TestKeysRotateUnderClients: the signing key is replaced again and again, each time in
-// the middle of a capability's life. As long as a server also knows the previous key,
-// writers and readers notice nothing; after the last rotation the server knows only the
-// newest key, which shows that they depend on this.
+// TestKeysRotateUnderClients: the signing key is replaced again and again, each time in the
+// middle of a capability's life. As long as a server also knows the previous key, writers and
+// readers notice nothing; after the last rotation the server knows only the newest key, and calls
+// with earlier keys fail.
 func TestKeysRotateUnderClients(t *testing.T) {
 	t.Parallel()
 	const life = 600 * time.Millisecond // for the client: a server accepts by the key alone
@@ -125,7 +125,7 @@ func TestKeysRotateUnderClients(t *testing.T) {
 	for id := uint32(2); ; id++ {
 		last := id == 6
 		mu.Lock()
-		refuse = last // the writer's capability was signed with an earlier key, and it gets no other
+		refuse = last // the writer's capability was signed with an earlier key, and the writer gets no other
 		keys = append(keys, meta.CapKey{ID: id, Secret: bytes.Repeat([]byte{byte(id)}, 32)})
 		mu.Unlock()
 		if last {

@@ -48,9 +48,9 @@ func (f *fixture) links() (all []*link) {
 	return slices.Concat(p.pools[forOthers], p.pools[forOthers+plain])
 }
 
-// TestStreamIsTaken: a reader in order takes the bytes out of the socket itself once they
-// have come, and no other goroutine handles them. All bytes come over one connection,
-// though more are allowed.
+// TestStreamIsTaken: a reader in order takes the bytes out of the socket itself once the bytes
+// have come, and no other goroutine handles the bytes. All bytes come over one connection, though
+// more are allowed.
 func TestStreamIsTaken(t *testing.T) {
 	for _, network := range []string{"tcp", "ticket"} {
 		for _, step := range []int{64 << 10, 128 << 10, 1 << 20} {
@@ -104,8 +104,8 @@ func streamIsTaken(t *testing.T, network string, step int) {
 	}
 }
 
-// TestStreamCorrupt: no bytes that fail verification reach a reader, in whatever way it
-// reads and whichever goroutine receives; another replica serves the bytes.
+// TestStreamCorrupt: unverified bytes reach no reader, in whatever way the reader reads and
+// whichever goroutine receives; another replica serves the bytes.
 func TestStreamCorrupt(t *testing.T) {
 	for _, tc := range []struct{ step, conns int }{{64 << 10, 4}, {128 << 10, 1}, {1 << 20, 4}, {8 << 20, 1}} {
 		t.Run(fmt.Sprint(tc.step), func(t *testing.T) {

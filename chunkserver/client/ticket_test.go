@@ -42,8 +42,7 @@ func (f *fixture) kinds(id meta.ServerID) (encrypted, open int) {
 	return encrypted, open
 }
 
-// TestPlainIsAskedFor: bytes go over plain connections only if the capability allows
-// this.
+// TestPlainIsAskedFor: bytes go over plain connections only if the capability allows plain.
 func TestPlainIsAskedFor(t *testing.T) {
 	f := newFixture(t, "tls", 1, Config{})
 	pl := f.put(random(100_000, 1))
@@ -59,8 +58,8 @@ func TestPlainIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestEncryptedVolumeRefusesPlain: a server refuses a volume's bytes on a plain
-// connection if the capability does not allow them there, whatever the client requests.
+// TestEncryptedVolumeRefusesPlain: a server refuses a volume's bytes on a plain connection if the
+// capability does not allow plain, whatever the client requests.
 func TestEncryptedVolumeRefusesPlain(t *testing.T) {
 	f := newFixture(t, "ticket", 1, Config{})
 	pl := f.put(random(1000, 1))

@@ -37,9 +37,9 @@ func tree(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// TestDiskExchanged: if another disk, or no disk, is in a disk's place, the server
-// refuses it, leaves it alone and goes on with its other disks; only an explicit order
-// makes the server take a new disk.
+// TestDiskExchanged: if another disk, or no disk, is in a disk's place, the server refuses the
+// disk, leaves the disk alone and goes on with its other disks; only an explicit order makes the
+// server take a new disk.
 func TestDiskExchanged(t *testing.T) {
 	f := &fabric{}
 	dir := t.TempDir()

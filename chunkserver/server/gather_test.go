@@ -206,9 +206,9 @@ func TestGatherHasAClass(t *testing.T) {
 	}
 }
 
-// TestPacer: the pacer holds its users together to the rate over any period: never more
-// than the rate allows and a piece for each user. It starves no user, makes up for no
-// idle time, and releases users that give up.
+// TestPacer: the pacer holds its users together to the rate over any period: never more than the
+// rate allows and a piece for each user. The pacer starves no user, makes up for no idle time,
+// and releases users that give up.
 func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate, users, piece = 1 << 20, 4, 64 << 10
@@ -278,9 +278,8 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-// TestGatherIsPaced: an order to gather keeps its rate and the server's rate in the bytes
-// that it reads, which for scattered pieces are more than it appends. No read is larger
-// than the bound.
+// TestGatherIsPaced: an order to gather keeps its rate and the server's rate in the bytes read,
+// which for scattered pieces are more than the bytes appended. No read is larger than the bound.
 func TestGatherIsPaced(t *testing.T) {
 	f, all := cluster(t, 2, 1)
 	data := random(12<<20, 1)
@@ -329,9 +328,8 @@ func TestGatherIsPaced(t *testing.T) {
 	}
 }
 
-// TestGatherFromADeafSource: a source that does not answer, or stops answering, delays
-// nothing while another source has the bytes; a source that failed once is not asked for
-// each range.
+// TestGatherFromADeafSource: a source that does not answer, or stops answering, delays nothing
+// while another source has the bytes; after a failure, the source is not asked for each range.
 func TestGatherFromADeafSource(t *testing.T) {
 	f, all := cluster(t, 4, 1)
 	data := random(8<<20, 1)

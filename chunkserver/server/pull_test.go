@@ -24,7 +24,7 @@ type fabric struct {
 	servers map[meta.ServerID]*Server
 	before  func(server meta.ServerID, off uint64) error // a read
 	after   func(server meta.ServerID, off uint64, p []byte)
-	// deaf servers never answer: 1 from the first request on, 2 when they are read.
+	// deaf servers never answer: 1 from the first request on, 2 at reads.
 	deaf map[meta.ServerID]int
 	// asked counts the reads of each server, also of deaf servers.
 	asked map[meta.ServerID]int
@@ -44,8 +44,8 @@ func (f *fabric) Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID
 	return s.Stat(ctx, id)
 }
 
-// ReadAt asks one server after the other, as the client does; a deaf server holds the
-// read up only if there is no other.
+// ReadAt asks one server after the other, as the client does; a deaf server delays the read only
+// as the last server.
 func (f *fabric) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) (err error) {
 	deaf := 0
 	for _, id := range pl.Servers {
@@ -124,7 +124,7 @@ func random(n int, seed uint64) []byte {
 	return p
 }
 
-// fill writes a chunk, seals it, and returns the order to pull it.
+// fill writes a chunk, seals the chunk, and returns the order to pull.
 func fill(t *testing.T, id meta.ChunkID, data []byte, servers ...*Server) meta.Order {
 	t.Helper()
 	o := meta.Order{Kind: meta.OrderPull, Chunk: id, Length: uint64(len(data)), Fence: meta.Fence{Term: 1, Seals: 2}}
@@ -252,8 +252,8 @@ func TestPullFailsOver(t *testing.T) {
 	holds(t, s[3], id3, data[:6_000_000])
 }
 
-// TestPullInterrupted: a pull that is interrupted at any moment leaves nothing; the same
-// holds if its chunk is deleted meanwhile.
+// TestPullInterrupted: a pull that is interrupted at any moment leaves nothing; the same holds if
+// the chunk is deleted meanwhile.
 func TestPullInterrupted(t *testing.T) {
 	f, s := cluster(t, 2, 1)
 	data := random(17_000_000, 3)
@@ -335,8 +335,8 @@ func TestPullRate(t *testing.T) {
 	}
 }
 
-// TestListPages: lists have every replica of the volume once, whatever the pages, over
-// all disks, or report that they are incomplete.
+// TestListPages: lists have every replica of the volume once, whatever the pages, over all disks,
+// or are marked as incomplete.
 func TestListPages(t *testing.T) {
 	_, s := cluster(t, 1, 3)
 	r := rand.New(rand.NewPCG(5, 6))

@@ -88,9 +88,9 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// TestAnswersAreBounded: a connection with the largest amount of answers in memory is not
-// read further until an answer was sent; other connections are. A connection that ends
-// while it waits leaves nothing.
+// TestAnswersAreBounded: a connection with the largest amount of answers in memory is not read
+// further until an answer was sent; other connections are. A connection that ends while waiting
+// leaves nothing.
 func TestAnswersAreBounded(t *testing.T) {
 	s, path := newServer(t, 1)
 	data := random(wire.MaxData, 3)
@@ -116,7 +116,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 	took[0]()
 	c.answered(data[:1000])
-	took[0] = c.take() // waits, too, if it comes before the answer's room is given back
+	took[0] = c.take() // waits, too, before the answer's room is given back
 	held := s.Stats().Held
 	c.ask(1000)
 	until(t, "nothing is held", func() bool { return s.Stats().Held == held+1 })

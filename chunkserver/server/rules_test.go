@@ -132,9 +132,9 @@ func dialTLS(t *testing.T, addr string, creds *peer.Credentials) *wire.Conn {
 	return c
 }
 
-// TestEvictedConnectionsEnd: an evicted identity loses its connections at once, with
-// tickets or without, and gets no new ones; other identities keep theirs; an identity
-// that was admitted again can connect.
+// TestEvictedConnectionsEnd: an evicted identity loses its connections at once, with tickets or
+// without, and gets no new connections; other identities keep their connections; an identity that
+// was admitted again can connect.
 func TestEvictedConnectionsEnd(t *testing.T) {
 	s, addr, a := secure(t)
 	bad, good := as(t, a, peer.Client, "bad"), as(t, a, peer.Client, "good")

@@ -181,8 +181,8 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// TestBigServer runs the benchmarks' work at a thousandth of the size, so that they stay
-// correct.
+// TestBigServer runs the benchmarks' work at a thousandth of the size, so that the benchmarks
+// stay correct.
 func TestBigServer(t *testing.T) {
 	s := bigServer(t, 1000)
 	r := s.Order(ctx, meta.Order{Kind: meta.OrderList, Volume: 1})

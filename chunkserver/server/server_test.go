@@ -223,7 +223,7 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// TestShareAbuse: the server checks the ring of shared memory before it uses the ring.
+// TestShareAbuse: the server checks the ring of shared memory before using the ring.
 func TestShareAbuse(t *testing.T) {
 	_, path := newServer(t, 1)
 	share := func(t *testing.T, seal bool, size uint64) (*wire.Conn, wire.Answer) {

@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta/capability"
 )
 
-// TestThreadsAreGivenBack: a connection takes one thread, however often it changes the chunk that it
-// appends to, and gives the thread back when it ends. At most maxThreads connections have one.
+// TestThreadsAreGivenBack: a connection takes one thread, however often the connection changes
+// its chunk, and gives the thread back at its end. At most maxThreads connections have a thread.
 func TestThreadsAreGivenBack(t *testing.T) {
 	s, path := newServer(t, 1)
 	appends := func(c *wire.Conn, counter uint64) {

@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// kept is what one writer was promised of one chunk.
+// kept lists the promises to a writer about its chunk.
 type kept struct {
 	id       meta.ChunkID
 	data     []byte // acknowledged, and maybe one append more
@@ -87,8 +87,8 @@ func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
 	}
 }
 
-// Many writers, checkpoints in the background all the time, and then the
-// power fails: what each was promised holds.
+// Many writers, checkpoints in the background all the time, and then the power fails: the
+// promises to each writer hold.
 func TestConcurrentCrash(t *testing.T) {
 	for seed := range seeds(25) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -148,9 +148,9 @@ func TestConcurrentCrash(t *testing.T) {
 	}
 }
 
-// A chunk is deleted while a checkpoint goes on, and the power fails before the log has
-// the deletion: the checkpoint has not taken the chunk's files, whose records before it
-// are gone from the log.
+// A chunk is deleted while a checkpoint goes on, and the power fails before the log has the
+// deletion: the checkpoint has not taken the chunk's files, whose earlier records are gone from
+// the log.
 func TestDeleteUnderCheckpoint(t *testing.T) {
 	o := options()
 	d := newMemDisk()
@@ -261,8 +261,8 @@ func TestCheckpointUnderDelete(t *testing.T) {
 	})
 }
 
-// A chunk is deleted while a checkpoint goes on, and a copy of it comes: the log, which
-// begins before the deletion, must not be left to say that the copy was deleted.
+// A chunk is deleted while a checkpoint goes on, and a copy of the chunk comes: the log, which
+// begins before the deletion, must not say that the copy was deleted.
 func TestCopyAfterDeleteUnderCheckpoint(t *testing.T) {
 	c := newDeletion(t)
 	s := c.s
@@ -301,7 +301,7 @@ func TestCopyAfterDeleteUnderCheckpoint(t *testing.T) {
 	}
 }
 
-// deletion is a store with a chunk to delete, on a disk that can be held up.
+// deletion is a store with a chunk to delete, on a disk that a test can stop.
 type deletion struct {
 	t      *testing.T
 	s      *Store
@@ -314,10 +314,10 @@ type deletion struct {
 	done   chan struct{} // closed when the files may go
 }
 
-// held is a sync of the log that waits.
+// held is a waiting sync of the log.
 type held struct{ inside, goOn chan struct{} }
 
-// patience is how long one waits for what only the mistake would do.
+// patience is the wait for an event that only a mistake would cause.
 const patience = 100 * time.Millisecond
 
 func (h *held) release(when chan struct{}) {
@@ -443,7 +443,7 @@ func (k *kept) check(s *Store) error {
 	return nil
 }
 
-// fill has the log hold no record of a fence any more, but one of a deletion.
+// fill fills the log, without a record of a fence, and with a record of a deletion.
 func (c *deletion) fill() {
 	l := c.s.log
 	id := testID(99).Bytes()
@@ -468,9 +468,9 @@ func (c *deletion) fill() {
 	}
 }
 
-// A copy of what is there already only raises the fence. While the log is full that waits
-// for a checkpoint; a deletion's record, which is shorter, fits yet. The fence must not
-// come after it: a chunk that was deleted and has a record after that is corruption.
+// A copy of an existing chunk only raises the fence. While the log is full, the fence waits for a
+// checkpoint; a deletion's record, which is shorter, still fits. The fence must not come after
+// the deletion: a deleted chunk with a later record is corruption.
 func TestFenceComesBeforeDeletion(t *testing.T) {
 	c := newDeletion(t)
 	close(c.done)
@@ -505,12 +505,12 @@ func TestFenceComesBeforeDeletion(t *testing.T) {
 	deleted := make(chan error, 1)
 	go func() { deleted <- s.Delete(ctx, c.id, meta.Fence{Term: 3}) }()
 	select {
-	case err := <-deleted: // before it
+	case err := <-deleted: // before the fence
 		deleted <- err
 	case <-time.After(patience):
 	}
 	s.points.mu.Unlock()
-	<-raised // or refused, since it was deleted
+	<-raised // or refused, since the chunk was deleted
 	if err := <-deleted; err != nil {
 		t.Fatal(err)
 	}
@@ -525,14 +525,14 @@ func TestFenceComesBeforeDeletion(t *testing.T) {
 	}
 }
 
-// A deletion fails half way: the log is full, and so is the disk, to which a checkpoint
-// would write. Then there is room, and a copy of the chunk comes: it is what is read.
+// A deletion fails half way: the log is full, and so is the disk, to which a checkpoint would
+// write. Then the disk gets room, and a copy of the chunk comes: reads return the copy.
 func TestCopyOverFailedDeletion(t *testing.T) {
 	c := newDeletion(t)
 	close(c.done)
 	s := c.s
 	got := make([]byte, 100)
-	if err := s.Read(ctx, c.id, got, 0); err != nil { // its file is open
+	if err := s.Read(ctx, c.id, got, 0); err != nil { // the chunk's file is open
 		t.Fatal(err)
 	}
 	hook := c.d.before
@@ -543,7 +543,7 @@ func TestCopyOverFailedDeletion(t *testing.T) {
 		return hook(op, name)
 	}
 	c.fill()
-	if _, err := s.log.append(recDelete, make([]byte, 16), nil); err != nil { // the last that fits
+	if _, err := s.log.append(recDelete, make([]byte, 16), nil); err != nil { // the last record that fits
 		t.Fatal(err)
 	}
 	if err := s.Delete(ctx, c.id, meta.Fence{Term: 1}); meta.KindOf(err) != meta.NoSpace {

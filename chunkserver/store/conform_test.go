@@ -12,19 +12,18 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// twin is the pure machine of one chunk beside the store, with the bytes that
-// the store must have.
+// twin is the pure machine of a chunk beside the store, with the bytes that the store must have.
 type twin struct {
 	replica.Replica
 	data  []byte
 	whole bool // begun by this process
-	// unsure: since a restart the store may take for promised what was only
-	// durable; what was promised it may not forget.
+	// unsure: since a restart the store may report durable bytes as promised; the store may
+	// forget no promised byte.
 	unsure bool
 	fence  meta.Fence // durable
 }
 
-// told takes over the mark that the store told.
+// told takes over the store's mark.
 func (w *twin) told(mark uint64) error {
 	if mark < w.Promised || mark > w.Synced || mark != w.Promised && !w.unsure {
 		return fmt.Errorf("the store tells the mark %d, the machine %d of %d, unsure %v", mark, w.Promised, w.Synced, w.unsure)
@@ -42,7 +41,7 @@ type pair struct {
 	n    int // orders carried out by both
 }
 
-// same compares what both said; kinds are the protocol, texts are for people.
+// same compares the answers of both; kinds are the protocol, texts are for people.
 func same(op string, store, machine error) error {
 	if a, b := meta.KindOf(store), meta.KindOf(machine); a != b {
 		return fmt.Errorf("%s: the store says %v (%v), the machine %v (%v)", op, a, store, b, machine)
@@ -181,8 +180,8 @@ func crcAt(p []byte) uint32 {
 	return chunkserver.SealCRC(crcs)
 }
 
-// restart compares what a loss of power, or the death of the process, left:
-// the machine says what must be there, and the store's word is within it.
+// restart compares the remains after a loss of power, or after the death of the process: the
+// machine gives the required bytes, and the store's answer is within the machine's.
 func (p *pair) restart(o Options) error {
 	p.s.Abandon()
 	power := p.r.IntN(2) == 0
@@ -196,7 +195,7 @@ func (p *pair) restart(o Options) error {
 		return fmt.Errorf("open: %w", err)
 	}
 	p.s = s
-	for n, w := range p.twin { // in any order: each is for itself
+	for n, w := range p.twin { // in any order: each is independent
 		i, err := s.Stat(ctx, testID(n))
 		gone := errors.Is(err, meta.NoSuchChunk)
 		if err != nil && !gone {
@@ -236,8 +235,8 @@ func (p *pair) restart(o Options) error {
 	return nil
 }
 
-// TestStoreIsTheMachine: the store answers every order as the machine does, and
-// keeps over restarts what the machine says it must.
+// TestStoreIsTheMachine: the store answers every order as the machine does, and keeps over
+// restarts the bytes that the machine requires.
 func TestStoreIsTheMachine(t *testing.T) {
 	orders := 0
 	for seed := range seeds(80) {

@@ -18,8 +18,8 @@ import (
 
 var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// options are the tests' options, with the positive control that the
-// environment asks for: then the test that it belongs to must fail.
+// options are the tests' options, with the positive control that the environment asks for: then
+// the control's test must fail.
 func options() Options {
 	o := testOptions
 	o.Logger = silent
@@ -34,7 +34,7 @@ func options() Options {
 	return o
 }
 
-// seeds is how many seeds a test runs with: n, or what a soak asks for.
+// seeds is the number of seeds of a test: n, or the number for a soak.
 func seeds(n uint64) uint64 {
 	if n, err := strconv.ParseUint(os.Getenv("PENSTOCK_SEEDS"), 10, 32); err == nil {
 		return n
@@ -42,7 +42,7 @@ func seeds(n uint64) uint64 {
 	return n
 }
 
-// modelChunk is what the store promised of one chunk.
+// modelChunk has the store's promises of a chunk.
 type modelChunk struct {
 	data   []byte // acknowledged
 	maybe  []byte // an append whose outcome is unknown
@@ -56,7 +56,7 @@ type modelChunk struct {
 	maybeFence  meta.Fence
 }
 
-// life drives a store and a model of it with the same random operations.
+// life drives a store and a model of the store with the same random operations.
 type life struct {
 	r      *rand.Rand
 	d      *memDisk
@@ -167,8 +167,8 @@ func (l *life) step() error {
 			_, err := l.s.Pack(ctx, id, meta.Compression(1+r.IntN(2)))
 			return err
 		}
-		// It is deleted when the compressed file is about to be made; perhaps
-		// nothing speaks of it any more when the power goes after that.
+		// The chunk is deleted when the compressed file is about to be made; if the power goes
+		// after that, perhaps no record names the file any more.
 		var deleted error
 		l.d.before = func(op, name string) error {
 			if op != "open" || name != packName(id) {
@@ -189,7 +189,7 @@ func (l *life) step() error {
 		}
 		return errors.Join(deleted, err)
 	case op < 97:
-		_, err := l.s.DirAll(ctx, byte(n)) // and what it tidies
+		_, err := l.s.DirAll(ctx, byte(n)) // and the files removed by DirAll
 		return err
 	default:
 		return l.read(c, id, len(c.data))
@@ -211,8 +211,8 @@ func (l *life) read(c *modelChunk, id meta.ChunkID, length int) error {
 	return nil
 }
 
-// check compares what came back with what was promised, and takes what came
-// back as the state to go on from. whole: only the process died.
+// check compares the restarted store with the promises, and takes its contents as the state to go
+// on from. whole: only the process died.
 func (l *life) check(whole bool) error {
 	for n, c := range l.chunks {
 		id := testID(n)
@@ -282,8 +282,7 @@ func (l *life) check(whole bool) error {
 	return nil
 }
 
-// tidy lists all chunks, as owners do, who then delete what nothing is known of;
-// no file but those of chunks stays.
+// tidy lists all chunks, as owners do, who then delete unknown chunks; only files of chunks stay.
 func (l *life) tidy() error {
 	for n := range l.next {
 		n++
@@ -362,8 +361,7 @@ func runLife(seed uint64, o Options) error {
 		}
 		l.s.Abandon()
 		if l.d.dead && r.IntN(3) == 0 {
-			// It was the process that died in the middle: what it wrote is in the
-			// cache, and may be lost yet.
+			// The process died in the middle: its writes are in the cache, and may be lost yet.
 			l.d.dead, l.lost = false, false
 			continue
 		}
@@ -374,9 +372,9 @@ func runLife(seed uint64, o Options) error {
 	return nil
 }
 
-// Whatever was acknowledged as synced, sealed, fenced or deleted is so after
-// any loss of power, and whatever was acknowledged at all after the death of
-// the process. Nothing is ever there that was not written.
+// Every acknowledged sync, seal, fence and deletion holds after any loss of power, and every
+// acknowledged operation after the death of the process. The store never has bytes that were not
+// written.
 func TestCrash(t *testing.T) {
 	for seed := range seeds(150) {
 		o := options()
@@ -387,8 +385,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// An Init that a power cut ends anywhere is begun again, or was done; a
-// directory with anything else is never taken for that.
+// An Init that a power cut ends anywhere is begun again, or was complete; a directory with
+// anything else is never taken for an unfinished Init.
 func TestInitIsCutShort(t *testing.T) {
 	whole := false
 	for n := 1; !whole; n++ {

@@ -94,8 +94,8 @@ func TestFlipAppend(t *testing.T) {
 	}
 }
 
-// Any bit flipped in a .meta file makes its chunk unreadable, never something
-// else; it may still be deleted, and other chunks are as before.
+// Any bit flipped in a .meta file makes its chunk unreadable, with no other effect; the chunk may
+// still be deleted, and other chunks are unchanged.
 func TestFlipMeta(t *testing.T) {
 	d, s := memStore(t)
 	put(t, s, testID(1), 0, pattern(70_000, 1))
@@ -169,8 +169,8 @@ func TestFlipLog(t *testing.T) {
 	}
 }
 
-// Synced bytes that rot in the data file before the checkpoint are
-// corruption, not a shorter chunk.
+// Synced bytes that rot in the data file before the checkpoint are corruption, not a shorter
+// chunk.
 func TestRotBelowSynced(t *testing.T) {
 	d, s := memStore(t)
 	id := testID(1)
@@ -195,14 +195,14 @@ func TestRotBelowSynced(t *testing.T) {
 	}
 }
 
-// After a sync failed, no later one succeeds: the kernel has dropped the pages.
+// After a failed sync, no later sync succeeds: the kernel has dropped the pages.
 func TestSyncError(t *testing.T) {
 	for name, size := range map[string]int{"log": 1000, "data": 300_000} {
 		t.Run(name, func(t *testing.T) {
 			d, s := memStore(t)
 			id := testID(1)
 			put(t, s, id, 0, pattern(size, 1))
-			// The first sync that comes; the log's record before it is a write.
+			// The first sync; the log's record before the sync is a write.
 			for k := d.ops + 1; ; k++ {
 				d.failAt, d.failErr = k, syscall.EIO
 				_, err := s.Sync(ctx, id, uint64(size))
@@ -227,8 +227,8 @@ func TestSyncError(t *testing.T) {
 	}
 }
 
-// EIO at every single change: whatever was acknowledged before it and synced
-// is there after a restart.
+// EIO at every single change: acknowledged and synced bytes from before the error are in the
+// store after a restart.
 func TestEIOAnywhere(t *testing.T) {
 	for k := 1; k < 400; k += 3 {
 		d := newMemDisk()
@@ -262,8 +262,8 @@ func TestEIOAnywhere(t *testing.T) {
 	}
 }
 
-// A full disk refuses appends, keeps all it has, still syncs, seals and
-// deletes, and goes on when there is room again.
+// A full disk refuses appends, keeps all its bytes, still syncs, seals and deletes, and goes on
+// when the disk has room again.
 func TestFullDisk(t *testing.T) {
 	d, s := memStore(t)
 	d.room = 3 << 20
@@ -292,7 +292,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// The write itself says ENOSPC: the append is refused, nothing else happens.
+// The write itself returns ENOSPC: the append is refused, with no other effect.
 func TestWriteENOSPC(t *testing.T) {
 	d, s := memStore(t)
 	put(t, s, testID(1), 0, pattern(1000, 1))
@@ -328,7 +328,7 @@ func TestCheckpointENOSPC(t *testing.T) {
 	}
 }
 
-// An older fence is refused once a higher one was seen, wherever it comes late.
+// After a higher fence, an older fence is refused, wherever the older fence comes late.
 func TestFence(t *testing.T) {
 	d, s := memStore(t)
 	f1, f2 := meta.Fence{Term: 1}, meta.Fence{Term: 1, Seals: 1}
@@ -374,7 +374,7 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// What Append, Sync and Seal say to wrong and repeated requests.
+// The answers of Append, Sync and Seal to wrong and repeated requests.
 func TestRequests(t *testing.T) {
 	_, s := memStore(t)
 	id := testID(1)
@@ -426,8 +426,8 @@ func TestRequests(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// A directory that is empty, another cluster's, another disk's, newer, or
-// open elsewhere is refused and stays as it is.
+// A directory that is empty, another cluster's, another disk's, newer, or open elsewhere is
+// refused and stays unchanged.
 func TestRefusedDirectories(t *testing.T) {
 	o := options()
 	o.Cluster, o.Disk = [16]byte{1}, [16]byte{2}
@@ -462,7 +462,7 @@ func TestRefusedDirectories(t *testing.T) {
 	}
 }
 
-// A small log under many appends is emptied as it fills.
+// A small log under many appends is emptied as the log fills.
 func TestLogWraps(t *testing.T) {
 	d, s := memStore(t)
 	want := map[uint64]uint64{}

@@ -12,7 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// sealCRC is what the journal would say of a chunk with these bytes.
+// sealCRC is the journal's checksum of a chunk with these bytes.
 func sealCRC(p []byte) uint32 {
 	crcs, _ := sums(0, p)
 	return chunkserver.SealCRC(crcs)
@@ -34,11 +34,10 @@ func receive(s *Store, id meta.ChunkID, fence meta.Fence, p []byte, n int) error
 	return err
 }
 
-// A replica that comes in is there whole, sealed as the journal says, once
-// Commit returned, and is not there at all before: after any loss of power, the
-// death of the process, failing syncs and a full disk at every step. What it
-// replaces, an open replica that was away or a damaged one, is there unchanged
-// until then, or gone; never a mixture.
+// An incoming replica is whole, sealed as the journal says, once Commit returned, and does not
+// exist before: after any loss of power, the death of the process, failing syncs and a full disk
+// at every step. The replaced replica, open and left behind, or damaged, is unchanged until then,
+// or gone; never a mixture.
 func TestReceiveCrash(t *testing.T) {
 	for seed := range seeds(400) {
 
@@ -70,7 +69,7 @@ func receiveLife(seed uint64) error {
 	before := "nothing"
 	switch r.IntN(5) {
 	case 0:
-	case 1: // was away: its writer went on elsewhere
+	case 1: // left behind: its writer went on elsewhere
 		before = "open"
 		if err := put1(s, id, old); err != nil {
 			return err
@@ -181,7 +180,7 @@ func receiveLife(seed uint64) error {
 			return fmt.Errorf("%s was left", name)
 		}
 	}
-	// It can come in now.
+	// The replica can come in now.
 	if err := receive(s, id, final, good, block); err != nil && meta.KindOf(err) != meta.Sealed {
 		return fmt.Errorf("again: %w", err)
 	}
@@ -199,7 +198,7 @@ func put1(s *Store, id meta.ChunkID, p []byte) error {
 	return err
 }
 
-// What a copy must not do.
+// Forbidden effects of a copy.
 func TestReceiveRefuses(t *testing.T) {
 	d, s := memStore(t)
 	id, f := testID(1), meta.Fence{Term: 1, Seals: 1}
@@ -251,7 +250,7 @@ func TestReceiveRefuses(t *testing.T) {
 	if _, err := s.Receive(ctx, id, meta.Fence{Term: 1}, 200_000, sealCRC(p)); meta.KindOf(err) != meta.Fenced {
 		t.Errorf("an old fence: %v", err)
 	}
-	// A later order for what is here: only the fence rises, and holds.
+	// A later order for an existing replica: only the fence rises, and holds.
 	later := meta.Fence{Term: 1, Seals: 4}
 	if in, err := s.Receive(ctx, id, later, 200_000, sealCRC(p)); in != nil || err != nil {
 		t.Errorf("a later order: %v, %v", in, err)

@@ -13,9 +13,9 @@ import (
 	"syscall"
 )
 
-// memDisk is a disk in memory that forgets what was not synced: bytes,
-// lengths and directory entries. It can lose its power at any change, fail syncs the way
-// kernels do (the dirty pages are dropped and the next sync succeeds), and be full.
+// memDisk is a disk in memory that forgets unsynced changes: bytes, lengths and directory
+// entries. The disk can lose its power at any change, fail syncs the way kernels do (the dirty
+// pages are dropped and the next sync succeeds), and be full.
 type memDisk struct {
 	mu      sync.Mutex
 	dirs    map[string]*memDir
@@ -25,14 +25,14 @@ type memDisk struct {
 	dead    bool
 	failAt  int   // this change fails with failErr
 	failErr error // EIO or ENOSPC
-	// syncFailed: that change was a sync.
+	// syncFailed: the failed change was a sync.
 	syncFailed bool
 	room       int64 // bytes that may still be written beyond files' ends; -1: no bound
 	// before, if not nil, is called before a file is made ("open"), renamed to a
 	// name ("rename"), removed ("remove"), a directory is synced ("sync"), or a
 	// file ("fsync"); nothing is locked. An error ends the call.
 	before func(op, name string) error
-	opened map[string]int // how many times what is open now
+	opened map[string]int // the number of opens of each open file
 }
 
 var errPower = errors.New("the power is off")
@@ -68,7 +68,7 @@ func newMemDir() *memDir {
 	return &memDir{now: map[string]*memInode{}, durable: map[string]*memInode{}}
 }
 
-// change counts a change; the power may fail at it.
+// change counts a change; the power may fail at the change.
 func (d *memDisk) change() error {
 	if d.dead {
 		return errPower
@@ -76,7 +76,7 @@ func (d *memDisk) change() error {
 	d.ops++
 	if d.ops == d.powerAt {
 		d.dead = true
-		return nil // this one still happens, as far as the cache goes
+		return nil // this change still happens, in the cache
 	}
 	if d.ops == d.failAt {
 		return d.failErr
@@ -84,7 +84,7 @@ func (d *memDisk) change() error {
 	return nil
 }
 
-// after is what a changing call returns once the power is gone.
+// after is the error of a changing call once the power is gone.
 func (d *memDisk) after(err error) error {
 	if err == nil && d.dead {
 		return errPower
@@ -399,8 +399,8 @@ func (f *memFile) Close() error {
 	return nil
 }
 
-// crash gives the disk as it comes back: all that was synced, and of the rest
-// whatever chance leaves, torn at sectors.
+// crash returns the disk as the disk comes back: all synced bytes, and a random part of the rest,
+// torn at sectors.
 func (d *memDisk) crash(r *rand.Rand) *memDisk {
 	// Mostly all is lost or all is kept; between lie the interesting mixtures.
 	return d.keep(r, []float64{0, 0.1, 0.5, 0.9, 1}[r.IntN(5)])
@@ -418,8 +418,8 @@ func (d *memDisk) keep(r *rand.Rand, keep float64) *memDisk {
 		dir := d.dirs[name]
 		fresh := newMemDir()
 		ents := maps.Clone(dir.durable)
-		// File systems mostly keep the order of entries' changes, at least in one
-		// directory; nothing that is promised rests on that.
+		// File systems mostly keep the order of entries' changes, at least in one directory; no
+		// promise rests on the order.
 		for _, op := range dir.pending {
 			if r.Float64() >= keep {
 				continue

@@ -65,9 +65,8 @@ func packed(t testing.TB, s *Store, id meta.ChunkID, alg meta.Compression) chunk
 	return i
 }
 
-// A compressed chunk reads, at whatever offset and length, as the plain one did,
-// before and after a restart; its file is smaller, nobody gets it, and it counts for
-// what it takes.
+// A compressed chunk reads, at any offset and length, like the plain chunk, before and after a
+// restart; its file is smaller, no reader gets the file, and the file counts by its size.
 func TestPackReads(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 2))
 	for _, alg := range []meta.Compression{meta.CompressS2, meta.CompressZstd} {
@@ -78,7 +77,7 @@ func TestPackReads(t *testing.T) {
 			}
 			s := openDir(t, dir, testOptions)
 			want := text(r, size)
-			copy(want[size/2:], noise(r, size/10)) // frames that stay as they are, too
+			copy(want[size/2:], noise(r, size/10)) // frames left plain, too
 			id := sealed(t, s, 1, want)
 			was, err := s.Stat(t.Context(), id)
 			if err != nil || was.Form != meta.CompressNone || was.Stored != uint64(size) {
@@ -133,7 +132,7 @@ func TestPackReads(t *testing.T) {
 	}
 }
 
-// What does not shrink stays plain, and that is known after a restart.
+// Bytes that do not shrink stay plain, and the store knows so after a restart.
 func TestPackDense(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	dir := t.TempDir()
@@ -164,8 +163,8 @@ func TestPackDense(t *testing.T) {
 	}
 }
 
-// Whatever byte of a compressed chunk rots, no read returns another one than
-// was written, and the check of the disk tells, too.
+// Whatever byte of a compressed chunk rots, no read returns a changed byte, and the check of the
+// disk reports the chunk, too.
 func TestPackRot(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	for _, alg := range []meta.Compression{meta.CompressS2, meta.CompressZstd} {
@@ -228,8 +227,8 @@ func TestPackRot(t *testing.T) {
 	}
 }
 
-// A chunk is deleted, or fenced, at any time while it is being compressed, and a
-// reader that began before goes on.
+// A chunk is deleted, or fenced, at any time during its compression, and an earlier reader goes
+// on.
 func TestPackBesideOthers(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	dir := t.TempDir()
@@ -308,7 +307,7 @@ func FuzzFrame(f *testing.F) {
 		if err != nil || n == 0 {
 			return
 		}
-		// What decodes is coded again to something that decodes to the same.
+		// Decoded bytes, coded again, decode to the same bytes.
 		a := meta.Compression(alg)
 		if z := encodeFrame(a, make([]byte, 2*FrameSize), buf[:n]); z != nil {
 			again := make([]byte, n)
@@ -319,7 +318,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// The decoder takes no more memory than the frame it fills.
+// The decoder takes no more memory than its frame.
 func TestPackBomb(t *testing.T) {
 	bomb := zstdWriter().EncodeAll(make([]byte, 64<<20), nil)
 	out := make([]byte, FrameSize)
@@ -337,7 +336,7 @@ func TestPackBomb(t *testing.T) {
 	}
 }
 
-// cpu is what this process has used so far.
+// cpu is the CPU time of this process so far.
 func cpu() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -402,10 +401,10 @@ func BenchmarkPack(b *testing.B) {
 
 var keep = flag.Bool("keep", false, "write testdata/packed-v1 anew: only with a new version")
 
-// What the program that brought the format wrote is read by the one of today.
+// Today's program reads the bytes of the program that brought the format.
 func TestPackOfBefore(t *testing.T) {
 	want := text(rand.New(rand.NewPCG(20, 26)), FrameSize+9000)
-	copy(want[FrameSize:], noise(rand.New(rand.NewPCG(20, 27)), 9000)) // a frame as it is
+	copy(want[FrameSize:], noise(rand.New(rand.NewPCG(20, 27)), 9000)) // a plain frame
 	for _, alg := range []meta.Compression{meta.CompressS2, meta.CompressZstd} {
 		kept := filepath.Join("testdata", "packed-v1", alg.String())
 		dir := t.TempDir()

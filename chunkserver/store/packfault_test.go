@@ -50,7 +50,7 @@ func reads(t *testing.T, s *Store, id meta.ChunkID, want []byte) {
 	}
 }
 
-// has tells whether a file is there.
+// has tells whether a file exists.
 func (d *memDisk) has(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,15 +58,15 @@ func (d *memDisk) has(name string) bool {
 	return dir.now[base] != nil
 }
 
-// Compressing takes no space that writers may still have: it does not begin
-// without room for all that it may write, and gives up when others take the room.
+// Compressing takes no space that writers may still have: the compression does not begin without
+// room for its largest file, and gives up when other writers take the room.
 func TestPackLeavesRoom(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 1))
 	const reserve = 1 << 20
 	o := testOptions
 	o.Reserve = reserve
 	want := text(r, 3<<20)
-	copy(want, noise(r, 1<<20)) // frames as they are in front: the file soon gets long
+	copy(want, noise(r, 1<<20)) // plain frames in front: the file soon gets long
 	d, s, ids := packDisk(t, o, want, text(r, 3<<20))
 	full := func(room int64) {
 		d.mu.Lock()
@@ -83,7 +83,7 @@ func TestPackLeavesRoom(t *testing.T) {
 			}
 		}
 	}
-	// Room for the compressed file, but not for what it may be.
+	// Room for the compressed file, but not for its largest possible size.
 	full(reserve + int64(len(want)) - 1)
 	if _, err := s.Pack(t.Context(), ids[0], meta.CompressZstd); meta.KindOf(err) != meta.NoSpace {
 		t.Fatalf("it was begun: %v", err)
@@ -107,7 +107,7 @@ func TestPackLeavesRoom(t *testing.T) {
 	if d.has(packName(ids[0])) {
 		t.Error("it left a file")
 	}
-	// What waits for a checkpoint counts for the next one.
+	// A file that waits for a checkpoint counts for the next file.
 	full(reserve + fullAt + int64(len(want)))
 	if n, err := s.Pack(t.Context(), ids[0], meta.CompressZstd); err != nil || n == 0 {
 		t.Fatal(err)
@@ -129,8 +129,8 @@ func TestPackLeavesRoom(t *testing.T) {
 	reads(t, s, ids[0], want)
 }
 
-// A disk that gets full compresses what it can: what waits for a checkpoint is
-// put in its place, which makes room, before something is given up.
+// A disk that gets full compresses as much as possible: files that wait for a checkpoint are put
+// in place, which makes room, before the compression gives up.
 func TestCompressOnAFullDisk(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 2))
 	const reserve, n, size = 1 << 20, 6, 1 << 20
@@ -142,7 +142,7 @@ func TestCompressOnAFullDisk(t *testing.T) {
 	}
 	d, s, ids := packDisk(t, o, all...)
 	s.Abandon()
-	d.room = reserve + fullAt + size + 100_000 // for one beside its plain form, and for .meta
+	d.room = reserve + fullAt + size + 100_000 // for a chunk beside its plain form, and for .meta
 	o.Manual, o.Logger = false, silent
 	s, err := Open(d, o)
 	if err != nil {
@@ -172,7 +172,7 @@ func TestPackENOSPC(t *testing.T) {
 		}
 		whole = d.ops < d.failAt
 		if ferr := s.Err(); ferr != nil {
-			if !d.syncFailed { // that fails the disk, whatever it says
+			if !d.syncFailed { // that fails the disk, whatever the error
 				t.Fatalf("change %d: %v", at, ferr)
 			}
 			continue
@@ -194,8 +194,8 @@ func TestPackENOSPC(t *testing.T) {
 	}
 }
 
-// Damage that is found between the compressing and the checkpoint, or while it is
-// compressed, voids it: neither file nor descriptor stays of it.
+// Damage found between the compression and the checkpoint, or during the compression, voids the
+// compression: neither its file nor its descriptor stays.
 func TestPackVoidedByDamage(t *testing.T) {
 	want := text(rand.New(rand.NewPCG(7, 4)), 400_000)
 	rot := func(d *memDisk, s *Store, id meta.ChunkID) {
@@ -213,7 +213,7 @@ func TestPackVoidedByDamage(t *testing.T) {
 			d.before = func(op, name string) error {
 				if op == "open" && name == packName(id) {
 					rot(d, s, id)
-					d.inode(dataName(id)).now[1000] ^= 1 // what compressing reads is sound again
+					d.inode(dataName(id)).now[1000] ^= 1 // the source of the compression is sound again
 				}
 				return nil
 			}
@@ -245,8 +245,8 @@ func TestPackVoidedByDamage(t *testing.T) {
 	}
 }
 
-// A chunk that is deleted just before its compressed file is made leaves a file
-// that nothing knows of if the process dies then. It is listed as that, and goes.
+// A chunk that is deleted just before its compressed file is made leaves a file without a record
+// if the process dies then. The list has the file as such, and the file goes.
 func TestPackLeftAlone(t *testing.T) {
 	want := text(rand.New(rand.NewPCG(7, 5)), 3<<20)
 	d, s, ids := packDisk(t, testOptions, want)
@@ -270,7 +270,7 @@ func TestPackLeftAlone(t *testing.T) {
 	if n := s.Stats().Checked - checked; n > FrameSize {
 		t.Errorf("a deleted chunk went on being compressed: %d bytes of it were read", n)
 	}
-	if err := s.Checkpoint(); err != nil { // then the log doesn't speak of it any more
+	if err := s.Checkpoint(); err != nil { // then the log doesn't name the chunk any more
 		t.Fatal(err)
 	}
 	s.Abandon()
@@ -307,8 +307,8 @@ func TestPackLeftAlone(t *testing.T) {
 	}
 }
 
-// A checkpoint that fails between two chunks has put the first one's compressed
-// file in place only as far as the cache goes: its plain file stays until that is durable.
+// A checkpoint that fails between two chunks has put the compressed file of the first in place
+// only in the cache: the plain file stays until the new file is durable.
 func TestPackPlainStaysUntilDurable(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 6))
 	a, b := text(r, 100_000), text(r, 100_000)
@@ -365,9 +365,8 @@ func TestPackPlainStaysUntilDurable(t *testing.T) {
 	}
 }
 
-// A process that is killed between putting .meta in place and syncing the
-// directory leaves one that is not durable; the next one removes no plain file
-// before it is.
+// A process that is killed between putting .meta in place and syncing the directory leaves a
+// .meta that is not durable; the next process removes no plain file before .meta is durable.
 func TestPackPlainStaysAfterAKill(t *testing.T) {
 	want := text(rand.New(rand.NewPCG(7, 7)), 100_000)
 	killed := errors.New("killed")
@@ -406,7 +405,7 @@ func TestPackPlainStaysAfterAKill(t *testing.T) {
 	}
 }
 
-// slowDisk takes its time to read.
+// slowDisk reads slowly.
 type slowDisk struct{ *memDisk }
 
 type slowFile struct{ File }
@@ -423,8 +422,7 @@ func (f slowFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.File.ReadAt(p, off)
 }
 
-// Compressing takes half of the time of a disk that nobody uses, and a quarter of
-// one that is used.
+// Compressing takes half of the time of an idle disk, and a quarter of the time of a used disk.
 func TestPackIsPaced(t *testing.T) {
 	for _, used := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

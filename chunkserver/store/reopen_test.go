@@ -38,8 +38,8 @@ func put(t testing.TB, s *Store, id meta.ChunkID, off uint64, p []byte) {
 	}
 }
 
-// A chunk appended to, synced and sealed is there again after the process
-// died, and after a clean close.
+// A chunk appended to, synced and sealed is unchanged after the process died, and after a clean
+// close.
 func TestReopen(t *testing.T) {
 	dir := t.TempDir()
 	ctx := t.Context()

@@ -33,7 +33,7 @@ func sealedIn(t *testing.T, dir string, o Options, n int) (*Store, meta.ChunkID,
 	return s, id, data
 }
 
-// vouchedBlocks counts the blocks that readers are told need no check.
+// vouchedBlocks counts the blocks that readers need not check.
 func vouchedBlocks(t *testing.T, s *Store, id meta.ChunkID) (n int) {
 	t.Helper()
 	l, err := s.Local(id, 0, 4096, false)
@@ -46,8 +46,8 @@ func vouchedBlocks(t *testing.T, s *Store, id meta.ChunkID) (n int) {
 	return n
 }
 
-// What was verified stays so over restarts, orderly ones and others: nothing
-// is read again. What was only written does not count.
+// Verified blocks stay verified over restarts, orderly or not: nothing is read again. Blocks that
+// were only written do not count.
 func TestVerifiedSurvives(t *testing.T) {
 	for name, orderly := range map[string]bool{"closed": true, "killed": false} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestVerifiedSurvives(t *testing.T) {
 					s.Abandon()
 				}
 				s = openDir(t, dir, o)
-				before := s.Stats().Checked // recovery reads what the log tells of
+				before := s.Stats().Checked // recovery reads the bytes named by the log
 				if n := vouchedBlocks(t, s, id); n != 5 {
 					t.Fatalf("%d blocks verified after the restart", n)
 				}
@@ -132,7 +132,7 @@ func TestVerifiedVoid(t *testing.T) {
 				return err
 			}
 			defer f.Close()
-			_, err = f.WriteAt([]byte{3}, 0) // what is there already
+			_, err = f.WriteAt([]byte{3}, 0) // the same byte as before
 			return err
 		}, 0},
 		"mode": {func(dir string, o *Options) error { return os.Chmod(data(dir), 0o640) }, 0},
@@ -211,8 +211,8 @@ func TestVerifiedFlip(t *testing.T) {
 	}
 }
 
-// Chunks are verified by themselves once the disk is quiet, open ones as far as
-// their blocks are whole, and what was sealed last when the store is closed.
+// Chunks are verified without a caller once the disk is quiet, open chunks up to their last whole
+// block, and the last sealed chunks at the close of the store.
 func TestVerifiedByItself(t *testing.T) {
 	dir, o := t.TempDir(), bootOptions()
 	o.Manual = false
@@ -249,8 +249,7 @@ func TestVerifiedByItself(t *testing.T) {
 	}
 }
 
-// A chunk that was left open is read by its seal after a restart, and need not
-// be read again.
+// A chunk that was left open is read by its seal after a restart, and need not be read again.
 func TestVerifiedBySeal(t *testing.T) {
 	dir, o := t.TempDir(), bootOptions()
 	if err := Init(DirDisk(dir), o); err != nil {
@@ -268,7 +267,7 @@ func TestVerifiedBySeal(t *testing.T) {
 	}
 }
 
-// Many who ask at once share one reading.
+// Many callers at once share a single reading.
 func TestVerifyTogether(t *testing.T) {
 	s, id, _ := sealedIn(t, t.TempDir(), bootOptions(), 3_000_000)
 	errs := make(chan error)

@@ -21,8 +21,8 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// serving are the commands that serve until they are interrupted, or that make a server's
-// state and wait for servers without a bound. Each has the test that covers it.
+// serving are the commands that serve until an interrupt, or that make a server's state and wait
+// for servers without a bound. Each has the name of its test.
 var serving = map[string]string{
 	"penstock chunkserver":  "waits for metadata servers",
 	"penstock cluster join": "has no credentials before it ends: join_test.go",
@@ -51,7 +51,7 @@ var noSuch = map[string]string{
 	"VOLUME[@SNAPSHOT]": "no-such@none",
 }
 
-// moreFlags are the flags without which a command is refused before it sends a request.
+// moreFlags are the flags without which a command is refused before sending a request.
 var moreFlags = map[string][]string{
 	"penstock cluster join-token": {"--role", "client"},
 	"penstock cluster backup":     {"--dir", "/no-such/dir"},

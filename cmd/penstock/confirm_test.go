@@ -25,9 +25,9 @@ var notDestroying = map[string]string{
 	"penstock volume promote":  "copies what a clone shares; the origin stays",
 }
 
-// TestDestroyingCommandsAsk: commands that destroy data are marked: they have --yes, also
-// in their examples. (test/cmd, confirm.txtar, tests their texts, and that they do
-// nothing without a terminal.)
+// TestDestroyingCommandsAsk: commands that destroy data are marked: each has --yes, also in its
+// examples. (test/cmd, confirm.txtar, tests the texts, and that the commands do nothing without a
+// terminal.)
 func TestDestroyingCommandsAsk(t *testing.T) {
 	marked := map[string]bool{}
 	every(newRoot(), func(cmd *cobra.Command) {

@@ -19,7 +19,7 @@ var (
 	inText  = regexp.MustCompile("`(?:bin/)?penstock ([^`]*)`")
 )
 
-// documented are the command lines of a page, each with where it stands.
+// documented are the command lines of a page, each with its place.
 func documented(t *testing.T, path string) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -45,8 +45,8 @@ func documented(t *testing.T, path string) map[string]string {
 	return lines
 }
 
-// TestDocumentedCommands: each command line of penstock in the pages names an existing
-// command, and flags of this command.
+// TestDocumentedCommands: each command line of penstock in the pages names an existing command,
+// and existing flags of the command.
 func TestDocumentedCommands(t *testing.T) {
 	root := newRoot()
 	seen := 0

@@ -17,8 +17,8 @@ func every(cmd *cobra.Command, visit func(*cobra.Command)) {
 	}
 }
 
-// TestMisspeltCommands: in every group, a word that is no command ends with status 2,
-// whatever flags follow, and the error suggests the similar command.
+// TestMisspeltCommands: in every group, an unknown word ends with status 2, whatever flags
+// follow, and the error suggests the similar command.
 func TestMisspeltCommands(t *testing.T) {
 	groups := 0
 	every(newRoot(), func(cmd *cobra.Command) {

@@ -38,7 +38,7 @@ func TestTellSystemd(t *testing.T) {
 	}
 }
 
-// TestListenHold: a holder listens only where no other user can replace its socket.
+// TestListenHold: a holder refuses a place where another user can replace its socket.
 func TestListenHold(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("giving a folder away needs root")

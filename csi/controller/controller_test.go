@@ -422,9 +422,8 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// TestNothingMeetsIt: a class that nothing in the cluster can meet has no capacity, makes
-// no volume, also none from a snapshot, leaves no remains, and no volume is modified to
-// it.
+// TestNothingMeetsIt: a class that the cluster can't meet has no capacity, makes no volume, also
+// none from a snapshot, leaves no remains, and no volume is modified to the class.
 func TestNothingMeetsIt(t *testing.T) {
 	s, m := newServer()
 	a := ok(t, s.CreateVolume, request("a", 1<<30)).GetVolume().GetVolumeId()
@@ -448,8 +447,8 @@ func TestNothingMeetsIt(t *testing.T) {
 	}
 }
 
-// TestClones: a volume made from a snapshot or a volume has the policy of its class, also
-// if the call that made it was interrupted at any step.
+// TestClones: a volume made from a snapshot or a volume has the policy of its class, also if the
+// call was interrupted at any step.
 func TestClones(t *testing.T) {
 	for _, cut := range []string{"", "clone", "set policy", "set words", "attach", "rename"} {
 		s, m := newServer()
@@ -734,8 +733,8 @@ func TestChangesBeside(t *testing.T) {
 	}
 }
 
-// TestTwoControllers: one controller removes a draft, and another controller completes
-// the draft before it is gone. Then the volume stays, and stays attached.
+// TestTwoControllers: one controller removes a draft, and another controller completes the draft
+// before the removal. Then the volume stays, and stays attached.
 func TestTwoControllers(t *testing.T) {
 	s, m := newServer()
 	q := request("c", 1<<30)

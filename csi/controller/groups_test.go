@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// grouped has groups in memory. It calls look after each read of a group, before the
-// reader goes on.
+// grouped has groups in memory. After each read of a group, look is called, before the reader
+// goes on.
 type grouped struct {
 	*memory
 	groups map[string]meta.Group

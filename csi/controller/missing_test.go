@@ -15,10 +15,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestWhatIsMissing: each call that names a missing volume, snapshot or group gives the
-// answer of the specification's tables of errors: NotFound where the object is needed,
-// and OK where it is to be deleted. The calls are the service's own list, so that a new
-// call can't be left out.
+// TestWhatIsMissing: each call that names a missing volume, snapshot or group gives the answer of
+// the specification's tables of errors: NotFound where the object is needed, and OK where the
+// object is to be deleted. The calls are the service's own list, so that a new call can't be left
+// out.
 func TestWhatIsMissing(t *testing.T) {
 	const (
 		data = meta.VolumeID(10 + iota)

@@ -35,8 +35,8 @@ func (f *forgets) Forget(path string) error            { *f = append(*f, path); 
 func (f *forgets) forgot(path string) bool             { return slices.Contains(*f, path) }
 func exists(f folder) bool                             { _, err := os.Stat(string(f)); return err == nil }
 
-// TestRecover: a volume that was staged and is not mounted any more is forgotten. If its
-// state is unknown, it is left alone: the holder may have bytes of a pod.
+// TestRecover: a staged volume that is not mounted any more is forgotten. If its state is
+// unknown, the volume is left alone: the holder may have bytes of a pod.
 func TestRecover(t *testing.T) {
 	holder := new(forgets)
 	s := New(Config{State: t.TempDir(), Holder: holder, Logger: slog.New(slog.DiscardHandler)})
@@ -141,8 +141,8 @@ func (c *inlineVolumes) Delete(_ context.Context, id meta.VolumeID) error {
 	return nil
 }
 
-// TestSweepBesideService: inline volumes are swept while pods come: a volume that a pod
-// is getting stays, and so does a volume that a pod has got since the listing.
+// TestSweepBesideService: inline volumes are swept while pods come: a volume that a pod is
+// getting stays, and so does a volume that a pod has got since the listing.
 func TestSweepBesideService(t *testing.T) {
 	const node = "node1"
 	c := &inlineVolumes{}
@@ -171,9 +171,8 @@ func TestSweepBesideService(t *testing.T) {
 	}
 }
 
-// TestLockOfFolderThatGoes: callers take the lock and remove the folder again and again;
-// never do two of them have the lock, even if one opens the file that another is about to
-// remove.
+// TestLockOfFolderThatGoes: callers take the lock and remove the folder again and again; never do
+// two callers have the lock, even if one caller opens the file that another is about to remove.
 func TestLockOfFolderThatGoes(t *testing.T) {
 	f := folder(filepath.Join(t.TempDir(), "volumes", "0123"))
 	var (
@@ -234,8 +233,8 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// refusing mounts a volume whose process answers each request with EPERM, so that the mount
-// fails each look at it. ended is closed at the end of the FUSE connection.
+// refusing mounts a volume whose process answers each request with EPERM, so that each look at
+// the mount fails. ended is closed at the end of the FUSE connection.
 func refusing(t *testing.T, staging string) (ended chan struct{}) {
 	t.Helper()
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -283,9 +282,9 @@ func refusing(t *testing.T, staging string) (ended chan struct{}) {
 	return ended
 }
 
-// TestOthersKeepTheirMount: a mount that does not answer, and that a process uses, is
-// taken from a pod. The connection of the volume's mounts ends only if no other pod of
-// the node has the volume.
+// TestOthersKeepTheirMount: a mount that does not answer, and that a process uses, is taken from
+// a pod. The connection of the volume's mounts ends only if no other pod of the node has the
+// volume.
 func TestOthersKeepTheirMount(t *testing.T) {
 	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})
 	dir := t.TempDir()
@@ -327,9 +326,9 @@ func TestOthersKeepTheirMount(t *testing.T) {
 	}
 }
 
-// TestUnstageOfWhatMountsLate: a driver has begun a mount and dies, and the next driver
-// must remove the mount before it exists. The mount is removed when it comes, and so is
-// its process.
+// TestUnstageOfWhatMountsLate: a driver has begun a mount and dies, and the next driver must
+// remove the mount before the mount exists. The mount is removed when it comes, and so is its
+// process.
 func TestUnstageOfWhatMountsLate(t *testing.T) {
 	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})
 	const volume = "v"

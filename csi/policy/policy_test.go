@@ -47,8 +47,8 @@ func TestWrongParameters(t *testing.T) {
 	}
 }
 
-// TestValuesAreNotTold: whatever somebody writes where a parameter's value belongs is
-// in no error, since those are logged and kept in events.
+// TestValuesAreNotTold: no error contains a parameter's value, whatever the user writes, since
+// errors are logged and kept in events.
 func TestValuesAreNotTold(t *testing.T) {
 	const secret = "Hunter2=4f1c!"
 	refused := func(what string, err error) {
@@ -151,7 +151,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// labelValue is what Kubernetes takes for one.
+// labelValue is a valid label value for Kubernetes.
 var labelValue = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 func TestSegments(t *testing.T) {
@@ -233,26 +233,26 @@ func TestPlace(t *testing.T) {
 	}{
 		{meta.Policy{Replicas: 2, Class: "nvme", Topology: "/z1"}, 100},
 		{meta.Policy{Replicas: 4}, 175},
-		{meta.Policy{Replicas: 5}, 0},                                                 // there are four hosts
+		{meta.Policy{Replicas: 5}, 0},                                                 // the sites have four hosts
 		{meta.Policy{Replicas: 3, Spread: meta.SpreadRack}, 700 / 3},                  // and three racks
 		{meta.Policy{Replicas: 3, MinReplicas: 1, Spread: meta.SpreadDC}, 0},          // in two zones
 		{meta.Policy{Replicas: 1, Class: "tape"}, 0},                                  // of other disks
 		{meta.Policy{Replicas: 1, Topology: "/z3"}, 0},                                // and no third zone
-		{meta.Policy{Replicas: 2, Class: "hdd"}, 0},                                   // one has such disks
+		{meta.Policy{Replicas: 2, Class: "hdd"}, 0},                                   // one host has such disks
 		{meta.Policy{Replicas: 2, Spread: meta.SpreadRack, Topology: "/z1"}, 700 / 2}, // full or not
 	} {
 		if got := Capacity(sites, c.p); got != c.want {
 			t.Errorf("capacity %d for %+v, want %d", got, c.p, c.want)
 		}
 	}
-	// One that is away is waited for: new data begins with fewer replicas until then.
+	// Place waits for an absent site: new data begins with fewer replicas until then.
 	away := slices.Clone(sites)
 	away[0] = Site{Topology: "/z1/r1/a", Disks: []Disk{{Class: "nvme"}}, Away: true}
 	if got := Capacity(away, meta.Policy{Replicas: 4}); got != 150 {
 		t.Errorf("capacity %d while one of four is away", got)
 	}
-	// There is room for what Place places, and for no byte more; whatever the disks of
-	// the pod's own machine.
+	// The capacity is exactly the bytes that Place can place; whatever the disks of the pod's own
+	// machine.
 	for _, at := range []map[string]string{nil, seg("z1", "r1"), seg("z1", "r2"), seg("z2", "r1"), seg("z9", "r9"), {KeyZone: "z1", KeyRack: "r1", KeyHost: "b"}} {
 		for _, level := range []Level{Anywhere, Zone, Rack, Host} {
 			for _, topology := range []string{"", "/z1", "/z1/r2"} {
@@ -265,7 +265,7 @@ func TestPlace(t *testing.T) {
 				fits := func(bytes uint64) bool {
 					c := class
 					err := Place(&c, sites, asked, nil, bytes)
-					// Place does not look for room where it changes nothing.
+					// Place does not look for room where the room changes nothing.
 					return err == nil && Capacity(sites, c.Policy) >= bytes
 				}
 				if room > 0 && !fits(room) || fits(room+1) {

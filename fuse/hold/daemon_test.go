@@ -27,8 +27,8 @@ import (
 )
 
 // rig is a holder at a socket; its mounts are pipes and empty memories. A pipe resembles
-// /dev/fuse in one way: its writing end reports an error to poll(2) once the other end,
-// the "kernel", has closed.
+// /dev/fuse in one way: the writing end reports an error to poll(2) once the other end, the
+// "kernel", has closed.
 type rig struct {
 	*testing.T
 	h      *Daemon
@@ -145,7 +145,7 @@ func (r *rig) take(h *Client, name string, replace bool) chan taken {
 	return c
 }
 
-// comes waits for a value that must come.
+// comes waits for a required value.
 func comes[T any](t *testing.T, what string, c <-chan T) (v T) {
 	t.Helper()
 	select {
@@ -201,7 +201,7 @@ func wantKind(t *testing.T, err error, want meta.Kind) {
 
 // ---- a process serves
 
-// cutOff makes a process that serves /m and whose holder is gone.
+// cutOff makes a process that serves /m after the holder is gone.
 func (r *rig) cutOff(device, memory *os.File) *Registration {
 	old := r.dial()
 	old.Close()
@@ -213,8 +213,8 @@ func (r *rig) cutOff(device, memory *os.File) *Registration {
 	return server
 }
 
-// TestLastPutIsAnswered: a daemon that was told to end waits for a process that serves,
-// and ends once one does: that process gets the answer to its put.
+// TestLastPutIsAnswered: a daemon that was told to end waits for a process that serves, and ends
+// once a process serves: the process gets the answer to its put.
 func TestLastPutIsAnswered(t *testing.T) {
 	for range 20 {
 		dir, err := os.MkdirTemp("", "ho")
@@ -249,8 +249,8 @@ func TestLastPutIsAnswered(t *testing.T) {
 	}
 }
 
-// TestServerComesBackTooLate: a server whose holder was replaced finds the mount given to
-// another process. The holder tells the server that it serves no more.
+// TestServerComesBackTooLate: a server whose holder was replaced finds the mount given to another
+// process. The holder tells the server so, and the server stops serving.
 func TestServerComesBackTooLate(t *testing.T) {
 	dev, _ := device(t)
 	mem := memory(t)
@@ -276,8 +276,8 @@ func TestServerComesBack(t *testing.T) {
 	comes(t, "the mount", r.take(looks, "/m", false)).have(t)
 }
 
-// TestPutBesideTaker: while one process takes a mount over, no other process may say that
-// it serves the mount.
+// TestPutBesideTaker: while one process takes a mount over, no other process may claim to serve
+// the mount.
 func TestPutBesideTaker(t *testing.T) {
 	r := holds(t, Config{})
 	p, q, other := r.dial(), r.dial(), r.dial()
@@ -302,8 +302,8 @@ func TestPutBesideTaker(t *testing.T) {
 	}
 }
 
-// TestTakeDuringTakeover: a process that asks for a mount during a take-over gets the
-// mount from the taker, or is told that the mount is served.
+// TestTakeDuringTakeover: a process that asks for a mount during a take-over gets the mount from
+// the taker, or the error that the mount is served.
 func TestTakeDuringTakeover(t *testing.T) {
 	r := holds(t, Config{})
 	p, s, plain, admin := r.dial(), r.dial(), r.dial(), r.dial()
@@ -357,7 +357,7 @@ func TestPatienceCoversTaker(t *testing.T) {
 	}
 }
 
-// TestAbort: a mount is aborted by its number, if the number still belongs to the mount.
+// TestAbort: the holder aborts a mount by its number, if the number still belongs to the mount.
 func TestAbort(t *testing.T) {
 	for _, umounted := range []bool{false, true} {
 		name := filepath.Join(t.TempDir(), "abort")
@@ -397,9 +397,8 @@ func aborts(name string) func(*Daemon) {
 	}
 }
 
-// TestUnmountedWhileNobodyServed: a mount that was unmounted while no process served it
-// can still be taken: its memory has the written bytes. The taker then has the holder
-// drop the mount.
+// TestUnmountedWhileNobodyServed: a mount that was unmounted while no process served can still be
+// taken: its memory has the written bytes. The taker then has the holder drop the mount.
 func TestUnmountedWhileNobodyServed(t *testing.T) {
 	r := holds(t, Config{})
 	p, q := r.dial(), r.dial()
@@ -415,8 +414,8 @@ func TestUnmountedWhileNobodyServed(t *testing.T) {
 	}
 }
 
-// TestSuccessorsThatEnd: successors that end as soon as they serve are started with
-// pauses, and a bounded number of times.
+// TestSuccessorsThatEnd: successors that end as soon as they serve are started with pauses, and a
+// bounded number of times.
 func TestSuccessorsThatEnd(t *testing.T) {
 	for _, part := range []string{"holderPut", "holderNever"} {
 		t.Run(part, func(t *testing.T) {
@@ -434,9 +433,9 @@ func TestSuccessorsThatEnd(t *testing.T) {
 			r.until("given up", func() bool { return len(r.list(looks)) == 0 })
 			b, _ := os.ReadFile(notes)
 			n := strings.Count(string(b), "\n")
-			// The pauses are 0, 0.2, 0.4 s and so on; without pauses there would be some
-			// hundred starts. Where processors are short, a process that took the mount
-			// as it was given up begins the count anew.
+			// The pauses are 0, 0.2, 0.4 s and so on; without pauses the holder would start some
+			// hundred. Where processors are short, a process that took the mount just before the
+			// holder gave up begins the count anew.
 			if n < 2 || n > 20 {
 				t.Errorf("%d successors in %v", n, time.Since(began))
 			}
@@ -534,9 +533,8 @@ func note() {
 	}
 }
 
-// TestSuccessorsForWantOfMemory: the kernel spares the holder when memory is short, but
-// not the successor that the holder starts: the successor gets the value of the process
-// that served before.
+// TestSuccessorsForWantOfMemory: the kernel spares the holder when memory is short, but not the
+// holder's successor processes: a successor gets the value of the previous serving process.
 func TestSuccessorsForWantOfMemory(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
 	r := holds(t, Config{Patience: time.Hour, Respawn: true})
@@ -561,8 +559,8 @@ func TestSuccessorsForWantOfMemory(t *testing.T) {
 	}
 }
 
-// TestGivenUpIsKept: a mount that no process serves for long is ended for its users. Its
-// bytes that are not durable stay with the holder, for a process that saves them.
+// TestGivenUpIsKept: a mount without a serving process for long is ended for its users. Its
+// undurable bytes stay with the holder, for a process that saves the bytes.
 func TestGivenUpIsKept(t *testing.T) {
 	number := t.TempDir() + "/abort"
 	r := holds(t, Config{Patience: 300 * time.Millisecond}, aborts(number))
@@ -675,8 +673,8 @@ func socketPair(t *testing.T) (a, b *net.UnixConn) {
 	return l[0], l[1]
 }
 
-// TestServerThatCannotBeSeen: a holder that can't see the serving process would not
-// notice its death.
+// TestServerThatCannotBeSeen: a holder that can't see the serving process would not notice its
+// death.
 func TestServerThatCannotBeSeen(t *testing.T) {
 	r := holds(t, Config{})
 	a, b := socketPair(t)
@@ -817,8 +815,8 @@ func TestNobodyWaitsForOthers(t *testing.T) {
 	}
 }
 
-// TestOnce: a separate holder of one mount ends with the mount, but not before the last
-// user is gone.
+// TestOnce: a separate holder of one mount ends with the mount, but not before the last user is
+// gone.
 func TestOnce(t *testing.T) {
 	dir, err := os.MkdirTemp("", "ho")
 	if err != nil {
@@ -884,8 +882,7 @@ func FuzzPacket(f *testing.F) {
 		if err != nil || string(again.encode()) != string(p.encode()) {
 			t.Fatalf("%s becomes %s: %v", p.encode(), again.encode(), err)
 		}
-		// Whatever a process asks without descriptors, the holder answers and holds
-		// nothing.
+		// Any request without descriptors gets an answer, and the holder holds nothing.
 		conn := &connection{pid: 1, queue: make(chan message, 2)}
 		h.mu.Lock()
 		err = h.answer(conn, p, nil)
@@ -897,8 +894,8 @@ func FuzzPacket(f *testing.F) {
 	})
 }
 
-// TestKilledThatRuns: a killed process with a thread that may still run is not followed
-// by a successor yet: the thread may still take a request, and die with it. Here a tracer
+// TestKilledThatRuns: a killed process with a thread that may still run is not followed by a
+// successor yet: the thread may still take a request, and die with the request. Here a tracer
 // stops the thread at its exit.
 func TestKilledThatRuns(t *testing.T) {
 	for _, most := range []time.Duration{time.Hour, time.Millisecond} {

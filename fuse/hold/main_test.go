@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// partEnv, an environment variable, makes this binary a process that plays a part in a
-// test: the value names one of parts.
+// partEnv, an environment variable, makes this binary a process that plays a part in a test: the
+// value names one of parts.
 const partEnv = "PENSTOCK_HOLD_PART"
 
 var parts = map[string]func(arg string) error{}
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child prepares a part; end it with Run or Start and Wait.
+// child prepares a part; the caller ends the part with Run, or Start and Wait.
 func child(t *testing.T, name, arg string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], arg)

@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Copies of a cluster that was restored since are set aside, whole, once; those of a cluster
-// that was not, or that were made since, stay; and none is given up for an older etcd.
+// Copies of a cluster that was restored since are set aside, whole, once; copies of a cluster
+// without a restore, or newer than the restore, stay; and no copy is given up for an older etcd.
 func TestAgeCopies(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "meta")
 	log := slog.New(slog.DiscardHandler)
@@ -37,7 +37,7 @@ func TestAgeCopies(t *testing.T) {
 			t.Fatalf("restored at %d: %v", restored, err)
 		}
 	}
-	age(0, nil) // there is not even a folder
+	age(0, nil) // not even a folder exists
 	put("volume-00000001/FORMAT", "one")
 	put("volume-00000002.damaged-1/FORMAT", "two")
 	put("digests/x", "digest")
@@ -64,7 +64,7 @@ func TestAgeCopies(t *testing.T) {
 	age(2e18, nil) // restored once more
 	there("before-"+stamp(2e18)+"/volume-00000001/FORMAT", "new")
 
-	// Killed between the renaming and the note: what was moved stays, the rest follows.
+	// Killed between the renaming and the note: moved copies stay, the rest follows.
 	put("volume-00000003/FORMAT", "three")
 	put("before-"+stamp(3e18)+"/volume-00000004/FORMAT", "four")
 	age(3e18, nil)

@@ -35,7 +35,7 @@ func newFounding(t *testing.T) *founding {
 	return &founding{t, s}
 }
 
-// begin forgets every cluster and gives what to make the next of.
+// begin forgets every cluster and returns the parts to make the next cluster.
 func (f *founding) begin() FoundConfig {
 	f.Helper()
 	if _, err := f.etcd.Client().Delete(f.Context(), "/penstock/", clientv3.WithPrefix()); err != nil {
@@ -63,9 +63,8 @@ func (f *founding) until(cfg FoundConfig, step string) {
 	f.Fatal(err)
 }
 
-// whole makes sure that a cluster is one with which people can work: etcd's
-// authority opens with the key that was written, and both certificates are of it and
-// on the list.
+// whole demands a usable cluster: etcd's authority opens with the written key, and both
+// certificates are signed by the authority and on the list.
 func (f *founding) whole(cfg FoundConfig, id string) {
 	f.Helper()
 	c, err := cluster.Open(f.Context(), f.etcd.Client(), cluster.Config{Expect: id})
@@ -104,7 +103,7 @@ func (f *founding) whole(cfg FoundConfig, id string) {
 		}
 		chain, err := a.Sign(who, request)
 		if err == nil {
-			err = creds.Replace(key, chain) // refuses what another authority signed
+			err = creds.Replace(key, chain) // refuses certificates of another authority
 		}
 		if err != nil {
 			f.Errorf("%s: %v", who, err)
@@ -119,8 +118,8 @@ func (f *founding) whole(cfg FoundConfig, id string) {
 	}
 }
 
-// TestFoundIsKilled: whoever is killed while it makes a cluster makes it when it
-// comes again, whatever was done by then; and never a second one.
+// TestFoundIsKilled: a process that is killed while making a cluster makes the cluster at the
+// next start, wherever the kill came; and never a second cluster.
 func TestFoundIsKilled(t *testing.T) {
 	f := newFounding(t)
 	for _, step := range []string{"staged", "made", "enrolled meta", "enrolled admin"} {
@@ -147,7 +146,7 @@ func TestFoundIsKilled(t *testing.T) {
 	}
 }
 
-// TestFoundIsKilledWriting: after any of the files that it writes first.
+// TestFoundIsKilledWriting: after any of the files that the process writes first.
 func TestFoundIsKilledWriting(t *testing.T) {
 	f := newFounding(t)
 	files := []string{"meta/cluster.key", "meta/ca.pem", "meta/identity.pem", "meta/authority.sealed", "admin/ca.pem", "admin/identity.pem"}
@@ -171,8 +170,7 @@ func TestFoundIsKilledWriting(t *testing.T) {
 	}
 }
 
-// TestFoundGoesOnLate: the certificates that were written before the kill have ended
-// when it comes again.
+// TestFoundGoesOnLate: the certificates written before the kill have ended at the next start.
 func TestFoundGoesOnLate(t *testing.T) {
 	f := newFounding(t)
 	cfg := f.begin()
@@ -193,7 +191,8 @@ func TestFoundGoesOnLate(t *testing.T) {
 	}
 }
 
-// TestFoundOther: what is staged is never another's, and no two make one at once.
+// TestFoundOther: staged files are never another process's, and no two processes make a cluster
+// at once.
 func TestFoundOther(t *testing.T) {
 	f := newFounding(t)
 	cfg := f.begin()
@@ -227,8 +226,8 @@ func TestFoundOther(t *testing.T) {
 	}
 }
 
-// A directory that is there and empty, as systemd-tmpfiles makes it, is used, and
-// stays whose it was: the servers' user must get into it.
+// An existing empty directory, as systemd-tmpfiles makes directories, is used, and keeps its
+// owner: the servers' user must get in.
 func TestFoundInAnEmptyDirectory(t *testing.T) {
 	f := newFounding(t)
 	cfg := f.begin()

@@ -13,8 +13,8 @@ import (
 	"penstock.io/penstock/stream"
 )
 
-// TestGatewayAddress: a default address that is taken is no error, a given one is, and others
-// than loopback are refused.
+// TestGatewayAddress: a default address in use is no error, a given address in use is an error,
+// and addresses beyond loopback are refused.
 func TestGatewayAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestServerHealth: what a metadata server knows is told in numbers, each thing that is
-// wrong in its own.
+// TestServerHealth: a metadata server's health is in its metrics, each problem in a metric of its
+// own.
 func TestServerHealth(t *testing.T) {
 	h := &meta.ServerHealth{
 		Nodes: 5, NodesLive: 3, Total: 100, Free: 7,

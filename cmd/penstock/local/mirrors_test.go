@@ -13,11 +13,11 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// TestSourceCertificateIsRenewed: who copies a mirror renews the certificate for
-// the source's cluster once half of its life is over, and not before.
+// TestSourceCertificateIsRenewed: the copier of a mirror renews the certificate for the source's
+// cluster once half of the certificate's life is over, and not before.
 func TestSourceCertificateIsRenewed(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
-	dir, err := os.MkdirTemp("", "lm") // short: a socket lies in it
+	dir, err := os.MkdirTemp("", "lm") // short: the directory holds a socket
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Who finds etcd away while it opens volumes tries again, and ends for what does not
-// pass.
+// A server that finds etcd away while opening volumes tries again, and ends for lasting errors.
 func TestWhenAvailable(t *testing.T) {
 	t.Parallel()
 	away := fmt.Errorf("volume v: %w", meta.E("find owner", meta.Unavailable, "volume 8", errors.New("connection reset")))
@@ -18,7 +17,7 @@ func TestWhenAvailable(t *testing.T) {
 	fenced := fmt.Errorf("volume root: %w", meta.E("append to journal", meta.Fenced, "volume 1 entry 1", errors.New("ownership was lost")))
 	for _, c := range []struct {
 		name    string
-		answers []error // the last one comes again and again
+		answers []error // the last answer comes again and again
 		told    int
 		want    error
 	}{

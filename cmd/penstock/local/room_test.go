@@ -6,7 +6,7 @@ import (
 	"penstock.io/penstock/test/disk"
 )
 
-// TestRoomOfAFullDisk: what ext4 keeps for itself is no room.
+// TestRoomOfAFullDisk: ext4's reserve is no room.
 func TestRoomOfAFullDisk(t *testing.T) {
 	for name, size := range map[string]int64{"small": 64 << 20, "middle": 512 << 20} {
 		t.Run(name, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Each wait has an end, says in the log what it waits for, and ends with its context, also
-// where the step does not hear of that.
+// Each wait has an end, logs the awaited object, and ends with its context, also where the step
+// ignores its context.
 func TestWaits(t *testing.T) {
 	t.Parallel()
 	own := errors.New("the step's own")
