@@ -97,7 +97,7 @@ func TestLabelSelector(t *testing.T) {
 	}
 }
 
-// FuzzLabelSelector: whatever is read is written as what reads the same.
+// FuzzLabelSelector: a parsed selector is written as a selector with the same meaning.
 func FuzzLabelSelector(f *testing.F) {
 	for _, s := range []string{"a", "!a", "a=b", "a!=b", "a in (b,c)", "x.y/a notin (), b == c", "a,b,!c", "in in (in)", "notin notin (notin)"} {
 		f.Add(s)
@@ -118,8 +118,7 @@ func FuzzLabelSelector(f *testing.F) {
 	})
 }
 
-// TestPolicyWords: every field of a policy has one word, which changes it and nothing
-// else.
+// TestPolicyWords: every field of a policy has one word, and the word changes only the field.
 func TestPolicyWords(t *testing.T) {
 	full := meta.Policy{QuotaBytes: 1, QuotaInodes: 2, QuotaSnapshots: true, Replicas: 3, MaxChunk: 4, SealOnClose: true, Immutable: true, SyncOnClose: true, NoAtime: true,
 		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", LocalFirst: true, MinReplicas: 1, Encrypt: true}

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Where the kernel says that the processor can, bytes are folded, and that is
-// faster: the best of many short turns each, so that other work on the machine does
-// not count.
+// On processors that the kernel reports as able, bytes are folded, and folding is faster: the
+// best of many short turns each, so that other work on the machine does not count.
 func TestFolds(t *testing.T) {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

@@ -41,8 +41,8 @@ func sockets(t testing.TB) (a, b *Conn) {
 	return a, b
 }
 
-// Frames of every way of sending pass between two ends that have the same
-// secret, and nothing else does.
+// Frames of every way of sending pass between two ends that share a secret, and no other frame
+// passes.
 func TestProtect(t *testing.T) {
 	a, b := sockets(t)
 	a.Protect([]byte("secret"), []byte("x"), []byte("y"))
@@ -115,7 +115,7 @@ func TestForgedFrames(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// The control: the same frame, made by who may.
+	// The control: the same frame, made by a sender with the secret.
 	in, out := sockets(t)
 	out.Protect([]byte("secret"), []byte("x"), []byte("y"))
 	in.nc.Write(whole("secret", "x", "y"))

@@ -84,8 +84,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// What a program of version 1 made is read, and made again byte by byte: that is
-// what an old program understands.
+// A frame made by a program of version 1 is read, and made again byte by byte: an old program
+// understands exactly those bytes.
 func TestFramesOfOldPrograms(t *testing.T) {
 	b, err := os.ReadFile("testdata/frames-v1")
 	if err != nil {
@@ -167,8 +167,8 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// A reply that does not fit is one that says so, also on a ticketed connection,
-// where its proof needs room.
+// A reply that does not fit becomes an error that says so, also on a ticketed connection, where
+// the proof needs room.
 func TestRepliesAreBounded(t *testing.T) {
 	for _, c := range []struct {
 		n    int

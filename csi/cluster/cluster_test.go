@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestChanged: a request names what differs, and nothing else counts.
+// TestChanged: a request names the differences, and nothing else counts.
 func TestChanged(t *testing.T) {
 	was := policy.Terms{Policy: meta.Policy{Replicas: 2, QuotaBytes: 5}, TrashSeconds: 60, AdvisoryBytes: 3}
 	for want, change := range map[string]func(*policy.Terms){
@@ -34,8 +34,8 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// TestNobodyQueues: a cluster that takes connections and says nothing is dialed by
-// one call at a time. The others wait for that one, each as long as it likes, and
+// TestNobodyQueues: a cluster that takes connections and never answers is dialled by a single
+// call at a time. The others wait for the dialling call, each as long as the caller likes, and
 // not for each other.
 func TestNobodyQueues(t *testing.T) {
 	dir, err := os.MkdirTemp("", "cl")

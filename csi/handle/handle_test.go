@@ -34,7 +34,7 @@ func TestHandlesComeBack(t *testing.T) {
 	}
 }
 
-// What a handle looked like once is read for ever: volumes outlive programs.
+// Handles of every earlier form are read for ever: volumes outlive programs.
 func TestHandlesOfVersion1(t *testing.T) {
 	if v := (Volume{Cluster: ClusterOf("c"), Volume: 31}).String(); v != "v1-2e7d2c03-00001f-fe6de813" {
 		t.Errorf("the handle of volume 31 is %s now", v)
@@ -49,7 +49,7 @@ func TestHandlesOfVersion1(t *testing.T) {
 
 func TestBadHandles(t *testing.T) {
 	good := Volume{Cluster: ClusterOf("c"), Volume: 31}.String()
-	for i := range good { // one digit wrong
+	for i := range good { // a wrong digit
 		b := []byte(good)
 		b[i] ^= 1
 		if v, err := ParseVolume(string(b)); err == nil {
@@ -106,7 +106,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("prefix %q is taken", p)
 		}
 	}
-	// Nothing that this driver's controller makes looks like what a pod brought along.
+	// No handle of this driver's controller looks like an inline volume's handle.
 	for _, c := range [][2]string{{"", "inline-1"}, {"inline", "-1"}, {"in", "line-1"}, {"inline", "1"}, {"gold-", "inline-1"}} {
 		if err := CheckPrefix(c[0]); err != nil {
 			t.Error(err)
@@ -128,7 +128,7 @@ func TestNames(t *testing.T) {
 	}
 	holders := map[string]bool{}
 	for _, h := range []string{Holder("n1", "v", "/s"), Holder("n2", "v", "/s"), Holder("n1", "v", "/t"), Holder("n1", "w", "/s"), Holder("a,b=c", "v", "/s"), Holder(strings.Repeat("n", 300), "v", "/s")} {
-		// It is an option of a mount.
+		// The handle is an option of a mount.
 		if checkName(h) != nil || len(h) > 200 || holders[h] {
 			t.Errorf("a holder %q", h)
 		}

@@ -35,8 +35,8 @@ func (f *forgets) Forget(path string) error            { *f = append(*f, path); 
 func (f *forgets) forgot(path string) bool             { return slices.Contains(*f, path) }
 func exists(f folder) bool                             { _, err := os.Stat(string(f)); return err == nil }
 
-// TestRecover: a staged volume that is not mounted any more is forgotten. If its state is
-// unknown, the volume is left alone: the holder may have bytes of a pod.
+// TestRecover: a staged volume that is not mounted any more is forgotten. A volume in an unknown
+// state is left alone: the holder may have bytes of a pod.
 func TestRecover(t *testing.T) {
 	holder := new(forgets)
 	s := New(Config{State: t.TempDir(), Holder: holder, Logger: slog.New(slog.DiscardHandler)})
@@ -172,7 +172,8 @@ func TestSweepBesideService(t *testing.T) {
 }
 
 // TestLockOfFolderThatGoes: callers take the lock and remove the folder again and again; never do
-// two callers have the lock, even if one caller opens the file that another is about to remove.
+// two callers have the lock, even if a caller opens the file just before another caller removes
+// the file.
 func TestLockOfFolderThatGoes(t *testing.T) {
 	f := folder(filepath.Join(t.TempDir(), "volumes", "0123"))
 	var (
@@ -197,7 +198,7 @@ func TestLockOfFolderThatGoes(t *testing.T) {
 				}
 				runtime.Gosched()
 				holders.Add(-1)
-				// Another caller may make the folder anew while this one removes it.
+				// Another caller may make the folder anew during the removal.
 				if err := f.remove(); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
 					t.Error(err)
 				}
@@ -282,9 +283,8 @@ func refusing(t *testing.T, staging string) (ended chan struct{}) {
 	return ended
 }
 
-// TestOthersKeepTheirMount: a mount that does not answer, and that a process uses, is taken from
-// a pod. The connection of the volume's mounts ends only if no other pod of the node has the
-// volume.
+// TestOthersKeepTheirMount: a silent mount in use is taken from a pod. The connection of the
+// volume's mounts ends only if no other pod of the node has the volume.
 func TestOthersKeepTheirMount(t *testing.T) {
 	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})
 	dir := t.TempDir()
@@ -327,7 +327,7 @@ func TestOthersKeepTheirMount(t *testing.T) {
 }
 
 // TestUnstageOfWhatMountsLate: a driver has begun a mount and dies, and the next driver must
-// remove the mount before the mount exists. The mount is removed when it comes, and so is its
+// remove the mount before the mount exists. The late mount is removed, and so is the mount's
 // process.
 func TestUnstageOfWhatMountsLate(t *testing.T) {
 	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})

@@ -251,8 +251,8 @@ func TestPlace(t *testing.T) {
 	if got := Capacity(away, meta.Policy{Replicas: 4}); got != 150 {
 		t.Errorf("capacity %d while one of four is away", got)
 	}
-	// The capacity is exactly the bytes that Place can place; whatever the disks of the pod's own
-	// machine.
+	// The capacity is exactly the bytes for which Place finds room, for any disks of the pod's
+	// own machine.
 	for _, at := range []map[string]string{nil, seg("z1", "r1"), seg("z1", "r2"), seg("z2", "r1"), seg("z9", "r9"), {KeyZone: "z1", KeyRack: "r1", KeyHost: "b"}} {
 		for _, level := range []Level{Anywhere, Zone, Rack, Host} {
 			for _, topology := range []string{"", "/z1", "/z1/r2"} {

@@ -26,7 +26,7 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// rig is a holder at a socket; its mounts are pipes and empty memories. A pipe resembles
+// rig is a holder at a socket; the mounts are pipes and empty memories. A pipe resembles
 // /dev/fuse in one way: the writing end reports an error to poll(2) once the other end, the
 // "kernel", has closed.
 type rig struct {
@@ -87,7 +87,7 @@ func device(t *testing.T) (dev, kernel *os.File) {
 	return dev, kernel
 }
 
-// memory returns the memory that a server leaves.
+// memory returns the memory left by a server.
 func memory(t *testing.T, records ...keep.Record) *os.File {
 	t.Helper()
 	m, err := keep.New(1 << 20)
@@ -213,8 +213,8 @@ func (r *rig) cutOff(device, memory *os.File) *Registration {
 	return server
 }
 
-// TestLastPutIsAnswered: a daemon that was told to end waits for a process that serves, and ends
-// once a process serves: the process gets the answer to its put.
+// TestLastPutIsAnswered: a daemon that was told to end waits for a serving process, and ends
+// after answering the process's put.
 func TestLastPutIsAnswered(t *testing.T) {
 	for range 20 {
 		dir, err := os.MkdirTemp("", "ho")
@@ -262,8 +262,8 @@ func TestServerComesBackTooLate(t *testing.T) {
 	server.Close()
 }
 
-// TestServerComesBack: a server whose holder was replaced gives the next holder the state
-// that the last holder had.
+// TestServerComesBack: a server whose holder was replaced gives the next holder the last holder's
+// state.
 func TestServerComesBack(t *testing.T) {
 	dev, _ := device(t)
 	mem := memory(t)
@@ -303,7 +303,7 @@ func TestPutBesideTaker(t *testing.T) {
 }
 
 // TestTakeDuringTakeover: a process that asks for a mount during a take-over gets the mount from
-// the taker, or the error that the mount is served.
+// the taker, or an error about the serving process.
 func TestTakeDuringTakeover(t *testing.T) {
 	r := holds(t, Config{})
 	p, s, plain, admin := r.dial(), r.dial(), r.dial(), r.dial()
@@ -398,7 +398,7 @@ func aborts(name string) func(*Daemon) {
 }
 
 // TestUnmountedWhileNobodyServed: a mount that was unmounted while no process served can still be
-// taken: its memory has the written bytes. The taker then has the holder drop the mount.
+// taken: the memory has the written bytes. The taker then has the holder drop the mount.
 func TestUnmountedWhileNobodyServed(t *testing.T) {
 	r := holds(t, Config{})
 	p, q := r.dial(), r.dial()
@@ -443,8 +443,8 @@ func TestSuccessorsThatEnd(t *testing.T) {
 	}
 }
 
-// TestSuccessorsThatSettle: a successor that served for long is followed at once,
-// whatever the number of earlier successors.
+// TestSuccessorsThatSettle: a successor that served for long is followed at once, whatever the
+// number of earlier successors.
 func TestSuccessorsThatSettle(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
 	r := holds(t, Config{Patience: time.Hour, Settle: time.Millisecond, Respawn: true})
@@ -470,7 +470,7 @@ func TestSuccessorsThatSettle(t *testing.T) {
 const notesEnv = "PENSTOCK_HOLD_NOTES"
 
 func init() {
-	// A successor that takes over and ends; another that ends before.
+	// A successor takes over and ends; another ends before taking over.
 	parts["holderPut"] = func(socket string) error {
 		note()
 		h, err := Dial(socket)
@@ -486,7 +486,7 @@ func init() {
 		time.Sleep(2 * time.Millisecond)
 		return err
 	}
-	// A successor that takes over and serves.
+	// A successor takes over and serves.
 	parts["holderServes"] = func(socket string) error {
 		h, err := Dial(socket)
 		if err != nil {
@@ -673,8 +673,8 @@ func socketPair(t *testing.T) (a, b *net.UnixConn) {
 	return l[0], l[1]
 }
 
-// TestServerThatCannotBeSeen: a holder that can't see the serving process would not notice its
-// death.
+// TestServerThatCannotBeSeen: a holder that can't see the serving process would not notice the
+// process's death.
 func TestServerThatCannotBeSeen(t *testing.T) {
 	r := holds(t, Config{})
 	a, b := socketPair(t)
@@ -787,14 +787,14 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForOthers: a process that does not read delays no other process.
+// TestNobodyWaitsForOthers: a process without reads delays no other process.
 func TestNobodyWaitsForOthers(t *testing.T) {
 	r := holds(t, Config{})
 	p := r.dial()
 	began := time.Now()
 	r.put(p, "/m", someCommand)
 
-	// The process asks and never reads: its answers fill the kernel's buffer.
+	// The process asks and never reads: the holder's answers fill the kernel's buffer.
 	a, b := socketPair(t)
 	r.h.accept(a, os.Getpid())
 	show := (&packet{Op: "show", Name: "/large"}).encode()

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What can't be aborted, since the control file system is out of sight and there is
-// no right to mount it, is not taken for gone.
+// A connection that can't be aborted, since the control file system is out of sight and the
+// process may not mount one, is not taken for gone.
 func TestAbortWithoutRights(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("giving up capabilities needs root")
 	}
 	ended := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // it ends with this goroutine
+		runtime.LockOSThread() // the thread ends with this goroutine
 		ended <- func() error {
 			err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 			if err != nil {

@@ -2,7 +2,7 @@ package kernel
 
 import "testing"
 
-// TestKernelHolds: what is no Linux 6.9 or later is none, however its release is written.
+// TestKernelHolds: a kernel older than Linux 6.9 is recognised, however the release is written.
 func TestKernelHolds(t *testing.T) {
 	for release, want := range map[string]bool{
 		"6.9.0": true, "6.18.3-cloud-amd64": true, "7.0-rc1": true, "10.2": true,

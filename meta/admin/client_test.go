@@ -55,8 +55,8 @@ func TestSentOnce(t *testing.T) {
 	}
 }
 
-// TestNotBegunIsAskedAgain: a call that its server refused before it began is sent to another
-// server, also if it must not be executed twice.
+// TestNotBegunIsAskedAgain: a call that a server refused before beginning is sent to another
+// server, also a call that must not be executed twice.
 func TestNotBegunIsAskedAgain(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {

@@ -64,8 +64,8 @@ func (o *slowOwner) ForgetGroup(context.Context, *ForgetGroupRequest, ...grpc.Ca
 	return &ForgetGroupResponse{}, nil
 }
 
-// An attempt at a group that takes too long is aborted, and the next one has another id. After so
-// many attempts, or when the caller's own time is over, the group fails.
+// An attempt at a group that takes too long is aborted, and the next attempt has another id.
+// After the bounded number of attempts, or when the caller's own time is over, the group fails.
 func TestSlowAttemptsAtAGroup(t *testing.T) {
 	for _, c := range []struct {
 		name     string

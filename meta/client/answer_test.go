@@ -10,11 +10,10 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// TestAnswersAreWaitedForSoLong: a living server that does not answer an administrative
-// request, such as a server that can't finish its start, delays a caller with a bound no
-// longer than the bound, and the error names the server. Requests that take long by their
-// nature wait as long as the caller wants, and so do all requests of callers without a
-// bound.
+// TestAnswersAreWaitedForSoLong: a living server that does not answer an administrative request,
+// such as a server that can't finish its start, delays a caller no longer than the caller's
+// bound, and the error names the server. Requests that take long by their nature wait as long as
+// the caller wants, and so do all requests of callers without a bound.
 func TestAnswersAreWaitedForSoLong(t *testing.T) {
 	srv := newEvictingServer(t)
 	for _, c := range []struct {

@@ -10,8 +10,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// TestGreetGivenUpWhileItFails: a handshake may be given up at the moment when it fails
-// by itself.
+// TestGreetGivenUpWhileItFails: a handshake may be given up at the moment of its own failure.
 func TestGreetGivenUpWhileItFails(t *testing.T) {
 	ln, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
@@ -58,7 +57,7 @@ func TestQuiet(t *testing.T) {
 		if n := q.passed(stood, every, heard-1); n >= silent {
 			t.Errorf("after a standstill of %v it counts as silent for %v", stood, n)
 		}
-		heard++ // a message that came meanwhile was read
+		heard++ // a message was read meanwhile
 		if n := q.passed(every, every, heard-1); n != 0 {
 			t.Errorf("it was heard, and counts as silent for %v", n)
 		}

@@ -144,7 +144,7 @@ func (e *expiries) Expired(_ []meta.VolumeID, err error) {
 }
 
 // TestEvictedIsTold: an evicted client gets the refusal soon, even if some servers are
-// unreachable: it does not look for the owners of its volumes for ever.
+// unreachable, and does not look for the owners of its volumes for ever.
 func TestEvictedIsTold(t *testing.T) {
 	srv := newEvictingServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

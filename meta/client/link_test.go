@@ -15,8 +15,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// listingServer is a metadata server for the reports of chunk servers. It answers the
-// first report on each stream with its list of servers, as a real one does.
+// listingServer is a metadata server for the reports of chunk servers. The server answers the
+// first report on each stream with a list of servers, as a real metadata server does.
 type listingServer struct {
 	addr string // the server's own address
 
@@ -85,7 +85,7 @@ func (s *listingServer) serve(nc net.Conn, dialed string) {
 				re, told = s.metas(), true
 			}
 		}
-		if re != nil { // under mu: no list overtakes a later one
+		if re != nil { // under mu: no list overtakes a later list
 			_, _ = nc.Write(wire.Append(nil, body.Version, id, re))
 		}
 		s.mu.Unlock()
@@ -165,9 +165,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// TestLearntServerIsDialedAgain: a metadata server that a list named is dialled again
-// when its stream breaks, even without a new list; a server that the latest list does not
-// name is not.
+// TestLearntServerIsDialedAgain: a metadata server from a list is dialled again when its stream
+// breaks, even without a new list; a server missing from the latest list is not.
 func TestLearntServerIsDialedAgain(t *testing.T) {
 	a, b := listingServerAt(t), listingServerAt(t)
 	a.list, b.list = []string{a.addr, b.addr}, []string{a.addr, b.addr}
@@ -177,7 +176,7 @@ func TestLearntServerIsDialedAgain(t *testing.T) {
 		b.hangUp()
 	}
 	until(t, "the stream again", func() bool { return b.hellos(b.addr) == 4 && l.stands(b.addr) })
-	// The server's answer to the first report, which names itself, may still be on its
+	// The server's answer to the first report, which names the server itself, may still be on its
 	// way: messages behind the answer on the same stream have been read when c is known.
 	c := listingServerAt(t)
 	c.list = []string{a.addr, c.addr}
@@ -215,8 +214,8 @@ func TestLearntStreamOutlives(t *testing.T) {
 	}
 }
 
-// TestServerUnderAnotherName: a server that is reached under one of several names is also
-// kept under its own address: the name may lead elsewhere next time. While its stream is
+// TestServerUnderAnotherName: a server that is reached under one of several names is also kept
+// under its own address: the name may lead elsewhere next time. While the server's stream is
 // open, the name is not dialled again and again.
 func TestServerUnderAnotherName(t *testing.T) {
 	a := listingServerAt(t, "service")

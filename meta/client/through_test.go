@@ -9,9 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestWhatBecameOfIt: a caller that gave up a change is told its outcome, however late; a
-// caller of a read goes, and over is called when the read's answer, with its grants, has
-// come.
+// TestWhatBecameOfIt: a caller that gave up a change learns the outcome, however late; a caller
+// of a read goes, and over is called when the read's answer, with its grants, has come.
 func TestWhatBecameOfIt(t *testing.T) {
 	srv := newEvictingServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

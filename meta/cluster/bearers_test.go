@@ -7,7 +7,7 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// TestBindServer: a number belongs to the certificate that showed it first, until that
+// TestBindServer: a number belongs to the certificate that showed the number first, until the
 // identity is evicted or the node removed.
 func TestBindServer(t *testing.T) {
 	c := join(t, client(t))

@@ -306,8 +306,8 @@ func TestCurrent(t *testing.T) {
 			t.Fatalf("after %d grants: %+v, %v", i+1, v, err)
 		}
 	}
-	// 4,000 calls, 8 at a time: calls that come while a reading waits for its turn get
-	// this reading.
+	// 4,000 calls, 8 at a time: calls that come while a reading waits for its turn share the
+	// reading.
 	var mu sync.Mutex
 	views := map[*View]int{}
 	var wg sync.WaitGroup

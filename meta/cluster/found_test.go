@@ -18,10 +18,9 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// TestFoundWithoutAnswer: etcd's answer to the write that makes a cluster is lost,
-// whether or not the write was done, and so is the answer to the question about it. A
-// caller that asks again with the same identity gets its cluster, and no other caller
-// does.
+// TestFoundWithoutAnswer: etcd's answer to the write that makes a cluster is lost, whether or not
+// etcd carried the write out, and so is the answer to the following question. A caller that asks
+// again with the same identity gets the cluster, and no other caller does.
 func TestFoundWithoutAnswer(t *testing.T) {
 	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
 	if err != nil {

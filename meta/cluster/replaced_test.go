@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestReplacedIsNoticed: a process notices that its etcd was emptied, restored, exchanged
-// or set back, and reports which; an unchanged cluster is none of these.
+// TestReplacedIsNoticed: a process notices an emptied, restored, exchanged or reset etcd, and
+// reports the difference; an unchanged cluster gives none of these reports.
 func TestReplacedIsNoticed(t *testing.T) {
 	t.Parallel()
 	cli := client(t)

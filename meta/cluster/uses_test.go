@@ -148,8 +148,8 @@ func TestUses(t *testing.T) {
 	is("client/a 3 write \n")
 }
 
-// TestUsesMapNobody: a grant for a use gives rights; the grants made by people decide the
-// mapping of ids, however wide they are, and however few rights they give.
+// TestUsesMapNobody: a grant for a use gives rights; the grants made by people decide the mapping
+// of ids, however wide, and however few their rights.
 func TestUsesMapNobody(t *testing.T) {
 	use := Grant{ID: 1, Who: "client/worker-7", Volume: 5, Rights: WriteRights, Users: UsersAsIs, For: "u"}
 	for _, hand := range []Grant{
@@ -283,8 +283,8 @@ func TestUsesOutrun(t *testing.T) {
 	}
 }
 
-// TestUsesAlone: an exclusive use has one client, whatever the concurrent requests, and
-// can go to another client only after its end for the first.
+// TestUsesAlone: an exclusive use has one client, whatever the concurrent requests, and can go to
+// another client only after its end for the first client.
 func TestUsesAlone(t *testing.T) {
 	c, _ := uses(t)
 	ctx := t.Context()

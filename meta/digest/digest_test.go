@@ -147,8 +147,8 @@ func (a *aside) ReadAt(ctx context.Context, ino meta.Ino, p []byte, off uint64) 
 	return a.tree.ReadAt(ctx, ino, p, off)
 }
 
-// TestAside: read side by side, now several blocks and now one, a tree has the digest that
-// it has else, each block had its turn and is remembered; nobody reads when it is over.
+// TestAside: read side by side, now several blocks and now a single block, a tree has the same
+// digest as ever, each block had a turn and is remembered; no reader is left at the end.
 func TestAside(t *testing.T) {
 	s := sample()
 	for d := range 2 {
@@ -176,7 +176,7 @@ func TestAside(t *testing.T) {
 		if err != nil || sum != want || q != p || turns != p.Read || a.now != 0 {
 			t.Errorf("%s: %v, want %v; %+v, want %+v; turns for %d bytes; %d still read; %v", name, sum, want, q, p, turns, a.now, err)
 		}
-		if a.most < 2 || a.most > 4+1 { // where one is allowed, the walk reads it itself, beside those of before
+		if a.most < 2 || a.most > 4+1 { // with a bound of one, the walk reads the block, beside earlier readers
 			t.Errorf("%s: %d blocks at a time", name, a.most)
 		}
 		turns = 0
@@ -193,7 +193,7 @@ func TestAside(t *testing.T) {
 	}
 }
 
-// The format is for ever: these sums were computed once.
+// The format is for ever: the sums were computed once.
 func TestFormat(t *testing.T) {
 	var none Tree
 	for want, got := range map[string]Sum{
@@ -227,7 +227,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// The stream of leaves makes the tree that the definition says.
+// The stream of leaves makes the tree of the definition.
 func TestTree(t *testing.T) {
 	var define func(l []Sum) Sum
 	define = func(l []Sum) Sum {
@@ -255,8 +255,7 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// Whatever a user could tell apart changes the digest; what he could not does
-// not.
+// Every difference that a user can see changes the digest; invisible differences do not.
 func TestWhatCounts(t *testing.T) {
 	base := walk(t, sample(), nil)
 	find := func(s *tree, path ...string) *file {
@@ -342,8 +341,7 @@ type remembered map[Sum]Sum
 func (r remembered) Get(places Sum) (Sum, bool) { b, ok := r[places]; return b, ok }
 func (r remembered) Put(places, block Sum)      { r[places] = block }
 
-// What was read for one snapshot is not read again for the next; what lies
-// elsewhere is.
+// Bytes read for one snapshot are not read again for the next; bytes in another place are.
 func TestKnownBlocksAreNotReadAgain(t *testing.T) {
 	known := remembered{}
 	s := sample()

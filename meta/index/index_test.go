@@ -71,8 +71,8 @@ func build(t testing.TB) ([]byte, Sum) {
 	return out.Bytes(), sum
 }
 
-// TestKept reads an index that a program of version 1 made: byte for byte what
-// this one makes, and it says what went in.
+// TestKept reads an index made by a program of version 1: this program makes the same bytes, and
+// reads the same contents.
 func TestKept(t *testing.T) {
 	const path, want = "testdata/v1.index", "f0e53a0afd85c3f083d2b7f5752bf5dfba399a72ec6d1d0a986526b4e5a45544"
 	data, sum := build(t)
@@ -120,7 +120,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// TestNewerVersion: what a later program makes is refused as such.
+// TestNewerVersion: an index of a later version is refused as such.
 func TestNewerVersion(t *testing.T) {
 	data, sum := build(t)
 	binary.LittleEndian.PutUint32(data[8:], Version+1)
@@ -129,7 +129,7 @@ func TestNewerVersion(t *testing.T) {
 	}
 }
 
-// TestBuilderRefuses what would be no index.
+// TestBuilderRefuses input that would make no valid index.
 func TestBuilderRefuses(t *testing.T) {
 	for name, nodes := range map[string][]*Node{
 		"order":              {{Attr: meta.Attr{Ino: 2, Mode: meta.TypeFIFO}}, {Attr: meta.Attr{Ino: 2, Mode: meta.TypeFIFO}}},
@@ -149,8 +149,8 @@ func TestBuilderRefuses(t *testing.T) {
 	}
 }
 
-// FuzzIndex asks everything of bytes that are as wrong as they may be, but whose
-// sums are right: nothing panics, and nothing takes memory that is not there.
+// FuzzIndex sends every query to arbitrarily wrong bytes with right checksums: no query panics,
+// and none takes more memory than the bytes justify.
 func FuzzIndex(f *testing.F) {
 	data, _ := build(f)
 	body := binary.LittleEndian.Uint64(data[bodyAt:])

@@ -25,8 +25,7 @@ var checkpoints = []Checkpoint{
 	{Volume: 7, Position: Position{Seq: 5}, Manifest: meta.BlobRef{Name: "list", Length: 77, CRC: 5}},
 }
 
-// The encoded forms stand still: bytes written by this version must be read by
-// every later one.
+// The encoded forms stand still: every later version must read the bytes written by this version.
 func TestGolden(t *testing.T) {
 	b, err := Encode(entries[1])
 	if err != nil {
@@ -38,8 +37,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// An entry whose checksum is right was still not made by Next if its hash is
-// wrong.
+// An entry with a right checksum and a wrong hash was not made by Next.
 func TestWrongHash(t *testing.T) {
 	for _, at := range []int{4, 8, 16, 24, 40, 64} {
 		b, err := Encode(entries[1])
@@ -123,7 +121,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// The checksum would keep a fuzzer out: it is put right before decoding.
+// The checksum would keep a fuzzer out: the test corrects the checksum before decoding.
 func FuzzDecodeCheckpoint(f *testing.F) {
 	for _, cp := range checkpoints {
 		b, err := EncodeCheckpoint(cp)

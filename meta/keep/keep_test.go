@@ -35,7 +35,7 @@ func left(t testing.TB, m *Memory) (*Memory, []Record) {
 	return l, r
 }
 
-// A successor finds what was noted and not erased, oldest first, with its bytes.
+// A successor finds the notes that were not erased, oldest first, with their bytes.
 func TestLeft(t *testing.T) {
 	m := made(t, 8<<20)
 	if _, err := Left(m.FD()); !errors.Is(err, meta.IO) {
@@ -70,7 +70,7 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// Buffers don't overlap, and come back; beyond the arena there is none.
+// Buffers don't overlap, and come back; beyond the arena no buffer exists.
 func TestBuffers(t *testing.T) {
 	m := made(t, 2<<20)
 	seen := map[uint64]bool{}
@@ -96,7 +96,7 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
-// What can't be used is refused: other versions, damage, lost records.
+// Unusable memories are refused: other versions, damage, lost records.
 func TestRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		harm func(m *Memory)
@@ -132,8 +132,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What a process, or one that came after it, notes of its session's ends in a volume
-// stands beside that volume.
+// The notes of a process, or of its successor, about the ends of its session in a volume stand
+// beside the volume.
 func TestEndsOfSessions(t *testing.T) {
 	m, err := New(spanSize)
 	if err != nil {
@@ -157,7 +157,7 @@ func TestEndsOfSessions(t *testing.T) {
 	}
 }
 
-// Nil keeps nothing, so that who has none need not ask.
+// Nil keeps nothing, so that a caller without a memory need not ask.
 func TestNil(t *testing.T) {
 	var m *Memory
 	s := m.Note(Record{Kind: Open})
@@ -172,7 +172,7 @@ func TestNil(t *testing.T) {
 	}
 }
 
-// A memory of version 1 as it was made when that was new.
+// A memory of version 1, made by a program of version 1.
 func TestVersion1(t *testing.T) {
 	head, err := os.ReadFile("testdata/version1")
 	if err != nil {
@@ -204,7 +204,7 @@ func TestVersion1(t *testing.T) {
 	}
 }
 
-// FuzzLeft: no memory, however damaged, has its reader leave it.
+// FuzzLeft: the reader stays within the memory, however damaged the memory is.
 func FuzzLeft(f *testing.F) {
 	head, err := os.ReadFile("testdata/version1")
 	if err != nil {

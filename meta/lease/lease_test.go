@@ -64,9 +64,9 @@ func TestWhereSessionsStand(t *testing.T) {
 	}
 }
 
-// TestComingAndGoingIsCheap: what it costs that a session enters a volume, or ends,
-// depends on its own leases: beside 100,000 times as many of others it may take longer by
-// what memory costs, not by their number.
+// TestComingAndGoingIsCheap: the cost of a session's entry into a volume, and of the session's
+// end, depends on the session's own leases: beside 100,000 times as many leases of others the
+// cost may grow by the cost of memory, not by their number.
 func TestComingAndGoingIsCheap(t *testing.T) {
 	cost := func(others int) time.Duration {
 		table, other, s := New[int](Config{}), 1, 2
@@ -94,7 +94,8 @@ func TestComingAndGoingIsCheap(t *testing.T) {
 	}
 }
 
-// TestRecall: an operation takes a lease back, and nobody gets a new one before it ran.
+// TestRecall: an operation takes a lease back, and no session gets a new lease before the
+// operation ran.
 func TestRecall(t *testing.T) {
 	table := New[string](Config{})
 	now := time.Unix(100, 0)
@@ -139,7 +140,7 @@ func TestBarrier(t *testing.T) {
 	table.Grant("writer", 7, meta.LeaseExclusive)
 	early, send := table.Ask(now, "", 7, meta.LeaseShared, time.Second)
 	table.RaiseBarrier()
-	table.Answer(now, "writer", 7, send[0].Round, true) // it was asked before
+	table.Answer(now, "writer", 7, send[0].Round, true) // the session was asked before
 	if !isClosed(early) {
 		t.Fatal("the round goes on")
 	}
@@ -160,7 +161,7 @@ func TestBarrier(t *testing.T) {
 	}
 }
 
-// TestCheck is the control of Check: it finds what is broken by hand.
+// TestCheck is the control of Check: Check finds damage made by hand.
 func TestCheck(t *testing.T) {
 	for what, harm := range map[string]func(*Table[int]){
 		"sessions have leases":   func(t *Table[int]) { t.inodes[1].more[0].mode = meta.LeaseExclusive; t.exclusive[1] = struct{}{} },

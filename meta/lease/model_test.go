@@ -64,7 +64,7 @@ func (m *model) mode(s int, ino meta.Ino) meta.LeaseMode {
 	return meta.LeaseNone
 }
 
-// inWay lists the sessions with more than keep that are in the way of s.
+// inWay lists the sessions with more than keep in the way of s.
 func (m *model) inWay(s int, ino meta.Ino, keep meta.LeaseMode) (all []int) {
 	for _, h := range m.holders {
 		apart := s != 0 && m.live[s] != m.live[h.s]
@@ -108,7 +108,7 @@ func (m *model) grant(s int, ino meta.Ino, mode meta.LeaseMode) meta.LeaseMode {
 	return h.mode
 }
 
-// ask returns whether there is something to wait for, and the sessions that get a message.
+// ask returns whether the caller must wait, and the sessions that get a message.
 func (m *model) ask(now time.Time, s int, ino meta.Ino, keep meta.LeaseMode, within time.Duration, awaited bool) (wait bool, send []int) {
 	inWay := m.inWay(s, ino, keep)
 	if len(inWay) == 0 {
@@ -156,7 +156,7 @@ func (m *model) drop(s int, ino meta.Ino) {
 	m.done(s, ino)
 }
 
-// dropAll takes a session out of everything but one inode, if that is not zero.
+// dropAll takes a session out of all inodes but one, if given.
 func (m *model) dropAll(s int, stays meta.Ino) {
 	if m.count(s) == 0 {
 		delete(m.live, s)
@@ -204,7 +204,7 @@ const (
 	modelRest     = 30 * time.Second
 )
 
-// world is a table beside the model, and what the operations of sessions wait for.
+// world is a table beside the model, and the waits of the sessions' operations.
 type world struct {
 	t     *testing.T
 	rng   *rand.Rand
@@ -213,10 +213,10 @@ type world struct {
 	now   time.Time
 	// blockers are operations, by number.
 	blockers []Blocker
-	// rounds and blocks are the channels that were given out and must be open still.
+	// rounds and blocks are the returned channels that must still be open.
 	rounds map[uint64]<-chan struct{}
 	blocks map[meta.Ino]<-chan struct{}
-	what   string // the step that is done
+	what   string // the present step
 }
 
 func (w *world) equal(what string, got, want any) {
@@ -273,7 +273,7 @@ func (w *world) step() {
 		w.what = fmt.Sprintf("the owner asks for inode %d down to %v within %v", ino, keep, within)
 		w.ask(0, ino, keep, within, false)
 	case n < 72:
-		number := m.last - uint64(w.rng.IntN(2)) // it may be a late answer
+		number := m.last - uint64(w.rng.IntN(2)) // the answer may be late
 		if r := m.round(ino); r != nil && w.rng.IntN(4) > 0 {
 			number = r.number
 		}
@@ -350,8 +350,8 @@ func (w *world) step() {
 		w.equal("waits", len(over), waits)
 		w.equal("asked", recipients(send), sorted(to))
 	default:
-		// The session that fills a mirror's target has leases of its own tree. It has
-		// none when it begins.
+		// The session that fills a mirror's target has leases of its own tree. The session has
+		// none when the filling begins.
 		w.what = fmt.Sprintf("session %d sees the live tree, which is a mirror's", s)
 		if len(m.live) > 0 {
 			if len(m.holders) == 0 {
@@ -387,7 +387,7 @@ func (w *world) askWriters(away int, within time.Duration) {
 	w.equal("waits", len(over), waits)
 }
 
-// compare compares what the table and the model say of everything.
+// compare compares all answers of the table and the model.
 func (w *world) compare() {
 	t, m := w.table, w.model
 	if err := t.Check(); err != nil {
@@ -405,7 +405,7 @@ func (w *world) compare() {
 			}
 			w.equal("was exclusive", t.WasExclusive(s, ino), h != nil && h.wasExclusive)
 			w.equal("exclusive elsewhere", t.ExclusiveElsewhere(s, ino), len(m.inWay(s, ino, meta.LeaseShared)) > 0)
-			// The promise of it all: nobody reads beside a writer of the same tree.
+			// The promise of the table: no session reads beside a writer of the same tree.
 			if m.mode(s, ino) == meta.LeaseExclusive && len(m.inWay(s, ino, meta.LeaseNone)) > 0 {
 				w.t.Fatalf("%s: of inode %d session %d has an exclusive lease, and others have leases", w.what, ino, s)
 			}
@@ -473,8 +473,8 @@ func (w *world) compare() {
 	}
 }
 
-// TestAgainstModel does thousands of steps at random in a table and in the model, and
-// compares all that they say after each.
+// TestAgainstModel does thousands of random steps in a table and in the model, and compares all
+// answers after each step.
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(10) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -22,7 +22,7 @@ const (
 	wr = meta.LockWrite
 )
 
-// must sets a lock that fits and tells whom that woke.
+// must sets a possible lock and returns the requests that the lock woke.
 func must(t *testing.T, tb *Table, l meta.Lock) []Ticket {
 	t.Helper()
 	a, err := tb.Set(l, 0)
@@ -155,7 +155,7 @@ func TestDeadlock(t *testing.T) {
 	if w := tb.DropOwner(5, 1, 3, false); !slices.Equal(w, []Ticket{2}) {
 		t.Fatalf("woken %v", w)
 	}
-	// A reader that upgrades while another reader does the same.
+	// A reader upgrades while another reader does the same.
 	tb = New()
 	must(t, tb, fcntl(1, rd, 0, 9))
 	must(t, tb, fcntl(2, rd, 0, 9))
@@ -219,8 +219,7 @@ func TestDropSession(t *testing.T) {
 	}
 }
 
-// TestAgainstBytes compares with a model that knows, for each byte, who holds
-// it how.
+// TestAgainstBytes compares with a model that knows the holders of each byte and their modes.
 func TestAgainstBytes(t *testing.T) {
 	const size, owners, steps = 24, 4, 400
 	for seed := range uint64(200) {
@@ -289,8 +288,8 @@ func TestAgainstBytes(t *testing.T) {
 	}
 }
 
-// Who is in the way of others is told, of each request the first; who holds
-// without being in the way is not.
+// The table names the holders in the way of others, each for the first request; other holders are
+// not named.
 func TestHoldups(t *testing.T) {
 	tb := New()
 	flock := func(s meta.SessionID, ino meta.Ino, ticket Ticket) {

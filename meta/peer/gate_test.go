@@ -21,8 +21,8 @@ func (f *from) Close() error         { f.closed++; return nil }
 
 func at(ip string) *from { return &from{addr: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}} }
 
-// TestGate: of too many strangers the one goes that has waited longest, of the address
-// that has most; who comes now, and who is known, stays.
+// TestGate: of too many strangers, the stranger that has waited longest goes, from the address
+// with the most strangers; a new connection, and a known connection, stays.
 func TestGate(t *testing.T) {
 	g := Gate{perIP: 3, all: 6}
 	var mob []*from
@@ -68,8 +68,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestRefusals: however many are refused, the log has some lines, and how many more
-// there were.
+// TestRefusals: however many connections are refused, the log has some lines, and the number of
+// further refusals.
 func TestRefusals(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))

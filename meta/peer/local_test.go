@@ -28,7 +28,7 @@ func TestDialLocal(t *testing.T) {
 	}
 }
 
-// A user's socket is believed where root gave that user the directory.
+// A user's socket is believed where root gave the user the directory.
 func TestEntrusted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Log("only root can give directories away: without root nobody else is believed at all")

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestFitName: names that fit stay; a longer one becomes one that fits, always the same,
-// and another one for another node, though both begin alike.
+// TestFitName: names that fit stay; a longer name becomes a name that fits, always the same, and
+// a different name for another node, though both begin alike.
 func TestFitName(t *testing.T) {
 	for _, n := range []string{"worker-1", strings.Repeat("a", 63)} {
 		if got := FitName(n); got != n {

@@ -80,7 +80,7 @@ func TestTCPNeedsCredentials(t *testing.T) {
 	}
 }
 
-// A connection that no listener of this package accepted is nobody's.
+// A connection from outside this package's listeners has no identity.
 func TestOtherListenersAreRefused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -80,7 +80,7 @@ func TestMutualTLS(t *testing.T) {
 	}
 }
 
-// Who must not be believed is not, by either side.
+// Neither side believes a peer without a valid certificate.
 func TestStrangersAreRefused(t *testing.T) {
 	a, other := authority(t, "one"), authority(t, "one")
 	m, _ := issue(t, a, Identity{Cluster: "one", Role: Meta, Name: "m1"})
@@ -115,7 +115,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// refusedPlain: whichever side speaks TLS, the other one gets no byte across.
+// refusedPlain: whichever side speaks TLS, the other side gets no byte across.
 func refusedPlain(t *testing.T, server, client *Credentials) {
 	l, err := Listen("127.0.0.1:0", server)
 	if err != nil {
@@ -155,8 +155,8 @@ func refusedPlain(t *testing.T, server, client *Credentials) {
 	<-got
 }
 
-// Strangers come in where tokens are taken, and only there; a joiner believes
-// nobody but the authority that its token names.
+// Strangers get in only where tokens are taken; a joiner believes only the authority in its
+// token.
 func TestJoiners(t *testing.T) {
 	a, other := authority(t, "one"), authority(t, "one")
 	for _, x := range []struct {
@@ -222,8 +222,8 @@ func TestJoiners(t *testing.T) {
 	}
 }
 
-// A certificate that is put in place while the process runs is what the next
-// connection shows; files that are no use change nothing.
+// The next connection shows a certificate that is put in place while the process runs; unusable
+// files change nothing.
 func TestReload(t *testing.T) {
 	a := authority(t, "one")
 	id := Identity{Cluster: "one", Role: Client, Name: "c"}
@@ -252,7 +252,7 @@ func TestReload(t *testing.T) {
 	if c.current().leaf.SerialNumber.Cmp(second) != 0 {
 		t.Fatal("a broken file replaced a good one")
 	}
-	// A second process that finds the file so says so.
+	// A second process that finds the file in this state reports the damage.
 	if _, err := Load(dir, nil); meta.KindOf(err) != meta.Corrupt {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestRenewAtHalfLife(t *testing.T) {
 	}
 }
 
-// The authority's key is kept sealed; it opens with its own cluster key only.
+// The authority's key is kept sealed; only its own cluster key opens the seal.
 func TestSealedAuthority(t *testing.T) {
 	a := authority(t, "one")
 	key := bytes.Repeat([]byte{7}, SealKeySize)
@@ -305,7 +305,7 @@ func TestSealedAuthority(t *testing.T) {
 	}
 }
 
-// The authority signs what its own records say, not what a request asks for.
+// The authority signs by its own records, not by the words of a request.
 func TestRequestsDecideNothing(t *testing.T) {
 	a := authority(t, "one")
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

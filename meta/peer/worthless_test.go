@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Certificates say of which admission they are; lists refuse all of a name, or those
-// of earlier ones.
+// Certificates carry the number of their admission; lists refuse all certificates of a name, or
+// the certificates of earlier admissions.
 func TestAdmissions(t *testing.T) {
 	a := authority(t, "one")
 	id := Identity{Cluster: "one", Role: Client, Name: "c", Admission: 2}

@@ -9,9 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// balanced is a cluster whose chunks Balance moves, as the repair loop does it:
-// an inspection proposes, a few moves are made until the next one, each planned
-// anew, and what a move leaves behind is deleted many inspections later.
+// balanced is a cluster whose chunks Balance moves, as the repair loop does: an inspection
+// proposes, a few moves are made until the next inspection, each planned anew, and the replicas
+// left behind are deleted many inspections later.
 type balanced struct {
 	r       *rand.Rand
 	p       meta.Policy
@@ -20,14 +20,14 @@ type balanced struct {
 	// delete[n] is done n inspections from now.
 	delete [][]leftover
 	grace  int
-	blind  bool // nobody counts what is leaving
+	blind  bool // no count includes the replicas to be deleted
 	moves  int
 }
 
 type balancedChunk struct {
 	servers []meta.ServerID
 	length  uint64
-	was     []meta.ServerID // where it was before
+	was     []meta.ServerID // the earlier places
 	back    bool
 }
 
@@ -38,7 +38,7 @@ type leftover struct {
 
 const band = 0.1
 
-// fill writes chunks until the servers are about as full as that.
+// fill writes chunks until the servers are about as full as given.
 func (w *balanced) fill(part float64, length func() uint64) {
 	for {
 		var used, total uint64
@@ -99,7 +99,7 @@ func (w *balanced) inspectOnce(parallel int) (proposed int) {
 	return len(queue)
 }
 
-// used is the fill of every server as its disk says.
+// used is the fill of every server by its disk.
 func (w *balanced) used() (all []float64) {
 	for _, s := range w.servers {
 		t, f := s.room("")
@@ -127,8 +127,8 @@ func (w *balanced) run(t *testing.T, parallel int) (peak []float64) {
 	}
 }
 
-// Two servers at 60 % and an empty one, and deletions that come late: chunks
-// move until the fills are within the band, none of them twice, and then none.
+// Two servers at 60 % and an empty server, with late deletions: chunks move until the fills are
+// within the band, none of the chunks twice, and then no more chunks move.
 func TestBalanceDoesNotOvershoot(t *testing.T) {
 	const gib = 1 << 30
 	story := func(blind bool) (*balanced, []float64) {
@@ -156,7 +156,7 @@ func TestBalanceDoesNotOvershoot(t *testing.T) {
 	if f := w.used(); slices.Max(f)-slices.Min(f) > band+0.002 {
 		t.Errorf("fills are %.3f", f)
 	}
-	// As it was when nobody counted what is waiting to be deleted.
+	// As before replicas to be deleted were counted.
 	blind, peak := story(true)
 	t.Logf("blind: %d moves; fills %.3f, highest on the way %.3f", blind.moves, blind.used(), peak)
 	if peak[2] < 0.45 {
@@ -164,9 +164,9 @@ func TestBalanceDoesNotOvershoot(t *testing.T) {
 	}
 }
 
-// Whatever the sizes of servers and chunks, moving ends within the band, or
-// within a chunk of it, with no server pushed over the mean and no chunk moved
-// back to where it was, and no move breaks the policy.
+// Whatever the sizes of servers and chunks, moving ends within the band, or within a chunk of the
+// band, with no server pushed over the mean and no chunk moved back to an earlier place, and no
+// move breaks the policy.
 func TestBalanceEnds(t *testing.T) {
 	for seed := range uint64(12) {
 		r := rand.New(rand.NewPCG(seed, 17))
@@ -242,7 +242,7 @@ func TestBalanceLooksAtThePolicysDisks(t *testing.T) {
 	if st, ok := m.Balance(&p, 0.1).Move(r, []meta.ServerID{2}, 1<<20); !ok || !slices.Equal(st.Add, []meta.ServerID{1}) {
 		t.Errorf("hdd of /a, though /b is fuller: %+v", st)
 	}
-	// A chunk that would make the emptier one the fuller one stays.
+	// A chunk that would make the emptier server the fuller server stays.
 	if st, ok := m.Balance(&p, 0.1).Move(r, []meta.ServerID{2}, 300<<30); ok {
 		t.Errorf("300 of 1024 GiB moved across a difference of half a disk: %+v", st)
 	}

@@ -9,13 +9,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// model is a file whose map is a list of pieces and whose contents are known:
-// each unit of it was written by one write, which left it in one place.
+// model is a file whose map is a list of pieces and whose contents are known: a single write
+// wrote each unit of the file, and left the unit in a single place.
 type model struct {
 	r      *rand.Rand
-	units  []meta.CopyRun // by unit of the file: which write, 0 a hole; and the unit's place in what was written
+	units  []meta.CopyRun // by unit of the file: the write's number, 0 a hole; and the unit's place in the written bytes
 	pieces []Piece
-	bytes  map[meta.ChunkID][]meta.CopyRun // what lies in chunks, by unit
+	bytes  map[meta.ChunkID][]meta.CopyRun // the chunks' contents, by unit
 	chunks uint64
 	writes uint64
 }
@@ -29,8 +29,8 @@ func (m *model) chunk() meta.ChunkID {
 	return meta.ChunkID{Volume: 1, Term: 1, Counter: m.chunks}
 }
 
-// put maps [off, off+n) to a place in a chunk, or to none; joined with what
-// continues it, as the state machine does.
+// put maps [off, off+n) to a place in a chunk, or to none; joined with a piece that continues, as
+// the state machine does.
 func (m *model) put(e Piece, mapped bool) {
 	var out []Piece
 	for _, p := range m.pieces {
@@ -81,7 +81,7 @@ func (m *model) punch(off, n uint64) {
 	m.put(Piece{Extent: meta.Extent{Off: off, Len: n}}, false)
 }
 
-// check compares what the map leads to with what was written last.
+// check compares the contents by the map with the last written contents.
 func (m *model) check() error {
 	got := make([]meta.CopyRun, len(m.units))
 	for _, p := range m.pieces {
@@ -93,7 +93,7 @@ func (m *model) check() error {
 	return nil
 }
 
-// join does what the batches say. It is what the owner does, all at once.
+// join carries out the batches, as the owner does, all at once.
 func (m *model) join(rule JoinRule, target uint64) (copied uint64) {
 	st := rule.Stretches(slices.Clone(m.pieces))
 	for _, b := range Batches([]Fragmented{{Ino: 5, Stretches: st}}, target, 1) {
@@ -111,8 +111,7 @@ func (m *model) join(rule JoinRule, target uint64) (copied uint64) {
 	return copied
 }
 
-// fragments counts them by walking unit by unit: another way than the one that
-// is tested.
+// fragments counts the fragments by walking unit by unit, another way than the tested code.
 func fragments(pieces []Piece) (n int) {
 	var next uint64
 	var in meta.ChunkID
@@ -128,9 +127,9 @@ func fragments(pieces []Piece) (n int) {
 	return n
 }
 
-// Random files are written, punched and joined. Joining keeps every byte, moves
-// nothing that is fixed, leaves nothing to be joined unless a chunk was full, and
-// copies less than Small for each fragment that it takes away.
+// Random files are written, punched and joined. Joining keeps every byte, moves no fixed piece,
+// leaves nothing to be joined unless a chunk was full, and copies less than Small for each
+// removed fragment.
 func TestJoinKeepsBytesAndConverges(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -178,8 +177,8 @@ func TestJoinKeepsBytesAndConverges(t *testing.T) {
 	}
 }
 
-// What the rule finds is all there is: each run of Least small movable fragments
-// lies within one stretch, by a search that tries every window.
+// The rule finds everything: each run of Least small movable fragments lies within a stretch, by
+// a search that tries every window.
 func TestStretchesAreWhole(t *testing.T) {
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 8))

@@ -17,7 +17,7 @@ func TestMeetable(t *testing.T) {
 	})
 	for _, c := range []struct {
 		p   meta.Policy
-		why string // "": it can be met
+		why string // "": servers can meet the policy
 	}{
 		{meta.Policy{Replicas: 3}, ""},
 		{meta.Policy{Replicas: 4}, "4 replicas on as many hosts"},
@@ -54,10 +54,10 @@ func TestMeets(t *testing.T) {
 		want bool
 	}{
 		{meta.Policy{Replicas: 1}, []meta.ServerID{1}, true},
-		{meta.Policy{Replicas: 1}, []meta.ServerID{1, 2}, true}, // too many is for when it is sealed
+		{meta.Policy{Replicas: 1}, []meta.ServerID{1, 2}, true}, // too many replicas count when the chunk is sealed
 		{meta.Policy{Replicas: 2}, []meta.ServerID{1}, false},
 		{meta.Policy{Replicas: 3}, []meta.ServerID{1}, false},
-		{meta.Policy{Replicas: 3}, []meta.ServerID{1, 2}, true}, // two are its least
+		{meta.Policy{Replicas: 3}, []meta.ServerID{1, 2}, true}, // two are the least number
 		{meta.Policy{Replicas: 2, MinReplicas: 1}, []meta.ServerID{1}, true},
 		{meta.Policy{Replicas: 2, Spread: meta.SpreadRack}, []meta.ServerID{1, 2}, false},
 		{meta.Policy{Replicas: 2, Spread: meta.SpreadRack}, []meta.ServerID{1, 3}, true},
@@ -65,7 +65,7 @@ func TestMeets(t *testing.T) {
 		{meta.Policy{Replicas: 1, Topology: "/dc1/r2"}, []meta.ServerID{3, 1}, false},
 		{meta.Policy{Replicas: 1, Class: "nvme"}, []meta.ServerID{1}, true},
 		{meta.Policy{Replicas: 1, Class: "nvme"}, []meta.ServerID{3}, false},
-		{meta.Policy{Replicas: 1, Class: "nvme"}, []meta.ServerID{2}, false}, // on which of its disks?
+		{meta.Policy{Replicas: 1, Class: "nvme"}, []meta.ServerID{2}, false}, // the disk of the server is not known
 		{meta.Policy{Replicas: 1}, []meta.ServerID{9}, true},
 	} {
 		if got := m.Meets(&c.p, c.on); got != c.want {

@@ -6,8 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// An open chunk ends for a fuller one only where that would have more replicas, within its
-// policy and with the servers that its writer reaches.
+// An open chunk ends for a fuller chunk only where the fuller chunk would have more replicas,
+// within the policy and with the servers that the writer reaches.
 func TestFuller(t *testing.T) {
 	servers := site(1, 2, 2, 100<<30, 50<<30) // ids in order: two racks of two
 	id := func(i int) meta.ServerID { return servers[i].ID }
@@ -28,7 +28,7 @@ func TestFuller(t *testing.T) {
 		{"its writer says that of its own", meta.Policy{Replicas: 3}, []meta.ServerID{id(0), id(1)}, []meta.ServerID{id(0), id(3)}, nil, true},
 		{"one of its own is away, another came", meta.Policy{Replicas: 3}, []meta.ServerID{id(0), id(1)}, nil, func(s []Server) { s[0].State, s[3].State = Away, Away }, false},
 		{"elsewhere", meta.Policy{Replicas: 3, Topology: "/nowhere"}, []meta.ServerID{id(0), id(1)}, nil, nil, false},
-		{"there are two racks for three", meta.Policy{Replicas: 3, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(2)}, nil, nil, true}, // a third within one of them
+		{"there are two racks for three", meta.Policy{Replicas: 3, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(2)}, nil, nil, true}, // a third replica within either rack
 		{"two racks are too few", meta.Policy{Replicas: 3, MinReplicas: 3, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(2)}, nil, nil, false},
 		{"both in one rack, and another is there", meta.Policy{Replicas: 2, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(1)}, nil, nil, true},
 		{"both in one rack, and the other is away", meta.Policy{Replicas: 2, MinReplicas: 1, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(1)}, nil, func(s []Server) { s[2].State, s[3].State = Away, Away }, false},

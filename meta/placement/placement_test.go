@@ -52,8 +52,8 @@ func TestDomains(t *testing.T) {
 	}
 }
 
-// check says what is wrong with servers chosen for a policy: the rules that no
-// choice may break, whatever the policy lets go.
+// check reports the faults of servers chosen for a policy: the rules that no choice may break,
+// whatever the policy lets go.
 func check(m *Map, p *meta.Policy, level meta.Spread, have, got, avoid []meta.ServerID) error {
 	seen := map[string]meta.ServerID{}
 	for k, id := range slices.Concat(have, got) {
@@ -93,7 +93,7 @@ func check(m *Map, p *meta.Policy, level meta.Spread, have, got, avoid []meta.Se
 	return nil
 }
 
-// randomSite makes a cluster with all that can be wrong with one.
+// randomSite makes a cluster with all possible faults.
 func randomSite(r *rand.Rand, most int) []Server {
 	n := 1 + r.IntN(most)
 	dcs, racks, nodes := 1+r.IntN(3), 1+r.IntN(4), 1+r.IntN(most)
@@ -137,8 +137,8 @@ func randomPolicy(r *rand.Rand) meta.Policy {
 	return p
 }
 
-// best is how many replicas a policy can have, found the slow way: the number
-// of domains with a server that may take one.
+// best is the number of replicas that a policy can have, found the slow way: the number of
+// domains with a server that may take a replica.
 func best(m *Map, p *meta.Policy, level meta.Spread, avoid []meta.ServerID) int {
 	domains := map[int32]bool{}
 	for i, s := range m.servers {
@@ -222,7 +222,7 @@ func FuzzChoose(f *testing.F) {
 	})
 }
 
-// What a refusal says is enough to know what to do.
+// A refusal says enough to know the remedy.
 func TestRefusals(t *testing.T) {
 	all := site(1, 2, 2, 100<<30, 50<<30)
 	r := rand.New(rand.NewPCG(1, 1))

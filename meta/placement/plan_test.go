@@ -9,12 +9,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// world is one chunk's replicas as they really are.
+// world is the real state of the replicas of a chunk.
 type world struct {
 	record []Replica
 }
 
-// take does a step, as the repair loop would, and says what is wrong with it.
+// take carries a step out, as the repair loop would, and reports a fault of the step.
 func (w *world) take(m *Map, p *meta.Policy, st Step) error {
 	state := map[meta.ServerID]ReplicaState{}
 	var order []meta.ServerID
@@ -56,7 +56,7 @@ func (w *world) take(m *Map, p *meta.Policy, st Step) error {
 	return nil
 }
 
-// live counts the good replicas that can be reached.
+// live counts the good replicas within reach.
 func (w *world) live(m *Map) (n int) {
 	for _, x := range w.record {
 		if s, ok := m.Server(x.Server); ok && x.State != Bad && (s.State == Live || s.State == Draining) {
@@ -66,7 +66,7 @@ func (w *world) live(m *Map) (n int) {
 	return n
 }
 
-// planOnce follows one chunk through changes of servers and policy.
+// planOnce follows a chunk through changes of servers and policy.
 func planOnce(seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 2))
 	servers := randomSite(r, 24)
@@ -117,7 +117,7 @@ func planOnce(seed uint64) error {
 				if st.Work() || !away && (st.Reason != Lost || !st.Blocked) {
 					return fail("nothing can be done for a lost chunk")
 				}
-				w.record[0].State = Good // the operator brings one back
+				w.record[0].State = Good // the operator brings a server back
 				break
 			}
 			if !st.Work() {
@@ -147,10 +147,10 @@ func planOnce(seed uint64) error {
 	return nil
 }
 
-// keeps counts what is left after a step.
+// keeps counts the remaining replicas after a step.
 func (w *world) keeps(m *Map, p *meta.Policy, st Step) int { return len(st.Keep) + len(st.Add) }
 
-// settled says what is wrong with a chunk about which Plan wants nothing done.
+// settled reports the fault of a chunk for which Plan has no step.
 func settled(m *Map, p *meta.Policy, w *world, st Step) error {
 	ids := func() (l []meta.ServerID) {
 		for _, x := range w.record {
@@ -241,8 +241,8 @@ func TestPlanStories(t *testing.T) {
 	if st := plan(drain, on(1, 3, 5)); st.Reason != Evacuate || !slices.Equal(st.Remove, []meta.ServerID{5}) || !slices.Contains(st.From, 5) {
 		t.Errorf("a draining server: %+v", st)
 	}
-	// A disk is given up: its replica moves to another disk of the server with
-	// room for it, which stays its replica; else to another server.
+	// A disk is given up: its replica moves to another disk of the server with room, and stays
+	// the server's replica; otherwise to another server.
 	unfit := on(1, 3, 5)
 	unfit[2].State, unfit[2].Length = Unfit, 1<<30
 	if st := plan(nil, unfit); st.Reason != Evacuate || !slices.Equal(st.Add, []meta.ServerID{5}) || len(st.Remove) != 0 || !slices.Contains(st.From, 5) || len(st.Keep) != 2 {
@@ -269,7 +269,7 @@ func TestPlanStories(t *testing.T) {
 	if st := plan(nil, on(1, 3, 5, 7)); st.Reason != Extra || !slices.Equal(st.Remove, []meta.ServerID{7}) || len(st.Add) != 0 {
 		t.Errorf("one too many: %+v", st)
 	}
-	// Two racks left: three copies all the same, and that is where it rests.
+	// Two racks left: three copies still, and the plan rests.
 	racks := func(s []Server) {
 		for i := 4; i < 8; i++ {
 			s[i].State = Gone

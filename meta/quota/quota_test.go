@@ -9,8 +9,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// model is the account in the plainest form: what each session was promised, what of the
-// volume is used, and nothing that could be computed from these.
+// model is the account in the plainest form: the promises of each session, the used bytes of the
+// volume, and nothing that could be computed from the two.
 type model struct {
 	limit, used, left uint64
 	promised          map[meta.SessionID]uint64
@@ -47,10 +47,10 @@ func (m *model) take(id meta.SessionID, n uint64) {
 	m.promised[id] -= min(n, m.promised[id])
 }
 
-// TestAgainstModel does thousands of steps at random in an account and in the model, and
-// compares all that they say after each. Sessions only get what is free, and operations
-// only take what was promised or is free, so never is more used and promised than the
-// limit, unless the limit was lowered or a claim came.
+// TestAgainstModel does thousands of random steps in an account and in the model, and compares
+// all answers after each step. Sessions get only free bytes, and operations take only promised or
+// free bytes, so the used and promised bytes never exceed the limit, unless the limit was lowered
+// or a claim came.
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -241,7 +241,8 @@ func isOver(r *Round) bool {
 	}
 }
 
-// TestIdle: sessions share what may lie idle, and who waits for more has nothing idle.
+// TestIdle: sessions share the bound on idle promises, and a session that waits for more has no
+// idle promise.
 func TestIdle(t *testing.T) {
 	a := &Account{}
 	a.SetLimit(100_000)
@@ -265,8 +266,7 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// TestReplacedRound: whoever waits for a round that another one takes the place of looks
-// again.
+// TestReplacedRound: a caller that waits for a replaced round looks again.
 func TestReplacedRound(t *testing.T) {
 	a := &Account{}
 	a.SetLimit(1000)
@@ -281,7 +281,7 @@ func TestReplacedRound(t *testing.T) {
 	}
 }
 
-// TestCheck is the control of Check: it finds what is broken by hand.
+// TestCheck is the control of Check: Check finds damage made by hand.
 func TestCheck(t *testing.T) {
 	for what, harm := range map[string]func(*Account){
 		"are promised, and counted": func(a *Account) { a.promised++ },

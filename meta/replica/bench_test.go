@@ -2,8 +2,8 @@ package replica
 
 import "testing"
 
-// BenchmarkAppend is what the store pays for asking, beside tens of
-// microseconds of an append.
+// BenchmarkAppend measures the store's cost for asking the machine, beside tens of microseconds
+// of an append.
 func BenchmarkAppend(b *testing.B) {
 	var off uint64
 	for b.Loop() {

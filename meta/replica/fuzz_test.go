@@ -8,16 +8,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// history is one chunk as its writer, its disks and chance made it, with the
-// truth about it.
+// history is a chunk as its writer, its disks and chance made the chunk, with the true contents.
 type history struct {
 	l        []*disk
 	acked    uint64 // all replicas said so
 	promised uint64 // a sync returned
 }
 
-// play makes a history from numbers: appends that reach some, syncs, losses of
-// power. The writer stops at the first failure, as it must.
+// play makes a history from numbers: appends that reach some replicas, syncs, losses of power.
+// The writer stops at the first failure, as a writer must.
 func play(r *rand.Rand) history {
 	h := history{l: disks(nil, 3)}
 	text := "The quick brown fox jumps over the lazy dog, again and again and again."
@@ -63,10 +62,10 @@ func play(r *rand.Rand) history {
 	return h
 }
 
-// FuzzSeal: whatever the history, whoever answers, however often an owner
-// tries before it succeeds, a seal keeps what was promised, keeps what was
-// acknowledged as far as an answer has it, names only replicas that have
-// exactly its content, and another owner that seals after a crash comes to one content.
+// FuzzSeal: whatever the history, whichever replicas answer, however often an owner tries before
+// success, a seal keeps the promised bytes, keeps acknowledged bytes as far as an answer has the
+// bytes, names only replicas with exactly the seal's content, and another owner that seals after
+// a crash comes to the same content.
 func FuzzSeal(f *testing.F) {
 	for seed := range uint64(400) {
 		f.Add(seed)
@@ -103,7 +102,7 @@ func FuzzSeal(f *testing.F) {
 				t.Fatalf("sealed at %d, %d were promised, %d acknowledged, the longest answer has %d", d.Length, h.promised, h.acked, best)
 			}
 			if r.IntN(4) == 0 {
-				// The owner ends before it could journal that; power goes meanwhile.
+				// The owner ends before journaling the seal; power goes meanwhile.
 				x := h.l[r.IntN(3)]
 				x.power(int(x.mark), int(x.mark))
 				continue
@@ -127,8 +126,8 @@ func FuzzSeal(f *testing.F) {
 	})
 }
 
-// FuzzReplica drives one replica with orders from numbers: its invariants hold
-// after each, a sealed one never changes its content, a fence never goes back.
+// FuzzReplica drives a replica with orders from numbers: the invariants hold after each order, a
+// sealed replica never changes its content, a fence never goes back.
 func FuzzReplica(f *testing.F) {
 	for seed := range uint64(100) {
 		f.Add(seed)
@@ -159,7 +158,7 @@ func FuzzReplica(f *testing.F) {
 			case 6:
 				deleted = d.delete(g) == nil
 			case 7:
-				deleted = d.pull(g, other) == nil && was.Fence.Less(g) // or replaced, by who knows better
+				deleted = d.pull(g, other) == nil && was.Fence.Less(g) // or replaced, by a caller that knows better
 			}
 			if err := d.Check(); err != nil {
 				t.Fatal(err)

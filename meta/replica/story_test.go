@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// disk is a replica with its bytes, for stories: every order is carried out at
-// once, and what is durable is what would come back after a loss of power.
+// disk is a replica with its bytes, for stories: every order is carried out at once, and the
+// durable part is the part that would come back after a loss of power.
 type disk struct {
 	Replica
 	id    meta.ServerID
@@ -150,8 +150,8 @@ func (d *disk) power(verified, appended int) {
 	*d = disk{Replica: r, id: d.id, data: data[:r.Length], mark: r.Length, fence: d.fence}
 }
 
-// seal asks some disks and decides as an owner does, asking again where it
-// must; nil is a disk that doesn't answer.
+// seal asks some disks and decides as an owner does, asking again where necessary; nil is a
+// silent disk.
 func seal(c Case, f meta.Fence, l ...*disk) Decision {
 	answers := make([]Answer, len(l))
 	for i, d := range l {
@@ -217,9 +217,9 @@ var stories = []struct {
 	bug  *Off
 	tell func(off *Off) error
 }{
-	// O1 freezes A and B, decides, is stopped and fenced; O2 seals C and B at
-	// another length. O1 wakes up: what it decided was never journaled, so it
-	// is nowhere; and A, when it is back, is made what O2 journaled.
+	// O1 freezes A and B, decides, is stopped and fenced; O2 seals C and B at another length. O1
+	// wakes up: O1's decision was never journaled, so the decision is nowhere; and A, when A is
+	// back, gets the content that O2 journaled.
 	{1, "a seal that was never journaled is nowhere", &Off{Return: true}, func(off *Off) error {
 		l := disks(off, 3)
 		a, b, c := l[0], l[1], l[2]
@@ -233,8 +233,8 @@ var stories = []struct {
 			want(act == TellAt, "A is to be asked for its checksum, not to %v", act),
 			want(Return(rec, a.id, a.freeze(fence(2, 2), 5), 2, true, off) == Join, "A has the bytes and may join"))
 	}},
-	// O1 is stopped, O2 takes over and seals; O1 wakes up and freezes, ends and
-	// deletes. Its term is over: replicas refuse it.
+	// O1 is stopped, O2 takes over and seals; O1 wakes up and freezes, ends and deletes. O1's
+	// term is over: replicas refuse O1.
 	{2, "the orders of an owner that wakes up are refused", &Off{Fence: true}, func(off *Off) error {
 		l := disks(off, 3)
 		err := write(l, 0, "hello")
@@ -243,8 +243,8 @@ var stories = []struct {
 		return first(err, want(d.Verdict == Take, "%+v", d), want(late.Verdict == Yield, "the old owner decides %v", late.Verdict),
 			kind(l[0].end(s1, 5), meta.Fenced))
 	}},
-	// A server fails in the middle of what the writer sends; the chunk is sealed,
-	// and the writer goes on in another. Every byte is in one of the two, once.
+	// A server fails in the middle of the writer's stream; the chunk is sealed, and the writer
+	// goes on in another chunk. Every byte is in exactly one of the two chunks.
 	{3, "what the seal left out is sent again, and nothing else", &Off{AckLate: true}, func(off *Off) error {
 		w := NewWriter(3, 0)
 		w.Off = off
@@ -253,21 +253,21 @@ var stories = []struct {
 		w.AckedTo(1, 80)
 		w.AckedTo(2, 70)
 		next := w.Fail(2, meta.Unavailable)
-		w.AckedTo(2, 100) // late: nobody may rely on it, the seal may be under way
+		w.AckedTo(2, 100) // late: no reader may rely on the bytes, the seal may be under way
 		w.AckedTo(1, 100)
 		from, to := w.Again(85)
 		return first(want(next == Seal, "goes on"), want(w.Acked() == 70 && w.Need() == 70, "%d acknowledged", w.Acked()),
 			want(from == 85 && to == 100, "sends [%d,%d) again", from, to))
 	}},
-	// A chunk is deleted; a late append arrives. Chunk ids are never used again:
-	// it must not come back as another chunk of one writer's bytes.
+	// A chunk is deleted; a late append arrives. Chunk ids are never used again: the append must
+	// not make another chunk with some of a writer's bytes.
 	{4, "a late append brings no deleted chunk back", &Off{Tomb: true}, func(off *Off) error {
 		d := disks(off, 1)[0]
 		return first(d.append(w1, 0, "hello"), d.delete(s1), kind(d.append(w1, 0, "hello"), meta.NoSuchChunk))
 	}},
-	// A replica moves away, the order to delete it is late; meanwhile it moves
-	// back. The late order must not hit what came after it; nor may a late order
-	// to copy bring back what was deleted after it.
+	// A replica moves away, the order to delete the replica is late; meanwhile the replica moves
+	// back. The late order must not hit the new replica; nor may a late order to copy bring back
+	// a replica deleted after the order.
 	{4, "late orders don't undo later ones", &Off{OldDelete: true}, func(off *Off) error {
 		l := disks(off, 2)
 		a, b := l[0], l[1]
@@ -275,8 +275,8 @@ var stories = []struct {
 		return first(err, b.delete(fence(1, 2)), b.pull(fence(1, 3), a), kind(b.delete(fence(1, 2)), meta.Fenced),
 			want(b.State == Sealed, "B is %v", b.State), b.delete(fence(1, 4)), kind(b.pull(fence(1, 3), a), meta.Fenced))
 	}},
-	// B loses its power and with it what was acknowledged and not synced; C is
-	// away. A has it still, and the seal takes it.
+	// B loses its power and with the power acknowledged, unsynced bytes; C is away. A still has
+	// the bytes, and the seal takes A's bytes.
 	{5, "a seal takes what one replica still has", &Off{Longest: true}, func(off *Off) error {
 		l := disks(off, 3)
 		err := write(l, 0, "acknowledged")
@@ -284,18 +284,17 @@ var stories = []struct {
 		d := seal(Case{Servers: ids(l...), Off: off}, s1, l[0], l[1], nil)
 		return first(err, want(d.Verdict == Take && d.Length == 12 && slices.Equal(d.Servers, ids(l[0])), "%+v", d))
 	}},
-	// The writer dies in the middle: A has more than B and C. None lost power, so
-	// all that was acknowledged is on each of them: the shortest will do, and
-	// three replicas stay where the longest would have left one.
+	// The writer dies in the middle: A has more than B and C. None lost power, so all
+	// acknowledged bytes are on each replica: the shortest will do, and three replicas stay where
+	// the longest would have left one replica.
 	{5, "bytes on their way cost no replica", nil, func(off *Off) error {
 		l := disks(off, 3)
 		err := first(write(l, 0, "hello"), l[0].append(w1, 5, " on its way"))
 		d := seal(Case{Servers: ids(l...), Off: off}, s1, l...)
 		return first(err, want(d.Verdict == Take && d.Length == 5 && len(d.Servers) == 3 && slices.Equal(d.Cut, ids(l[0])), "%+v", d))
 	}},
-	// A sync returned for "hello"; B and C are cut off, A comes back from a
-	// crash with less than its mark says. It is corrupt, not short: the seal waits
-	// for the others rather than believe it.
+	// A sync returned for "hello"; B and C are cut off, A comes back from a crash with less than
+	// its mark. A is corrupt, not short: the seal waits for the others rather than believe A.
 	{5, "who verifies below its mark is corrupt, not short", &Off{Short: true}, func(off *Off) error {
 		l := disks(off, 3)
 		err := write(l, 0, "hello")
@@ -317,8 +316,8 @@ var stories = []struct {
 		d := seal(Case{Servers: ids(l...), Off: off}, s1, l...)
 		return first(err, want(d.Verdict == Take && d.Length == 5 && slices.Equal(d.Servers, ids(l[0], l[1])), "%+v", d))
 	}},
-	// Extents of the journal refer to ten bytes; the only replica that answers has
-	// five. It waits; when all have answered and none has them, an operator says that they are lost.
+	// Extents of the journal refer to ten bytes; the only replica that answers has five. The seal
+	// waits; when all have answered and none has the bytes, an operator accepts the loss.
 	{5, "never below what the journal committed", &Off{Bound: true}, func(off *Off) error {
 		l := disks(off, 3)
 		err := write(l, 0, "hello")
@@ -330,9 +329,9 @@ var stories = []struct {
 		return first(err, want(wait.Verdict == Wait, "%+v", wait), want(missing.Verdict == Missing, "%+v", missing),
 			want(d.Verdict == Take && d.Length == 5 && d.Lost == 5, "%+v", d))
 	}},
-	// All servers of a sealed chunk are gone for good, an operator accepts that it
-	// is lost, and reads fail. One of its disks turns up, whole: readers were told
-	// that the bytes never come back, and may have acted on it.
+	// All servers of a sealed chunk are gone for good, an operator accepts the loss, and reads
+	// fail. A disk of the chunk turns up, whole: readers were told that the bytes never come
+	// back, and may have acted on the error.
 	{5, "what was accepted as lost never comes back", &Off{Lost: true}, func(off *Off) error {
 		l := disks(off, 1)
 		err := write(l, 0, "hello")
@@ -344,8 +343,8 @@ var stories = []struct {
 		after := Return(rec, l[0].id, l[0].tell(0), 0, true, off)
 		return first(err, want(before == Keep, "before: %v", before), want(after == Discard, "%v", after))
 	}},
-	// A freeze tells five bytes, the journal names five, and then the power goes:
-	// what the answer told must be durable before it is told.
+	// A freeze reports five bytes, the journal names five, and then the power goes: the reported
+	// bytes must be durable before the report.
 	{5, "what a freeze tells survives", &Off{FreezeSync: true}, func(off *Off) error {
 		l := disks(off, 1)
 		err := write(l, 0, "hello")
@@ -353,9 +352,9 @@ var stories = []struct {
 		l[0].power(int(l[0].mark), int(l[0].mark))
 		return first(err, want(d.Verdict == Take, "%+v", d), l[0].end(s1, d.Length))
 	}},
-	// A freeze makes durable what nobody was promised. The next freeze, at
-	// another length, must not take it for a promise, or two of three replicas
-	// would be thrown away for bytes that nobody knows of.
+	// A freeze makes unpromised bytes durable. The next freeze, at another length, must not take
+	// the bytes for a promise, or two of three replicas would be thrown away for bytes that no
+	// client knows of.
 	{5, "what a freeze made durable was promised to nobody", nil, func(off *Off) error {
 		l := disks(off, 3)
 		err := first(write(l, 0, "hello"), l[0].append(w1, 5, " on its way"))
@@ -364,8 +363,8 @@ var stories = []struct {
 		d := seal(q, fence(1, 2), l...)
 		return first(err, want(d.Length == 5 && len(d.Servers) == 3, "%+v", d))
 	}},
-	// The power goes in the middle of a write: the end of what comes back is
-	// garbage. It is cut, and a retry appends where it ends.
+	// The power goes in the middle of a write: the restarted replica ends with garbage. The
+	// garbage is cut, and a retry appends at the cut.
 	{5, "a torn tail is cut", &Off{KeepTail: true}, func(off *Off) error {
 		d := disks(off, 1)[0]
 		err := d.append(w1, 0, "hello")
@@ -375,10 +374,10 @@ var stories = []struct {
 		return first(err, want(d.Length == 7 && !d.Damaged, "%d bytes, damaged %v", d.Length, d.Damaged), d.append(w1, 7, "orld"),
 			want(string(d.data) == "hello world", "%q", d.data))
 	}},
-	// A was away while the chunk was sealed with B and C; it has more. It serves
-	// nothing, is asked for its checksum at the sealed length, cut there and joins.
-	// D has other bytes there, and E fewer: both are discarded once there are
-	// replicas enough, and kept before, since they may be the last.
+	// A was away while the chunk was sealed with B and C; A has more bytes. A serves nothing, is
+	// asked for its checksum at the sealed length, cut to the length, and joins. D has other
+	// bytes in the sealed part, and E fewer: both are discarded once enough replicas exist, and
+	// kept before, since both may be the last.
 	{5, "who was away is checked before it serves", &Off{Return: true}, func(off *Off) error {
 		l := disks(off, 5)
 		err := first(write(l[:3], 0, "hello"), l[0].append(w1, 5, " more"), l[3].append(w1, 0, "jello, too"), l[4].append(w1, 0, "hell"))
@@ -399,16 +398,16 @@ var stories = []struct {
 			want(again(l[4], 3, false) == Discard, "E: %v", again(l[4], 3, false)),
 			want(again(l[4], 0, false) == Spare, "E, if it is the last: %v", again(l[4], 0, false)))
 	}},
-	// A disk was replaced by an empty one and is the only one that answers. A
-	// file may end in the chunk at a length that only the others know.
+	// A disk was replaced by an empty disk, which alone answers. A file may end in the chunk at a
+	// length that only the others know.
 	{5, "an empty disk proves nothing", &Off{Empty: true}, func(off *Off) error {
 		l := disks(off, 3)
 		d := seal(Case{Servers: ids(l...), OpenEnded: true, Off: off}, s1, l[0], nil, nil)
 		closed := seal(Case{Servers: ids(l...), Off: off}, s1, l[0], nil, nil)
 		return first(want(d.Verdict == Wait, "%+v", d), want(closed.Verdict == Take && closed.Length == 0, "nothing refers to it: %+v", closed))
 	}},
-	// Two replicas have the length, with other bytes at the end (a successor
-	// broke rule 6). What was promised is the same on both; one of them is sealed.
+	// Two replicas have the length, with different bytes at the end (a successor broke rule 6).
+	// The promised bytes are the same on both; one replica is sealed.
 	{5, "tails that differ don't get into one chunk", &Off{Tails: true}, func(off *Off) error {
 		l := disks(off, 3)
 		err := first(write(l, 0, "hello"), l[0].append(w1, 5, " one"), l[1].append(w1, 5, " two"), l[2].append(w1, 5, " one"))
@@ -429,23 +428,23 @@ var stories = []struct {
 		w.SyncedTo(1, 10, 10)
 		return want(w.Acked() == 0 && w.Synced() == 0, "%d acknowledged, %d synced", w.Acked(), w.Synced())
 	}},
-	// The daemon is killed after its bytes went to A alone; its successor, which
-	// knows of nothing, sends others to the same place. A has acknowledged the
-	// first: it must not acknowledge the second. A repetition of the first it must.
+	// The daemon is killed after its bytes went to A alone; its successor, without knowledge of
+	// the bytes, sends others to the same place. A has acknowledged the first bytes: A must not
+	// acknowledge the second, and must acknowledge a repetition of the first.
 	{6, "a repeated append needs the same bytes", &Off{Compare: true}, func(off *Off) error {
 		d := disks(off, 1)[0]
 		return first(d.append(w1, 0, "hello"), d.append(w1, 0, "hello"), kind(d.append(w1, 0, "jello"), meta.WrongOffset))
 	}},
-	// An append is lost on the way and the next one arrives; or one comes that
-	// overlaps the end, as no writer cuts its stream. Neither is taken.
+	// An append is lost on the way and the next append arrives; or an append comes that overlaps
+	// the end, as no writer cuts its stream. The replica takes neither.
 	{6, "appends leave no gap and don't overlap", &Off{Offset: true}, func(off *Off) error {
 		d := disks(off, 1)[0]
 		return first(d.append(w1, 0, "hello"), kind(d.append(w1, 7, "gap"), meta.WrongOffset), kind(d.append(w1, 3, "lower"), meta.WrongOffset),
 			want(string(d.data) == "hello", "%q", d.data))
 	}},
-	// An open-ended file was journaled with two bytes; its fsyncs were the
-	// replicas' alone. Its writer dies, and B, which lost what was not synced, is
-	// the only one that answers: the file ends no earlier than the last fsync.
+	// An open-ended file was journaled with two bytes; its fsyncs were the replicas' alone. Its
+	// writer dies, and B, which lost unsynced bytes, alone answers: the file ends no earlier than
+	// the last fsync.
 	{7, "an open-ended file ends no earlier than its last sync", &Off{Bound: true, Short: true}, func(off *Off) error {
 		l := disks(off, 3)
 		err := write(l, 0, "he")
@@ -458,21 +457,21 @@ var stories = []struct {
 			n, serr := d.sync(5)
 			err = first(err, serr, want(n == 5, "synced %d", n))
 		}
-		l[1].power(3, 5) // the disk forgot what it had synced
+		l[1].power(3, 5) // the disk forgot its synced bytes
 		d := seal(Case{Servers: ids(l...), Committed: 2, OpenEnded: true, Off: off}, s1, nil, l[1], nil)
 		later := seal(Case{Servers: ids(l...), Committed: 2, OpenEnded: true, Off: off}, s1, l[0], l[1], nil)
 		return first(err, want(d.Verdict == Wait, "%+v", d), want(later.Verdict == Take && later.Length == 5, "%+v", later))
 	}},
-	// The only file in an open packed chunk is unlinked while the writer appends
-	// the next: the chunk is its session's, no orphan, whatever the list says.
+	// The only file in an open packed chunk is unlinked while the writer appends the next file:
+	// the chunk belongs to its session and is no orphan, whatever the list says.
 	{12, "an open chunk is its session's", nil, func(off *Off) error {
 		d := disks(off, 1)[0]
 		err := d.append(w1, 0, "hello")
 		act := Return(meta.ChunkRecord{State: meta.ChunkOpen, Servers: ids(d)}, d.id, d.tell(0), 0, true, off)
 		return first(err, want(act == Keep, "%v", act))
 	}},
-	// A capability ran out under a writer that was busy elsewhere. Nothing is
-	// wrong with the server: a fresh one, and what is unanswered goes again.
+	// A capability ran out under a writer that was busy elsewhere. The server is sound: the
+	// writer gets a fresh capability, and sends unanswered requests again.
 	{18, "expired is no failure of a replica", nil, func(off *Off) error {
 		w := NewWriter(2, 0)
 		_, _ = w.Append(10)

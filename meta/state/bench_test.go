@@ -86,7 +86,7 @@ func BenchmarkStore(b *testing.B) {
 			}
 		}
 	})
-	// The versions of one key, as a volume with snapshots reads them.
+	// The versions of a single key, as a volume with snapshots reads the versions.
 	b.Run("ScanVersions", func(b *testing.B) {
 		for b.Loop() {
 			i += 7919
@@ -125,7 +125,7 @@ func BenchmarkStore(b *testing.B) {
 	})
 }
 
-// BenchmarkIdle tells what an open store costs that nobody uses.
+// BenchmarkIdle measures the cost of an open, unused store.
 func BenchmarkIdle(b *testing.B) {
 	sh := NewShared(8<<20, 100, nil)
 	defer sh.Close()

@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// countingFS counts what is read of table files and written to any.
+// countingFS counts the bytes read from table files and written to any file.
 type countingFS struct {
 	vfs.FS
 	read, written atomic.Int64
@@ -61,9 +61,8 @@ func (f *countingFile) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestCopyIsFlat: what begins as a copy of a store is there to be read without that
-// tables are read or written, though they are still to be compacted; they are, once
-// something is written.
+// TestCopyIsFlat: a store that begins as a copy can be read without reading or writing tables,
+// though the tables are still to be compacted; the compaction comes after the first write.
 func TestCopyIsFlat(t *testing.T) {
 	const flushes, keys, size = 10, 800, 512
 	fs := &countingFS{FS: vfs.Default}
@@ -83,7 +82,7 @@ func TestCopyIsFlat(t *testing.T) {
 	defer s.Close()
 	for n := 1; n <= flushes; n++ {
 		err := s.Apply(pos(n), func(b Batch) error {
-			for i := range keys { // which all tables have: nothing but a compaction puts them in order
+			for i := range keys { // in all tables: only a compaction puts the keys in order
 				b.Put(key(i), bytes.Repeat([]byte{byte(n)}, size))
 			}
 			return nil
@@ -108,7 +107,7 @@ func TestCopyIsFlat(t *testing.T) {
 	if err := Install(tmp, dir); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // closing would wait for what opening began
+	for range 2 { // closing would wait for the work that opening began
 		c, err := Open(dir, vol+1, sh)
 		if err != nil || c.Applied().Seq != 0 {
 			t.Fatal(c.Applied(), err)
@@ -134,7 +133,7 @@ func TestCopyIsFlat(t *testing.T) {
 		if n > 3000 {
 			t.Fatalf("%d tables in the uppermost level are left as they are", c.db.Metrics().Levels[0].TablesCount)
 		}
-		if err := c.Flush(); err != nil { // it compacts from here on
+		if err := c.Flush(); err != nil { // the store compacts from here on
 			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond)

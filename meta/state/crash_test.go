@@ -19,7 +19,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// crashDir names the directory for the child that is to be killed.
+// crashDir names the directory for the child to be killed.
 const crashDir = "PENSTOCK_STATE_CRASH_DIR"
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The model: what entry n does is a function of n alone.
+// The model: the effect of entry n is a function of n alone.
 const modelKeys = 300
 
 type effect struct {
@@ -61,8 +61,8 @@ func model(n int) (effects []effect) {
 	return effects
 }
 
-// unseen is a key that entry n puts, each third of them, and that is removed by no entry
-// before the next is applied.
+// unseen is a key that each third entry n puts, and that the store removes without an entry
+// before the next entry is applied.
 func unseen(n int) []byte { return fmt.Appendf(nil, "unseen%08d", n) }
 
 func applyModel(s *Store, n int) error {
@@ -89,7 +89,7 @@ func applyModel(s *Store, n int) error {
 	})
 }
 
-// checkModel fails unless the store holds exactly what its position says.
+// checkModel fails unless the store holds exactly the state of its position.
 func checkModel(t *testing.T, s *Store) int {
 	t.Helper()
 	n := int(s.Applied().Seq)
@@ -134,8 +134,8 @@ func checkModel(t *testing.T, s *Store) int {
 	return n
 }
 
-// applyUntilKilled is the child: it applies entries as fast as it can, flushes
-// and checkpoints now and then, and tells what is durable.
+// applyUntilKilled is the child: the child applies entries as fast as possible, flushes and
+// checkpoints now and then, and prints the durable entries.
 func applyUntilKilled(dir string) error {
 	sh := NewShared(1<<20, 100, nil)
 	sh.memTable = 256 << 10
@@ -225,7 +225,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// The machine loses power: what was not synced is there in part, or not at all.
+// The machine loses power: unsynced bytes survive in part, or not at all.
 func TestPowerLoss(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -264,7 +264,7 @@ func TestPowerLoss(t *testing.T) {
 			}
 		}
 		if round == 0 {
-			if err := s.Flush(); err != nil { // that the store exists is durable
+			if err := s.Flush(); err != nil { // the store's existence is durable
 				t.Fatal(err)
 			}
 			durable, h = n, existing
@@ -290,8 +290,7 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// Applying goes on while a checkpoint is cut: it is the state at the entry that
-// it says.
+// Applying goes on while a checkpoint is cut: the checkpoint has the state at its own entry.
 func TestCheckpointWhileApplying(t *testing.T) {
 	top, sh := t.TempDir(), shared(t)
 	sh.memTable = 256 << 10

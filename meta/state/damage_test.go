@@ -11,10 +11,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Whatever kind of file of a state directory is cut (to nothing, to half, by its last
-// byte) or has a byte changed, the store either opens and holds what it held, or tells
-// Corrupt, upon which the caller puts the directory aside and makes it anew from the
-// checkpoint and the journal. No other error, since a caller stops at those.
+// Whatever kind of file of a state directory is cut (to nothing, to half, by its last byte) or
+// has a byte changed, the store either opens with its old contents, or returns Corrupt, upon
+// which the caller puts the directory aside and makes the directory anew from the checkpoint and
+// the journal. The store returns no other error, since a caller stops at any other.
 func TestDamageOfEveryFile(t *testing.T) {
 	const n = 400
 	good := filepath.Join(t.TempDir(), "good")
@@ -73,14 +73,14 @@ func TestDamageOfEveryFile(t *testing.T) {
 	}
 }
 
-// readWhole opens a store that fill made and reads all of it.
+// readWhole opens a store made by fill and reads all of the store.
 func readWhole(dir string, sh *Shared, n int) error {
 	s, err := Open(dir, vol, sh)
 	if err != nil {
 		return err
 	}
 	defer s.closeDB()
-	// An older whole store would do: the journal is read from there on.
+	// An older whole store would do: the caller reads the journal from its position on.
 	last := int(s.Applied().Seq)
 	if _, ok, err := s.Get(key(last + 1)); err != nil || ok || last > n {
 		return fmt.Errorf("DATA: it opens at entry %d of %d, and has the next one's key: %w", last, n, err)

@@ -19,7 +19,7 @@ import (
 // failingDir names the directory for the child whose disk fails.
 const failingDir = "PENSTOCK_STATE_FAILING_DIR"
 
-// syncFails is the child: the manifest of a store that is open can't be synced any more.
+// syncFails is the child: the manifest of an open store can't be synced any more.
 func syncFails(dir string) error {
 	sh := NewShared(1<<20, 100, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	var broken atomic.Bool
@@ -43,8 +43,8 @@ func syncFails(dir string) error {
 	return errors.New("the store goes on")
 }
 
-// The disk fails under the manifest. The process ends, with a line that names the directory
-// and says what happened and what to do, and no stack; the store opens afterwards.
+// The disk fails under the manifest. The process ends, with a line that names the directory, the
+// failure and the remedy, and no stack; the store opens afterwards.
 func TestManifestThatCantBeSynced(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])

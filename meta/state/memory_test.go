@@ -11,8 +11,8 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// TestBusyStoresLeaveTheCache: what is written to several stores takes no room from the
-// blocks that are kept of others.
+// TestBusyStoresLeaveTheCache: writes to several stores take no room from the cached blocks of
+// other stores.
 func TestBusyStoresLeaveTheCache(t *testing.T) {
 	t.Parallel()
 	const cache, table = 8 << 20, 2 << 20 // as 64 and 16 MiB
@@ -30,7 +30,7 @@ func TestBusyStoresLeaveTheCache(t *testing.T) {
 		}
 		all = append(all, s)
 	}
-	const keys = 5000 // of 5 MB: they fit
+	const keys = 5000 // of 5 MB: all fit
 	fill := func(s *Store, rounds int) {
 		t.Helper()
 		for range rounds {

@@ -244,8 +244,7 @@ func TestFlippedBit(t *testing.T) {
 	}
 }
 
-// What is missing or cut is told as Corrupt at Open, so that the caller
-// rebuilds.
+// Open returns Corrupt for missing or cut files, so that the caller rebuilds.
 func TestDamagedDirectory(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -299,7 +298,7 @@ func TestCheckpointRestore(t *testing.T) {
 	sh, top := shared(t), t.TempDir()
 	s := fill(t, filepath.Join(top, "v"), sh, 400)
 	defer s.Close()
-	// All in the lowest level: nothing moves by itself between the checkpoints.
+	// All in the lowest level: nothing moves between the checkpoints.
 	if err := s.db.Compact(t.Context(), key(0), key(500), false); err != nil {
 		t.Fatal(err)
 	}
@@ -330,8 +329,7 @@ func TestCheckpointRestore(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Table files that were there before keep name and sum: they need not be
-	// stored again.
+	// Old table files keep name and sum: no need to store the files again.
 	at2, files2, err := s.Checkpoint(filepath.Join(top, "cp2"), sh)
 	if err != nil || at2 != pos(401) {
 		t.Fatal(at2, err)
@@ -370,7 +368,7 @@ func TestCheckpointRestore(t *testing.T) {
 	want(t, Restore(filepath.Join(top, "bad"), vol, evil, get), meta.Corrupt)
 }
 
-// fromDir gets files from where Checkpoint put them.
+// fromDir gets files from Checkpoint's directory.
 func fromDir(dir string) func(journal.File) (io.ReadCloser, error) {
 	return func(f journal.File) (io.ReadCloser, error) { return os.Open(filepath.Join(dir, storeDir, f.Name)) }
 }

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// rounds runs a task in fake time and notes when its rounds begin, counted from when Run
-// began. Everything in it runs in one bubble of synctest.
+// rounds runs a task in fake time and notes the beginnings of its rounds, counted from the
+// beginning of Run. Everything runs in the same bubble of synctest.
 type rounds struct {
 	t     *Task
 	begun time.Time
@@ -165,7 +165,7 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// Without a pause of its own for failures, what the round names holds.
+// Without a pause of its own for failures, the round's own pause holds.
 func TestFailureNamesItsPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, Options{}, 0, func(n int) (time.Duration, error) {
@@ -182,7 +182,7 @@ func TestFailureNamesItsPause(t *testing.T) {
 	})
 }
 
-// What a round tells of its progress is there while it runs, and is gone with the next.
+// The progress of a round is visible while the round runs, and gone with the next round.
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, Options{First: sec}, 10*sec, idle)
@@ -200,7 +200,7 @@ func TestProgress(t *testing.T) {
 	})
 }
 
-// A round that was told to stop tells no failure, and Run returns.
+// A round that was told to stop reports no failure, and Run returns.
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
@@ -220,8 +220,8 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// TestNothingIsForgotten: whatever comes in between, after a wake-up a whole round begins,
-// and with an interval there is one in each.
+// TestNothingIsForgotten: in any sequence, after a wake-up a whole round begins, and with an
+// interval each interval has a round.
 func TestNothingIsForgotten(t *testing.T) {
 	for range 200 {
 		seed := rand.Uint64()
@@ -240,7 +240,7 @@ func TestNothingIsForgotten(t *testing.T) {
 				now += time.Duration(1+random.IntN(4000)) * ms
 				at := r.until(now)
 				r.t.Wake()
-				// The round under way has looked already; one more begins.
+				// The round under way has looked already; another round begins.
 				now += 2*(take+gather) + ms
 				if all := r.until(now); len(all) <= len(at) {
 					t.Fatalf("seed %d: woken after %v: no round since; interval %v, a round takes %v", seed, now, every, take)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// FlushSoon waits for nobody, and whatever was enqueued before it is sent, however the
-// goroutines that send it meet.
+// FlushSoon does not wait, and everything enqueued earlier is sent, however the sending
+// goroutines meet.
 func TestFlushSoon(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()

@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// messages makes one empty message of every type.
+// messages makes an empty message of every type.
 func messages() []Message {
 	return []Message{
 		new(Hello), new(Call), new(Reply), new(Batch), new(BatchRe), new(Sync), new(Durable), new(Recall), new(Recalled),
@@ -130,8 +130,8 @@ func TestEveryMessageComesBack(t *testing.T) {
 	}
 }
 
-// Encode changes nothing in the message: two goroutines may encode a message that they
-// share at the same time (make race tells).
+// Encode changes nothing in the message: two goroutines may encode a shared message at the same
+// time (make race shows a violation).
 func TestEncodingChangesNothing(t *testing.T) {
 	for seed := range uint64(100) {
 		filled := func() []Message {
@@ -161,7 +161,7 @@ func TestEncodingChangesNothing(t *testing.T) {
 	}
 }
 
-// A body cut off anywhere is refused, and so is one with a byte too many.
+// A body cut off anywhere is refused, and so is a body with a byte too many.
 func TestCutBodiesAreRefused(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, m := range messages() {
@@ -178,7 +178,7 @@ func TestCutBodiesAreRefused(t *testing.T) {
 	}
 }
 
-// What a length claims is not allocated before its bytes are there.
+// The decoder does not allocate a claimed length before the bytes have come.
 func TestClaimedLengthsAllocateNothing(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	huge := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
@@ -257,8 +257,8 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// What does not fit into a frame is an error for who would send it, and the frames
-// before and after it are sent: no request can stop a server by its answer.
+// A message beyond the frame's limit is an error for its sender, and earlier and later frames are
+// sent: no request can stop a server by its answer.
 func TestFramesAreBounded(t *testing.T) {
 	var sent bytes.Buffer
 	s := NewSender(bufferConn{Buffer: &sent}, Version, nil)

@@ -1,8 +1,7 @@
-// Package bulk measures the data path against plain sockets, in the same run
-// and turn by turn: reading a chunk over one TCP connection against sendfile of
-// the same file, and writing three replicas, fanned out or chained, against
-// three plain streams that are written to disk. Servers are processes of their
-// own; processor time is that of all processes.
+// Package bulk measures the data path against plain sockets, in the same run and turn by turn:
+// reading a chunk over one TCP connection against sendfile of the same file, and writing three
+// replicas, fanned out or chained, against three plain streams that are written to disk. Servers
+// are processes of their own; processor time is that of all processes.
 package bulk
 
 import (
@@ -30,13 +29,13 @@ import (
 
 var testKey = meta.CapKey{ID: 1, Secret: bytes.Repeat([]byte{3}, 32)}
 
-// role says what a child process is.
+// role describes the work of a child process.
 type role struct {
 	Kind  string // chunks, sendfile, sink, chain
 	ID    meta.ServerID
 	Dir   string
-	Creds string   // chunks: where its certificate lies; empty: none, and no TLS
-	File  string   // sendfile: what is sent
+	Creds string   // chunks: the directory of the certificate; empty: none, and no TLS
+	File  string   // sendfile: the file to send
 	Next  []string // chain: where to pass on to
 }
 
@@ -91,7 +90,7 @@ func (c role) Run() error {
 	return nil
 }
 
-// plain sends the file, or writes what comes to one and syncs it.
+// plain sends the file, or writes incoming bytes to a file and syncs the file.
 func (c role) plain(nc *net.TCPConn, n int) {
 	defer nc.Close()
 	cubic(nc)
@@ -134,15 +133,14 @@ func cubic(nc *net.TCPConn) {
 	}
 }
 
-// figure is one way's throughput and cost.
+// figure is the throughput and cost of one way.
 type figure struct {
 	name string
 	mbs  []float64 // MB/s of each round
 	cpu  []float64 // s/GB of each round
 }
 
-// measure times one transfer of n bytes, with the processor time of this
-// process and others.
+// measure times a transfer of n bytes, with the processor time of this process and others.
 func (f *figure) measure(n int, others []*child.Process, fn func() error) error {
 	used := func() (time.Duration, error) {
 		var u syscall.Rusage

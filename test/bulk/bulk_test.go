@@ -22,13 +22,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(child.Main[role](built{m})) }
 
-// built runs the tests of the package with a penstock that they can start.
+// built runs the tests of the package with a penstock for the tests to start.
 type built struct{ m *testing.M }
 
 func (b built) Run() int { return program.Main(b.m) }
 
-// size is what each round moves, and how many rounds there are; the full form
-// is for figures.
+// size is the number of bytes of each round, and the number of rounds; the full form is for
+// figures.
 func size() (n, rounds int) {
 	if os.Getenv("PENSTOCK_BULK") == "full" {
 		return 512 << 20, 5
@@ -64,7 +64,7 @@ var block = func() []byte {
 	return p
 }()
 
-// write appends n bytes to a fresh chunk and syncs it.
+// write appends n bytes to a fresh chunk and syncs the chunk.
 func write(t testing.TB, c *client.Client, id uint64, servers []meta.ServerID, n int) meta.ChunkID {
 	t.Helper()
 	chunk := meta.ChunkID{Volume: 1, Term: 1, Counter: id}
@@ -90,7 +90,7 @@ type readWay struct {
 	step int
 }
 
-// sealed writes a chunk of n bytes and has it sealed by who may.
+// sealed writes a chunk of n bytes and has a permitted caller seal the chunk.
 func sealed(t testing.TB, c, owner *client.Client, id uint64, n int) meta.ChunkPlace {
 	t.Helper()
 	chunk := write(t, c, id, []meta.ServerID{1}, n)
@@ -182,7 +182,7 @@ func TestRemoteRead(t *testing.T) {
 		}
 	}
 	report(t, plain, &ways[0].figure, &ways[1].figure, &ways[2].figure, &ways[3].figure, &ways[4].figure)
-	// Encrypting costs what it costs.
+	// Encryption may cost any time.
 	f := &ways[5].figure
 	t.Logf("%-28s %7.0f MB/s %6.2f CPU-s/GB", f.name, median(f.mbs), median(f.cpu))
 }

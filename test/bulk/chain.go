@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// chain serves appends and syncs as a chain would: each frame is passed on to
-// the next server before it is stored here, and acknowledged when both have it.
-// It is there to be measured: the chunk server itself does not chain.
+// chain serves appends and syncs as a chain would: each frame is passed on to the next server
+// before being stored here, and acknowledged when both have the frame. The chain exists for the
+// measurement: the chunk server itself does not chain.
 func (c role) chain(ln net.Listener, st *store.Store) {
 	for {
 		nc, err := ln.Accept()
@@ -30,7 +30,7 @@ func (c role) chain(ln net.Listener, st *store.Store) {
 	}
 }
 
-// hop is the next server of the chain, and which frames it has acknowledged.
+// hop is the next server of the chain, with its acknowledged frames.
 type hop struct {
 	*wire.Conn
 	mu    sync.Mutex
@@ -134,7 +134,7 @@ func (c role) chainOne(nc net.Conn, st *store.Store) error {
 			}
 		case wire.Append:
 			if prev := q.Chunk; q.Off == 0 {
-				// The round before goes: memory that was never touched costs more.
+				// The previous round's chunk goes: untouched memory costs more.
 				prev.Counter--
 				if err := st.Delete(context.Background(), prev, q.Fence); err != nil {
 					return err

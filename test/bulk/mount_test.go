@@ -43,7 +43,8 @@ func TestMountRead(t *testing.T) {
 	name := filepath.Join(at, "f")
 	mount := serve()
 	r.Until("written", func() error { return os.WriteFile(name, bytes.Repeat(block, n/len(block)), 0o644) })
-	// Only a sealed chunk is read ahead: its writer seals it at the latest when he ends.
+	// Only a sealed chunk is read ahead: the writer seals the chunk at the latest when the writer
+	// ends.
 	if err := spawn.Unmount(at); err != nil {
 		t.Fatal(err)
 	}

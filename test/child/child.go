@@ -24,8 +24,7 @@ const variable = "PENSTOCK_TEST_CHILD"
 
 // A Role is a kind of child; its fields are its configuration.
 type Role interface {
-	// Run serves until Orphaned returns. When ready, Run prints one line: its address, or
-	// nothing.
+	// Run serves until Orphaned returns. When ready, Run prints a line: its address, or nothing.
 	Run() error
 }
 
@@ -51,10 +50,10 @@ func Main[R Role](m Tests) int {
 	return 0
 }
 
-// Ready tells the parent that the child serves, and its address.
+// Ready tells the parent the address of the serving child.
 func Ready(addr string) { fmt.Println(addr) }
 
-// Orphaned returns when the parent has closed its end of the pipe, or is gone.
+// Orphaned returns when the parent has closed the parent's end of the pipe, or is gone.
 func Orphaned() { _, _ = io.Copy(io.Discard, os.Stdin) }
 
 // Process is a running child.
@@ -103,9 +102,9 @@ func Start(t testing.TB, r Role) *Process {
 	return p
 }
 
-// Spawn starts a command that is killed when this process ends. The kernel kills a
-// command when the thread that started it ends, and threads do end earlier, such as
-// threads of goroutines locked to them. So a thread that never ends starts all commands.
+// Spawn starts a command that is killed when this process ends. The kernel kills a command when
+// the thread that started the command ends, and threads do end earlier, such as threads of
+// goroutines locked to a thread. So a thread that never ends starts all commands.
 func Spawn(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -133,7 +132,7 @@ var spawner struct {
 	started chan error
 }
 
-// stop asks the child to end, and kills the child if it does not.
+// stop asks the child to end, and kills a child that does not.
 func (p *Process) stop(t testing.TB, what []byte) {
 	_ = p.stdin.Close()
 	select {
@@ -144,7 +143,7 @@ func (p *Process) stop(t testing.TB, what []byte) {
 	}
 }
 
-// Kill ends the child with SIGKILL and waits for it.
+// Kill ends the child with SIGKILL and waits for the end.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended

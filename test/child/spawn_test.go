@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestSpawnedOutlivesThread: a command is killed with this process, not with the thread
-// of the caller.
+// TestSpawnedOutlivesThread: a command is killed with this process, not with the thread of the
+// caller.
 func TestSpawnedOutlivesThread(t *testing.T) {
 	cmds := make([]*exec.Cmd, 4) // one of the threads may be the process's first thread, which stays
 	var threads, started sync.WaitGroup

@@ -36,8 +36,8 @@ func pageProgram(t *testing.T) (program string, commands []string) {
 	return b.String(), commands
 }
 
-// TestPythonAppend runs the program of docs/streams.md: it appends its lines, and a second run with
-// more lines appends these alone.
+// TestPythonAppend runs the program of docs/streams.md: the program appends all lines, and a
+// second run with more lines appends only the new lines.
 func TestPythonAppend(t *testing.T) {
 	g := startServer(t)
 	if out, err := exec.Command(*program, "stream", "create", "/v/clicks", "--format", "json", "--dir", g.dir).CombinedOutput(); err != nil {

@@ -1,6 +1,6 @@
-// Package clients uses streams of a running 'penstock up' with Kafka clients that nobody here
-// wrote, and prints a table of clients and cases. The package is a module of its own, so that
-// the product's go.mod does not name the clients.
+// Package clients uses streams of a running 'penstock up' with Kafka clients from elsewhere, and
+// prints a table of clients and cases. The package is a module of its own, so that the product's
+// go.mod does not name the clients.
 package clients
 
 import (
@@ -21,16 +21,16 @@ var (
 	program = flag.String("program", "../../bin/penstock", "the penstock program")
 )
 
-// patience bounds a wait for what must come.
+// patience bounds a wait for a required event.
 const patience = 90 * time.Second
 
-// compressions are the codecs that each client is tried with.
+// compressions are the codecs tried with each client.
 var compressions = []string{"none", "gzip", "snappy", "lz4", "zstd"}
 
 // sizes are the lengths of the values that each client sends and reads back.
 var sizes = []int{0, 1, 1000, 1 << 20}
 
-// value is a value of n bytes that does not compress to nothing.
+// value is a value of n bytes that compresses only in part.
 func value(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -88,7 +88,7 @@ type server struct {
 	dir    string
 }
 
-// freeAddress returns a loopback address that nothing listens on.
+// freeAddress returns an unused loopback address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -133,13 +133,13 @@ func startServer(t *testing.T) *server {
 	}
 }
 
-// story is a case that a client is tried with. The name of the topic is the client's own.
+// story is a case for each client. The name of the topic is the client's own.
 type story struct {
 	name string
 	run  func(ctx context.Context, addr, topic string) error
 }
 
-// TestClients runs each client through its cases and logs the table.
+// TestClients runs each client through all cases and logs the table.
 func TestClients(t *testing.T) {
 	s := startServer(t)
 	makeTopics(t, s.addr, "kcat", "platformatic")

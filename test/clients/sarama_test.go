@@ -105,7 +105,8 @@ func saramaRoundTrip(addr, topic string, set func(*sarama.Config)) error {
 	return nil
 }
 
-// saramaMember is a member of a group: it counts its partitions and marks what it reads.
+// saramaMember is a member of a group: the member counts its partitions and marks each read
+// record.
 type saramaMember struct {
 	group sarama.ConsumerGroup
 	end   context.CancelFunc
@@ -169,9 +170,9 @@ func saramaJoin(ctx context.Context, addr, topic, instance string) (*saramaMembe
 	return m, nil
 }
 
-// saramaGroup has a second member join and leave a group, and a third one go on at what the
-// first committed. Static members keep their partitions when they leave, so that the group
-// of static members ends with two.
+// saramaGroup has a second member join and leave a group, and a third member go on at the first
+// member's commit. Static members keep their partitions when they leave, so that the group of
+// static members ends with two.
 func saramaGroup(ctx context.Context, addr, topic, instance string) error {
 	if err := saramaCreate(addr, topic, 4); err != nil {
 		return err

@@ -136,7 +136,7 @@ func segmentioTopics(ctx context.Context, addr, topic string) error {
 	if err := r.Errors[topic]; err != nil {
 		return err
 	}
-	// The client answers from what it knew some seconds ago.
+	// The client answers from its knowledge of some seconds ago.
 	return until("the deleted topic is no longer listed", func() bool {
 		m, err := c.Metadata(ctx, &kafka.MetadataRequest{})
 		return err == nil && !slices.ContainsFunc(m.Topics, func(t kafka.Topic) bool { return t.Name == topic })

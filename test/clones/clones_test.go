@@ -203,7 +203,7 @@ func (quiet) Expired([]meta.VolumeID, error)    {}
 
 func TestClones(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted clones are gone
 	r.fill("data")
 	r.Must("snapshot", "create", "data", "v1")
 	v1 := r.tree("data")
@@ -299,7 +299,7 @@ func TestClones(t *testing.T) {
 // keep these bytes when the snapshot is deleted; each count stays exact.
 func TestBackFromSnapshot(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted clones are gone
 	r.fill("data")
 	r.Must("snapshot", "create", "data", "v1")
 	then := r.tree("data")
@@ -406,12 +406,12 @@ func (r *rig) clones() (names []string) {
 	return names
 }
 
-// TestKilled kills the system at any moment while a clone is made or deleted. Afterwards
-// the clone is there as a whole or not at all, and the origin can be deleted exactly if
-// no clone needs it.
+// TestKilled kills the system at any moment while a clone is made or deleted. Afterwards the
+// clone is complete or absent, and the origin can be deleted exactly if no clone needs the
+// origin.
 func TestKilled(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted clones are gone
 	r.fill("data")
 	data := r.tree("data")
 	at := func(n int, fn func()) {
@@ -459,7 +459,7 @@ func TestKilled(t *testing.T) {
 // origin can be deleted, and no data of the clone or of its snapshots is missing.
 func TestPromoted(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted clones are gone
 	r.fill("data")
 	r.Must("snapshot", "create", "data", "v1")
 	r.Must("clone", "create", "data@v1", "exp", "--attach", "/exp")
@@ -512,7 +512,7 @@ func TestPromoted(t *testing.T) {
 // the rate is changed.
 func TestPromoteRate(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted clones are gone
 	r.fill("data")
 	want := r.tree("data")
 	r.Must("clone", "create", "data", "slow", "--attach", "/slow")

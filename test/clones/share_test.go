@@ -99,7 +99,7 @@ func (r *rig) mapped(p ...string) mapping {
 	return mapping{r, r.path(p...), b}
 }
 
-// resident counts the mapping's pages that the kernel has in memory.
+// resident counts the mapping's pages in the kernel's memory.
 func (m mapping) resident() (n int) {
 	m.r.T.Helper()
 	in := make([]byte, (len(m.b)+4095)/4096)

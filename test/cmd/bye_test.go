@@ -16,8 +16,8 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// TestByeIsNotAnswered: a command whose work was answered has succeeded, though the
-// server does not get to its goodbye.
+// TestByeIsNotAnswered: a command whose work was answered has succeeded, even without an answer
+// to the goodbye.
 func TestByeIsNotAnswered(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("/var/tmp", "pb-") // short, for sockets

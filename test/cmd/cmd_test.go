@@ -34,7 +34,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(e *testscript.Env) error {
-			// Whatever a script leaves mounted, and whatever is below it, goes.
+			// Every mount left by a script, and all mounts below, go.
 			e.Defer(func() {
 				for _, dir := range []string{"mnt", "mnt2"} {
 					if err := spawn.Unmount(filepath.Join(e.WorkDir, dir)); err != nil {
@@ -59,7 +59,7 @@ func TestScripts(t *testing.T) {
 					}
 				}
 			},
-			// port NAME: sets NAME to a TCP port that nobody listens on.
+			// port NAME: sets NAME to an unused TCP port.
 			"port": func(ts *testscript.TestScript, neg bool, args []string) {
 				addr, err := port.Find()
 				ts.Check(err)

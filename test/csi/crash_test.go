@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// crashes are the steps at which the driver is killed, by the life of a volume
-// that passes them.
+// crashes are the steps at which the driver is killed, by the life of a volume that passes the
+// step.
 var crashes = map[string][]string{
 	"claim": {
 		"create.make", "create.made", "create.attached", "create.name", "create.named", "expand.set", "expand.done", "modify.set", "modify.done",
@@ -36,7 +36,7 @@ var crashes = map[string][]string{
 	"group":   {"group.take", "group.taken", "ungroup.delete", "ungroup.deleted"},
 	"copy":    {"create.make", "create.made", "create.set", "delete.delete"},
 	"reader":  {"stage.record", "stage.started", "stage.mounted", "unstage.unmounted", "unstage.forget"},
-	// Staged again by a pod that comes after its process was killed.
+	// Staged again by a pod that comes after the mount's process was killed.
 	"dead": {"stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound"},
 	"inline": {
 		"inline.make", "inline.made", "stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound",
@@ -86,8 +86,8 @@ func TestTableOfCrashes(t *testing.T) {
 	}
 }
 
-// again makes a call until it succeeds, as an orchestrator does. If the driver
-// died under it, another is started.
+// again makes a call until the call succeeds, as an orchestrator does. If the driver dies during
+// the call, again starts another driver.
 func again[Q, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) (a A) {
 	r.t.Helper()
 	var err error
@@ -110,8 +110,8 @@ func again[Q, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (
 	return a
 }
 
-// once makes a call a single time: it succeeds, or the driver dies under it and
-// another is started.
+// once makes a call a single time: the call succeeds, or the driver dies during the call and once
+// starts another driver.
 func once[Q, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) {
 	r.t.Helper()
 	_, err := call(r.t.Context(), q)
@@ -127,7 +127,7 @@ func once[Q, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (A
 	}
 }
 
-// refuses makes a call until the driver refuses it, over its death.
+// refuses makes a call until the driver refuses the call, over the driver's death.
 func refuses[Q, A any](r *rig, code codes.Code, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) {
 	r.t.Helper()
 	r.until("it is refused", func() error {
@@ -148,8 +148,7 @@ func refuses[Q, A any](r *rig, code codes.Code, call func(context.Context, Q, ..
 	})
 }
 
-// lives are what a volume goes through, every call made until it succeeds if nothing
-// else is said.
+// lives are the stages of a volume's life, every call made until success unless noted.
 var lives = map[string]func(r *rig, name string){
 	"claim": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, inTree)).GetVolume()
@@ -160,8 +159,8 @@ var lives = map[string]func(r *rig, name string){
 		}
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 	},
-	// A volume from a snapshot, whose origin is changed while it is made, and whose
-	// snapshot is deleted before it.
+	// A volume from a snapshot; the origin is changed during the making, and the snapshot is
+	// deleted before the volume.
 	"clone": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
 		x := again(r, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v}).GetSnapshot()
@@ -184,7 +183,7 @@ var lives = map[string]func(r *rig, name string){
 			again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 		}
 	},
-	// Snapshots of two volumes at one moment, of which one is made a volume.
+	// Snapshots of two volumes at one moment; the test makes a volume of one snapshot.
 	"group": func(r *rig, name string) {
 		var volumes []string
 		for _, part := range []string{"-data", "-log"} {
@@ -221,7 +220,7 @@ var lives = map[string]func(r *rig, name string){
 		r.tree().file("/kubernetes/blocked")
 		refuses(r, codes.FailedPrecondition, r.controller().CreateVolume, claim(name, map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "blocked"}))
 	},
-	// The pod goes before its volume is there: what was begun is not made again.
+	// The pod goes before its volume exists: an abandoned volume is not made again.
 	"givenup": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, inTree)).GetVolume().GetVolumeId()
 		staging, target := r.path("staging"), r.path("target")
@@ -246,7 +245,7 @@ var lives = map[string]func(r *rig, name string){
 			r.t.Errorf("%s: %d pins for one mount", name, n)
 		}
 		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: c, StagingTargetPath: staging})
-		r.until("nothing pins the snapshot", func() error { // a driver lets go after it has begun to answer
+		r.until("nothing pins the snapshot", func() error { // a driver releases the pin after the beginning of its answer
 			if n := r.pins("csi-" + name); n != 0 {
 				return fmt.Errorf("%d pins are left", n)
 			}
@@ -283,8 +282,8 @@ var lives = map[string]func(r *rig, name string){
 		staging, target := r.path("staging"), r.path("target")
 		again(r, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
 		again(r, r.node().NodePublishVolume, publish(v, staging, target))
-		// Not open when a driver is started: this process's child would close it, which
-		// waits for who serves.
+		// Not open when a driver is started: this process's child would close the file, a close
+		// that waits for a server.
 		f := filepath.Join(target, "f")
 		err := os.WriteFile(f, []byte(name), 0o644)
 		if err == nil {
@@ -305,7 +304,7 @@ var lives = map[string]func(r *rig, name string){
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 		r.nothingHeld()
 	},
-	// A node has the grant once, or not at all, whatever the controller died of.
+	// A node has the grant once, or not at all, wherever the controller died.
 	"granted": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
 		again(r, r.controller().ControllerPublishVolume, publishTo("node1", v, manyWriters))
@@ -318,8 +317,8 @@ var lives = map[string]func(r *rig, name string){
 		}
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 	},
-	// A kubelet stages a volume once: a mount that has ended since comes back with the next
-	// pod, though its driver dies at that.
+	// A kubelet stages a volume once: a mount that has ended since comes back with the next pod,
+	// though the driver dies meanwhile.
 	"dead": func(r *rig, name string) {
 		r.driver.Kill()
 		r.drive(nil)
@@ -343,7 +342,7 @@ var lives = map[string]func(r *rig, name string){
 		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: staging})
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 	},
-	// The pod goes before its volume is there: what was begun goes with it.
+	// The pod goes before its volume exists: an unfinished volume goes with the pod.
 	"inlinegivenup": func(r *rig, name string) {
 		target := r.path("target")
 		once(r, r.node().NodePublishVolume, inlineFor(name, target))

@@ -35,21 +35,20 @@ func TestMain(m *testing.M) {
 	os.Exit(program.Main(m))
 }
 
-// rig is a metadata server, a chunk server, and a driver that may be killed and
-// started again.
+// rig is a metadata server, a chunk server, and a driver that may be killed and started again.
 type rig struct {
 	t      *testing.T
 	dir    string
 	driver *spawn.Process
-	deaths int      // of drivers, that again saw
+	deaths int      // of drivers, seen by again
 	killed []string // has a driver end at a step
 	conn   *grpc.ClientConn
 	secure string // address of a metadata server over TCP; "": a Unix socket
 	meta   *spawn.Process
 	chunks *spawn.Process // the chunk server
 
-	hold      string // the socket of a holder that drivers use; "": they use none
-	has       int    // what it had when it was last asked
+	hold      string // the socket of a holder that drivers use; "": no holder
+	has       int    // the holder's mounts at the last question
 	contained bool   // drivers run in a container
 
 	looker *tree
@@ -71,7 +70,7 @@ func (r *rig) startMeta() {
 	r.until("the metadata server listens", func() error { _, err := os.Stat(r.path("m", "meta.sock")); return err })
 }
 
-// hasChunkServer waits for one.
+// hasChunkServer waits for a chunk server.
 func (r *rig) hasChunkServer() {
 	r.t.Helper()
 	r.until("the chunk server is known", func() error {
@@ -82,7 +81,7 @@ func (r *rig) hasChunkServer() {
 	})
 }
 
-// emptyRig is a directory and what looks after it.
+// emptyRig is a directory with a cleanup.
 func emptyRig(t *testing.T) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ct")
@@ -100,7 +99,7 @@ func emptyRig(t *testing.T) *rig {
 			for _, m := range left {
 				_ = unix.Unmount(m, unix.MNT_FORCE|unix.MNT_DETACH)
 			}
-			return // what lies below could be a volume
+			return // the directory could hold a mounted volume
 		}
 		os.RemoveAll(dir)
 	})
@@ -146,7 +145,7 @@ func (r *rig) start(env []string, args ...string) *spawn.Process {
 	return p
 }
 
-// drive starts the driver, at its highest verbosity, and waits until it answers.
+// drive starts the driver, at its highest verbosity, and waits until the driver answers.
 func (r *rig) drive(env []string, args ...string) {
 	r.t.Helper()
 	if r.secure != "" {
@@ -162,7 +161,7 @@ func (r *rig) drive(env []string, args ...string) {
 func (r *rig) answers(conn *grpc.ClientConn) {
 	r.t.Helper()
 	r.until("the driver answers", func() error {
-		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second) // it may have ended
+		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second) // the driver may have ended
 		defer cancel()
 		p, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
 		if err == nil && !p.GetReady().GetValue() {
@@ -186,8 +185,8 @@ func (r *rig) until(what string, try func() error) {
 	r.t.Fatalf("%s: %v", what, err)
 }
 
-// ctl runs a command of the program against the cluster; on a machine that is so
-// busy that nobody answers in time, again.
+// ctl runs a command of the program against the cluster; on a machine so busy that no server
+// answers in time, ctl runs the command again.
 func (r *rig) ctl(args ...string) ([]byte, error) {
 	if args = append(args, "--cluster", r.cluster()); r.secure != "" {
 		args = append(args, "--credentials", r.path("cred", "admin"))
@@ -229,7 +228,7 @@ func (r *rig) volumes() (names []string) {
 	return names
 }
 
-// mounts lists what is mounted below the test's directory.
+// mounts lists the mounts below the test's directory.
 func (r *rig) mounts() (paths []string) {
 	r.t.Helper()
 	all, err := mountinfo.GetMounts(mountinfo.PrefixFilter(r.dir))
@@ -252,7 +251,7 @@ func (r *rig) processes() (lines []string) {
 	for _, name := range all {
 		b, err := os.ReadFile(name)
 		if err != nil {
-			continue // it ended
+			continue // the process ended
 		}
 		if line := string(bytes.ReplaceAll(b, []byte{0}, []byte{' '})); strings.Contains(line, r.dir) && strings.Contains(line, " mount ") {
 			lines = append(lines, name+": "+line)
@@ -261,13 +260,13 @@ func (r *rig) processes() (lines []string) {
 	return lines
 }
 
-// clean demands that nothing is left of any claim.
+// clean demands that no remains of any claim are left.
 func (r *rig) clean() {
 	r.t.Helper()
 	if v := r.volumes(); len(v) > 0 {
 		r.t.Errorf("volumes are left: %v", v)
 	}
-	if r.secure == "" { // else it takes a certificate to look
+	if r.secure == "" { // otherwise the look needs a certificate
 		if d := r.tree().dirs("/kubernetes"); len(d) > 0 {
 			r.t.Errorf("directories of namespaces are left: %v", d)
 		}

@@ -22,7 +22,7 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// writes has a pod write a file, close it and go. Nothing is synced.
+// writes has a pod write a file, close the file and go. Nothing is synced.
 func (r *rig) writes(target, name string) (want []byte) {
 	r.t.Helper()
 	want = bytes.Repeat([]byte("written, not synced. "), 5000)
@@ -32,7 +32,7 @@ func (r *rig) writes(target, name string) (want []byte) {
 	return want
 }
 
-// stays demands that an unstaging fails, as it waits for bytes, and that the state stays.
+// stays demands that an unstaging fails while bytes are not durable, and that the state stays.
 func (r *rig) stays(when, id, staging string) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 3*time.Second)
@@ -77,7 +77,7 @@ func TestUnstageWaits(t *testing.T) {
 				}
 				r.stays("the mount's process is killed", id, staging)
 			}
-			// Somebody takes the mount away, as a driver would that is killed then.
+			// An unmount takes the mount away, as a driver would that is killed then.
 			unmounted := make(chan error, 1)
 			go func() { unmounted <- unix.Unmount(staging, unix.MNT_DETACH) }()
 			r.until("the mount is taken away", func() error {
@@ -114,9 +114,9 @@ func TestUnstageWaits(t *testing.T) {
 	}
 }
 
-// TestUnmetPolicyKeepsBytes: a volume has a policy that nothing in the cluster can meet, so no
-// bytes that a pod writes become durable. The volume is not unstaged, and umount(8) does not
-// return, until an operator sets a weaker policy; then all bytes are there.
+// TestUnmetPolicyKeepsBytes: a volume has a policy that the cluster can't meet, so no bytes that
+// a pod writes become durable. The volume is not unstaged, and umount(8) does not return, until
+// an operator sets a weaker policy; then all bytes are in the volume.
 func TestUnmetPolicyKeepsBytes(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -136,7 +136,7 @@ func TestUnmetPolicyKeepsBytes(t *testing.T) {
 	if out, err := r.ctl("volume", "set", "csi-pvc-1", "--replicas", "2", "--min-replicas", "2", "--force"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	// What is told is not lost in silence: a write may have found out by then.
+	// A reported loss is not silent: a write may have met the loss by then.
 	write := func(dir, name string) []byte {
 		want := bytes.Repeat([]byte(name+" is written, not synced. "), 5000)
 		if err := os.WriteFile(filepath.Join(dir, name), want, 0o644); err != nil && !errors.Is(err, syscall.ENOSPC) {
@@ -175,11 +175,11 @@ func TestUnmetPolicyKeepsBytes(t *testing.T) {
 	r.clean()
 }
 
-// TestAbandonIsTold: an operator gives up bytes that were written through one of several
-// handles of a file, in a mount that goes on. Each handle hears of the loss, whichever handle
-// wrote: one fsync fails, and so does each close of one of the handle's descriptors before that
-// fsync. A handle that is opened later hears nothing; a write never fails. An fsync that waits
-// for the servers during the loss fails, and its handle hears nothing more.
+// TestAbandonIsTold: an operator gives up bytes that were written through one of several handles
+// of a file, in a mount that goes on. Each handle hears of the loss, whichever handle wrote: one
+// fsync fails, and so does each close of the handle's descriptors before the fsync. A handle that
+// is opened later hears nothing; a write never fails. An fsync that waits for the servers during
+// the loss fails, and its handle hears nothing more.
 func TestAbandonIsTold(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -217,7 +217,7 @@ func TestAbandonIsTold(t *testing.T) {
 		t.Fatalf("abandon: %v: %s", err, out)
 	}
 	r.until("health tells", func() error {
-		// Its status says whether all is well.
+		// The status says whether all is well.
 		said, _ := exec.CommandContext(t.Context(), program.Path, "health", "--cluster", r.cluster()).CombinedOutput()
 		if !strings.Contains(string(said), "volume csi-pvc-1: has files as they were synced last: an operator gave up") {
 			return fmt.Errorf("%s", said)
@@ -247,9 +247,9 @@ func TestAbandonIsTold(t *testing.T) {
 	r.clean()
 }
 
-// TestAbandon: the chunk server will not come back, and an operator gives up the last bytes
-// that a pod wrote: through the mount's process, or through the holder if there is neither such
-// a process nor a cluster.
+// TestAbandon: the chunk server will not come back, and an operator gives up the last bytes that
+// a pod wrote: through the mount's process, or through the holder without such a process and
+// without a cluster.
 func TestAbandon(t *testing.T) {
 	for _, by := range []string{"process", "holder"} {
 		t.Run(by, func(t *testing.T) {
@@ -315,7 +315,7 @@ func TestKilledPodEnds(t *testing.T) {
 	r.halt(r.chunks.PID())
 	goOn := func() { _ = syscall.Kill(r.chunks.PID(), syscall.SIGCONT) }
 	t.Cleanup(goOn)
-	// It is killed while it has the file open, in no write and no close.
+	// The pod is killed while the file is open, in no write and no close.
 	pod := exec.Command("sh", "-c", `exec 1>f; printf %0300000d 1; kill -STOP $$`)
 	pod.Dir = target
 	if err := pod.Start(); err != nil {

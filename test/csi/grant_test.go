@@ -52,7 +52,7 @@ func newSecureRig(t *testing.T) *rig {
 }
 
 // apart starts controller and node1's driver as Kubernetes has them: two processes, an
-// administrator and a client. The node's goes by another name on its machine.
+// administrator and a client. The node's driver uses another name on its machine.
 func (r *rig) apart() csi.NodeClient {
 	r.t.Helper()
 	r.start(nil, "csi", "--controller", "--endpoint", "unix://"+r.socket(), "--cluster", r.secure, "--credentials", r.path("cred", "admin"), "--log-level", "debug")
@@ -63,7 +63,7 @@ func (r *rig) apart() csi.NodeClient {
 	return csi.NewNodeClient(conn)
 }
 
-// granted lists what was granted for published volumes, as "NODE RIGHTS VOLUME".
+// granted lists the grants for published volumes, as "NODE RIGHTS VOLUME".
 func (r *rig) granted() (all []string) {
 	r.t.Helper()
 	out, err := r.ctl("grant", "list", "--output", "json")
@@ -122,7 +122,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	refused := func(id string) {
 		t.Helper()
-		// Who just lost it may be refused later, by the volume's owner.
+		// A node that just lost a grant may be refused later, by the volume's owner.
 		_, err := node.NodeStageVolume(t.Context(), stage(id, "refused"))
 		if c := status.Code(err); c != codes.PermissionDenied && (c != codes.Unavailable || !strings.Contains(err.Error(), "permission denied")) {
 			t.Errorf("staged without a grant: %v", err)
@@ -153,7 +153,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	refused(id)
 	byHand("csi-pvc-1")
-	// Calls about other volumes of a node are served at once with these.
+	// Calls about other volumes of a node are served at once with these calls.
 	var calls sync.WaitGroup
 	for _, v := range []string{id, other} {
 		calls.Go(func() {
@@ -171,7 +171,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	calls.Wait()
 	published()
-	// What is for one node at a time goes to one.
+	// A volume for one node at a time goes to one node.
 	must(t, r.controller().ControllerPublishVolume, publishTo("node1", id, oneWriter))
 	must(t, r.controller().ControllerPublishVolume, publishTo("node1", id, oneWriter))
 	if _, err := r.controller().ControllerPublishVolume(t.Context(), publishTo("node2", id, oneWriter)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "node1") {
@@ -179,7 +179,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	must(t, r.controller().ControllerUnpublishVolume, unpublishFrom("node1", id))
 	published()
-	// Also of two controllers that are asked at once, as after a change of leader.
+	// Also with two controllers called at once, as after a change of leader.
 	r.start(nil, "csi", "--controller", "--endpoint", "unix://"+r.path("second.sock"), "--cluster", r.secure, "--credentials", r.path("cred", "admin"))
 	second := r.dial(r.path("second.sock"))
 	r.answers(second)
@@ -204,7 +204,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 		published(fmt.Sprintf("node%d write 2", won+1))
 		must(t, r.controller().ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: id})
 	}
-	// To another node it is of no use here.
+	// A grant for another node is of no use here.
 	must(t, r.controller().ControllerPublishVolume, publishTo("node2", other, manyWriters))
 	for range 2 {
 		must(t, r.controller().ControllerPublishVolume, publishTo("node1", id, manyWriters))
@@ -222,8 +222,8 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	if err := os.WriteFile(r.path("pod", "f"), []byte("x"), 0o644); err != nil {
 		t.Error(err)
 	}
-	// A claim of a snapshot is mounted as what the node has: the snapshot, for which it
-	// may read the origin; or where somebody granted the claim's own volume alone, that.
+	// A claim of a snapshot is mounted by the node's grants: as the snapshot, for a grant to read
+	// the origin; or as the claim's own volume, for a grant on this volume alone.
 	for i, c := range []struct{ of, want string }{{id, "csi-pvc-1@csi-s0:"}, {other, "csi-frozen1:"}} {
 		x := must(t, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: fmt.Sprint("s", i), SourceVolumeId: c.of}).GetSnapshot().GetSnapshotId()
 		q := claim(fmt.Sprint("frozen", i), nil)
@@ -273,7 +273,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	if err := os.WriteFile(r.path("pod", "g"), []byte("x"), 0o644); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a reader writes: %v", err)
 	}
-	// The node is taken for gone: its mount is cut off, and what it had is gone with it.
+	// The node is taken for gone: its mount is cut off, and its leases are gone with the node.
 	must(t, r.controller().ControllerUnpublishVolume, unpublishFrom("node1", id))
 	r.until("the mount is cut off", func() error {
 		if _, err := os.ReadDir(r.path("pod")); err == nil {
@@ -283,8 +283,8 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	})
 	must(t, node.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: r.path("pod")})
 	must(t, node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: r.path("s")})
-	// One that is evicted keeps nothing, also without being unpublished; nor does anybody
-	// of a volume that was deleted.
+	// An evicted node keeps nothing, also without being unpublished; nor does any node keep
+	// grants on a deleted volume.
 	must(t, r.controller().ControllerPublishVolume, publishTo("node2", id, manyWriters))
 	if _, err := r.ctl("cluster", "evict", "client/node2"); err != nil {
 		t.Fatal(err)

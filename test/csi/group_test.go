@@ -11,7 +11,7 @@ import (
 
 func (r *rig) groups() csi.GroupControllerClient { return csi.NewGroupControllerClient(r.conn) }
 
-// deletion is the request that an orchestrator makes for a group.
+// deletion is the request of an orchestrator to delete a group.
 func deletion(g *csi.VolumeGroupSnapshot) *csi.DeleteVolumeGroupSnapshotRequest {
 	q := &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId()}
 	for _, x := range g.GetSnapshots() {
@@ -99,7 +99,7 @@ func TestGroupOfSnapshots(t *testing.T) {
 	if l := must(t, r.controller().ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries(); len(l) != 0 {
 		t.Errorf("left: %v", l)
 	}
-	// Another of its name is another.
+	// Another group of its name is another group.
 	if h := must(t, r.groups().CreateVolumeGroupSnapshot, q).GetGroupSnapshot(); h.GetGroupSnapshotId() == g.GetGroupSnapshotId() {
 		t.Error("a handle is given again")
 	} else {

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// volume makes one and stages it.
+// volume makes a volume and stages the volume.
 func (r *rig) staged(name string) (id, staging string) {
 	r.t.Helper()
 	id = must(r.t, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
@@ -49,8 +49,8 @@ func wants(t *testing.T, what string, err error, code codes.Code) {
 	}
 }
 
-// TestTargetsDoNotEscape: a target is a link, a path with .., or a directory that has something
-// in it where a volume should be.
+// TestTargetsDoNotEscape: a target is a link, a path with .., or a directory with contents where
+// a volume should be.
 func TestTargetsDoNotEscape(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -108,7 +108,7 @@ func TestTargetsDoNotEscape(t *testing.T) {
 	r.clean()
 }
 
-// TestNothingIsWiped: a volume that is published twice, also by another hand on top of the
+// TestNothingIsWiped: a volume that is published twice, also by another program on top of the
 // first mount, keeps its contents, whichever target is unpublished how often.
 func TestNothingIsWiped(t *testing.T) {
 	r := newRig(t)
@@ -137,7 +137,7 @@ func TestNothingIsWiped(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(staging, "d", "e")); err != nil {
 		t.Error(err)
 	}
-	// While a pod has it, it is not unstaged.
+	// While a pod has the volume, the volume is not unstaged.
 	must(t, r.node().NodePublishVolume, publish(id, staging, target))
 	_, err := r.node().NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 	wants(t, "unstaged under a pod", err, codes.FailedPrecondition)
@@ -148,15 +148,15 @@ func TestNothingIsWiped(t *testing.T) {
 	r.clean()
 }
 
-// TestOthersVolumes: the driver touches no volume that the driver did not make, and no volume
-// of another cluster.
+// TestOthersVolumes: the driver touches no volume of another maker, and no volume of another
+// cluster.
 func TestOthersVolumes(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
 	if _, err := r.ctl("volume", "create", "datasets"); err != nil {
 		t.Fatal(err)
 	}
-	mine := must(t, r.controller().CreateVolume, claim("datasets", nil)).GetVolume().GetVolumeId() // has nothing to do with that one
+	mine := must(t, r.controller().CreateVolume, claim("datasets", nil)).GetVolume().GetVolumeId() // has nothing to do with the other volume
 	for _, id := range []string{"name=datasets", "v1-00000000-000002-00000000", strings.Replace(mine, "v1-", "v1-0", 1)} {
 		_, err := r.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 40}})
 		if c := status.Code(err); c != codes.FailedPrecondition && c != codes.NotFound {
@@ -173,7 +173,7 @@ func TestOthersVolumes(t *testing.T) {
 	if v := r.volumes(); !slices.Contains(v, "datasets") || !slices.Contains(v, "csi-datasets") {
 		t.Errorf("volumes: %v", v)
 	}
-	// It can be mounted by its name, which an administrator wrote.
+	// The volume can be mounted by its name, which an administrator wrote.
 	stage := &csi.NodeStageVolumeRequest{VolumeId: "name=datasets", StagingTargetPath: r.path("s"), VolumeCapability: capability(manyReaders)}
 	must(t, r.node().NodeStageVolume, stage)
 	p := publish("name=datasets", r.path("s"), r.path("pod"))
@@ -330,9 +330,9 @@ func TestDriverIsKilled(t *testing.T) {
 	r.clean()
 }
 
-// TestDeadMount: the process that serves a volume is killed. The volume's health tells this.
-// Publishing the volume to another pod, or again to the same pod, mends the mount, and the
-// synced bytes are there.
+// TestDeadMount: the process that serves a volume is killed. The volume's health reports the end.
+// Publishing the volume to another pod, or again to the same pod, mends the mount, and the synced
+// bytes are readable.
 func TestDeadMount(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -370,7 +370,7 @@ func TestDeadMount(t *testing.T) {
 	if _, err := r.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target}); err == nil {
 		t.Error("a dead mount has statistics")
 	}
-	// A kubelet does not stage what it has staged: a pod that comes has it mounted again.
+	// A kubelet does not repeat a staging: a pod that comes has the volume mounted again.
 	next := r.path("next")
 	again(r, r.node().NodePublishVolume, publish(id, staging, next))
 	if b, err := os.ReadFile(filepath.Join(next, "f")); err != nil || string(b) != "synced" {

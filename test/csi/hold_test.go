@@ -23,10 +23,10 @@ import (
 	"penstock.io/penstock/test/takeover"
 )
 
-// useEnv makes this binary a pod's process: it uses the directory that this names.
+// useEnv makes this binary a pod's process: the process uses the named directory.
 const useEnv = "PENSTOCK_TEST_CSI_USE"
 
-// use is that process.
+// use is the pod's process.
 func use(dir string) int {
 	if err := takeover.Use(dir, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -43,7 +43,7 @@ func (r *rig) held(args ...string) {
 	r.until("the holder listens", func() error { _, err := r.orphans(); return err })
 }
 
-// orphans lists what the holder has, and how much of it nobody serves.
+// orphans counts the holder's mounts, and the mounts without a server.
 func (r *rig) orphans() (none int, err error) {
 	h, err := hold.Dial(r.hold)
 	if err != nil {
@@ -71,9 +71,9 @@ func (r *rig) nothingHeld() {
 	})
 }
 
-// container is where a driver runs as in a pod: the first process of a name space,
-// whose end is that of all its processes, with mounts of its own that only below
-// one directory are those of the machine.
+// container runs a driver as in a pod: the first process of a name space, whose end ends all
+// processes of the name space, with mounts of its own, shared with the machine only below one
+// directory.
 func (r *rig) container() (pods string) {
 	r.t.Helper()
 	pods = r.path("pods")
@@ -96,7 +96,7 @@ func (r *rig) container() (pods string) {
 	return pods
 }
 
-// inContainer has a command run in one.
+// inContainer runs a command in a container.
 func inContainer(cmd *exec.Cmd) {
 	cmd.Args = append([]string{"sh", "-ec", `mount --make-private /proc; mount -t proc proc /proc; exec "$@"`, "sh"}, cmd.Args...)
 	cmd.Path = "/bin/sh"
@@ -135,7 +135,7 @@ func (r *rig) pod(dir string) *pod {
 	return p
 }
 
-// end stops it; it must not have seen anything.
+// end stops the pod; the pod must not have seen an error.
 func (p *pod) end() {
 	p.t.Helper()
 	late := time.AfterFunc(60*time.Second, func() { p.cmd.Process.Kill() })
@@ -148,7 +148,7 @@ func (p *pod) end() {
 	p.t.Logf("the pod did %s", did)
 }
 
-// server is the process that serves the one mount of a test.
+// server is the process that serves the only mount of a test.
 func (r *rig) server() int {
 	r.t.Helper()
 	l := r.processes()
@@ -162,7 +162,7 @@ func (r *rig) server() int {
 	return pid
 }
 
-// passes waits until a file can be made, and tells how long that took.
+// passes waits until a file can be made, and returns the wait.
 func (r *rig) passes(dir string) time.Duration {
 	r.t.Helper()
 	begun := time.Now()
@@ -182,7 +182,7 @@ func TestHeld(t *testing.T) {
 	pods := r.container()
 	r.drive(nil)
 	q := claim("pvc-1", nil)
-	q.CapacityRange.RequiredBytes = 256 << 20 // of which the pod uses 50 MiB, and half as much again that it has deleted
+	q.CapacityRange.RequiredBytes = 256 << 20 // of which the pod uses 50 MiB, and half as much again in deleted files
 	id := must(t, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
 	staging, target := filepath.Join(pods, "staging"), filepath.Join(pods, "pod")
 	stage := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)}
@@ -221,7 +221,7 @@ func TestHeld(t *testing.T) {
 	r.containerIsClean(pods)
 }
 
-// containerIsClean is clean of a driver that ran in a container.
+// containerIsClean is clean for a driver that ran in a container.
 func (r *rig) containerIsClean(pods string) {
 	r.t.Helper()
 	r.driver.Kill()
@@ -259,7 +259,7 @@ func TestTakenUpSlowly(t *testing.T) {
 	r.until("somebody takes it up", awaited)
 	who := r.server()
 	r.driver.Kill()
-	// Without inline volumes, which it would look for in the cluster first.
+	// Without inline volumes, which the driver would look for in the cluster first.
 	r.driver = r.start(nil, "csi", "--endpoint", "unix://"+r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1", "--hold", r.hold)
 	for begun := time.Now(); time.Since(begun) < 4*time.Second; time.Sleep(20 * time.Millisecond) {
 		if l := r.processes(); len(l) != 1 {
@@ -327,7 +327,7 @@ func TestHeldByNobody(t *testing.T) {
 	for _, target := range targets {
 		must(t, r.node().NodePublishVolume, publish(id, staging, target))
 	}
-	// All that is written is durable: else the volume stays staged until it is.
+	// All written bytes are durable: otherwise the volume stays staged until the bytes are.
 	f, err := os.Create(filepath.Join(targets[0], "f"))
 	if err == nil {
 		_, err = f.WriteString("x")

@@ -69,7 +69,7 @@ func TestManyVolumes(t *testing.T) {
 	t.Logf("%d volumes made, staged and published in %v", n, time.Since(begun).Round(time.Millisecond))
 	ticks := make([]*ticks, n)
 	for i := range ticks {
-		ticks[i] = tick(pod(i), time.Duration(n)*time.Millisecond) // all of them a thousand times a second
+		ticks[i] = tick(pod(i), time.Duration(n)*time.Millisecond) // all together a thousand times a second
 	}
 	before := r.below()
 	supervisor := r.driver.PID()
@@ -91,7 +91,8 @@ func TestManyVolumes(t *testing.T) {
 		t.Fatalf("%d processes were killed, of %d mounts and an agent", len(killed), n)
 	}
 	pauses := make([]time.Duration, n)
-	// To start a process is a tenth of a second of a processor, and others may want it.
+	// Each start takes a tenth of a second of a processor, and other processes may want the
+	// processor.
 	for deadline := begun.Add(60*time.Second + time.Duration(n)*2*time.Second); ; time.Sleep(20 * time.Millisecond) {
 		served, err := r.servedByOthers(killed)
 		if err == nil && served == n {
@@ -157,7 +158,7 @@ func (r *rig) servedByOthers(than map[int]bool) (served int, err error) {
 	return served, err
 }
 
-// resident is the memory of a process in bytes; 0: it has ended.
+// resident is the memory of a process in bytes; 0: the process has ended.
 func resident(pid int) int64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {

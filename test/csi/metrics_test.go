@@ -16,7 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// told is what the driver serves for Prometheus.
+// told is the driver's output for Prometheus.
 func (r *rig) told() (string, error) {
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", r.path("state", "admin.sock"))
@@ -33,8 +33,8 @@ func (r *rig) told() (string, error) {
 	return string(b), err
 }
 
-// tells waits until the driver serves what begins with each of these and has a
-// number after it that is not zero, and nothing that begins with those.
+// tells waits until the driver serves a non-zero metric for each of the first beginnings, and no
+// metric for the second beginnings.
 func (r *rig) tells(what string, these, notThose []string) {
 	r.t.Helper()
 	r.until(what, func() error {
@@ -81,7 +81,7 @@ func TestPodsWait(t *testing.T) {
 		if err := os.WriteFile(name, []byte("hello"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_DIRECT, 0) // the kernel has it, and is not to answer
+		f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_DIRECT, 0) // the kernel has the page, and must not answer
 		if err != nil {
 			t.Fatal(err)
 		}

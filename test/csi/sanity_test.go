@@ -12,11 +12,11 @@ import (
 	"github.com/onsi/gomega"
 )
 
-// mayBeSkipped are the specs of the suite that don't concern this driver, by a
-// piece of their names. Everything else must run.
+// mayBeSkipped are the specs of the suite that don't concern this driver, by a piece of their
+// names. Everything else must run.
 var mayBeSkipped = []string{
-	"publishing more volumes than the node max attach limit", // there is none
-	"creating a snapshot with accessibility requirements",    // a snapshot is where its volume is
+	"publishing more volumes than the node max attach limit", // no such limit exists
+	"creating a snapshot with accessibility requirements",    // a snapshot is in the place of its volume
 	"pagination should detect volumes added between pages",   // pending in the suite itself
 }
 

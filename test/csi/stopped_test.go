@@ -35,9 +35,9 @@ func (r *rig) halt(pid int) {
 	})
 }
 
-// TestStoppedCluster: the cluster stands still while a pod's volume is given to the pod's
-// group, and this call hangs. Other pods of the volume are taken away at once; the first pod is
-// taken away, too, once its own call is over. All this happens before the cluster comes back.
+// TestStoppedCluster: the cluster stands still while a pod's volume is given to the pod's group,
+// and this call hangs. Other pods of the volume are taken away at once; the first pod is taken
+// away, too, once its own call is over. All of that happens before the cluster comes back.
 func TestStoppedCluster(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -84,7 +84,7 @@ func TestStoppedCluster(t *testing.T) {
 		t.Errorf("mounted: %v", m)
 	}
 	goOn()
-	again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}) // the thread that set the group may be in it
+	again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}) // the thread that set the group may still be inside
 	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 	r.clean()
 }
@@ -132,7 +132,7 @@ func TestInlineOff(t *testing.T) {
 	if err := r.driver.Stop(30 * time.Second); err != nil {
 		t.Error(err)
 	}
-	r.drive(nil) // looks for what pods left behind
+	r.drive(nil) // looks for the remains of pods
 	if v := r.volumes(); len(v) != 1 || v[0] != others {
 		t.Errorf("volumes: %v", v)
 	}

@@ -32,7 +32,7 @@ type proc struct {
 	pid, parent int
 	line        string
 	zombie      bool
-	dying       bool // or a zombie: it does nothing more
+	dying       bool // or a zombie: the process does nothing more
 }
 
 // below lists the processes of the driver's container.
@@ -50,7 +50,7 @@ func (r *rig) below() (all []proc) {
 		stat, err := os.ReadFile(name + "/stat")
 		line, lerr := os.ReadFile(name + "/cmdline")
 		if ns, nerr := os.Readlink(name + "/ns/pid"); errors.Join(err, lerr, nerr) != nil || ns != group {
-			continue // it ended, or is elsewhere
+			continue // the process ended, or is elsewhere
 		}
 		f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 		all = append(all, proc{atoi(r.t, filepath.Base(name)), atoi(r.t, string(f[1])), string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})), string(f[0]) == "Z", kernel.Dying(atoi(r.t, filepath.Base(name)))})
@@ -58,7 +58,7 @@ func (r *rig) below() (all []proc) {
 	return all
 }
 
-// the gives the one process below the supervisor whose command line has a text.
+// the returns the only process below the supervisor whose command line has a text.
 func (r *rig) the(text string) (pid int, err error) {
 	for _, p := range r.below() {
 		if !p.dying && strings.Contains(p.line, text) {
@@ -74,7 +74,7 @@ func (r *rig) the(text string) (pid int, err error) {
 	return pid, err
 }
 
-// another waits until there is one such process, and not this one.
+// another waits until a single such process runs, other than the given process.
 func (r *rig) another(text string, than int) (pid int) {
 	r.t.Helper()
 	r.until("the next "+text, func() (err error) {
@@ -91,8 +91,8 @@ const (
 	mountLine = " mount --log-file="
 )
 
-// ticks makes and removes a file again and again, and tells of each round how long
-// it took and when it was over. Between two rounds it rests.
+// ticks makes and removes a file again and again, and reports each round's length and end.
+// Between two rounds ticks rests.
 type ticks struct {
 	stop  chan struct{}
 	ended chan error
@@ -175,14 +175,14 @@ func TestAgentIsKilled(t *testing.T) {
 	own := spared(os.Getpid())
 	least := "-1000"
 	if b, err := os.ReadFile(r.path("log")); err == nil && bytes.Contains(b, []byte("oom_score_adj: permission denied")) {
-		least = own // as root may not ask for it here (CAP_SYS_RESOURCE)
+		least = own // even root may not set a lower value here (CAP_SYS_RESOURCE)
 	}
 	agent, mount := r.another(agentLine, 0), r.another(mountLine, 0)
 	var alone, together []time.Duration
 	for n := range 2 * *kills {
 		all := n%2 == 1
 		if time.Sleep(200 * time.Millisecond); all {
-			time.Sleep(time.Second) // one that lived for so long is followed at once
+			time.Sleep(time.Second) // a process that lived for so long is followed at once
 		}
 		if spared(supervisor) != least || spared(agent) != own || spared(mount) != own {
 			t.Errorf("the kernel spares supervisor, agent and mount by %s, %s and %s", spared(supervisor), spared(agent), spared(mount))
@@ -226,7 +226,7 @@ func TestAgentIsKilled(t *testing.T) {
 			t.Errorf("process %d was not reaped", x.pid)
 		}
 	}
-	// An agent that is told to begin anew does.
+	// An agent that is told to begin anew does so.
 	if err := syscall.Kill(supervisor, syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
@@ -236,8 +236,8 @@ func TestAgentIsKilled(t *testing.T) {
 		t.Errorf("process %d serves, it was %d: %v", now, mount, err)
 	}
 	k.end(t)
-	// The mount is of an agent before the present one; all is durable when it is told
-	// to go.
+	// The mount is of an earlier agent; all bytes are durable when the mount's process is told to
+	// go.
 	if err := r.driver.Stop(60 * time.Second); err != nil {
 		t.Errorf("told to end: %v", err)
 	}
@@ -252,7 +252,7 @@ func TestAgentIsKilled(t *testing.T) {
 	r.containerIsClean(pods)
 }
 
-// key is the name of the one folder of the state.
+// key is the name of the only folder of the state.
 func key(t *testing.T, r *rig) string {
 	t.Helper()
 	l, err := os.ReadDir(r.path("state", "volumes"))
@@ -292,7 +292,7 @@ func TestAgentCannotEnd(t *testing.T) {
 		conn := r.dial(r.socket())
 		go func() { _, _ = csi.NewNodeClient(conn).NodePublishVolume(t.Context(), q, grpc.WaitForReady(true)) }() // ends with the test
 		r.until("a thread waits for the mount", func() error { return waitsForMount(agent) })
-		time.Sleep(300 * time.Millisecond) // until the mount's process has read what it asks; else it can end
+		time.Sleep(300 * time.Millisecond) // until the mount's process has read its input; otherwise the process can end
 		if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +310,7 @@ func TestAgentCannotEnd(t *testing.T) {
 		_, err := csi.NewIdentityClient(conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 		return err
 	})
-	// Nor for what pods of before left in the cluster, which it has half a minute to look for.
+	// Nor for the remains of earlier pods in the cluster, for which the driver has half a minute.
 	if b, err := os.ReadFile(r.path("log")); err != nil || bytes.Contains(b, []byte("not everything that deleted pods left behind could be removed")) {
 		t.Errorf("it looked for what pods left behind first: %v", err)
 	}
@@ -322,7 +322,7 @@ func TestAgentCannotEnd(t *testing.T) {
 		if err == nil && now != next {
 			err = fmt.Errorf("process %d is there, %d was started", now, next)
 		}
-		return err // or it is about to start a mount's process, which has its name for a moment
+		return err // or the process is about to start a mount's process, which has the same name for a moment
 	})
 	goOn()
 	r.another(mountLine, mount)
@@ -356,7 +356,7 @@ func TestAgentCannotEnd(t *testing.T) {
 // for a mount when it sets a group: statx, lstat, lchown.
 var inMounts = map[string][]string{"amd64": {"332", "6", "262", "94"}, "arm64": {"291", "79", "54"}}
 
-// waitsForMount demands that a thread of a process is in one of them.
+// waitsForMount demands that a thread of a process is in one of these calls.
 func waitsForMount(pid int) error {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	for _, name := range all {

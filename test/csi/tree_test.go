@@ -20,14 +20,14 @@ type tree struct {
 	*client.Session
 }
 
-// holdsNothing is the handler of a session that caches nothing.
+// holdsNothing is the handler of a session without a cache.
 type holdsNothing struct{}
 
 func (holdsNothing) Granted(meta.VolumeID, meta.Grant) {}
 func (holdsNothing) Recall(_ meta.Recall, done func()) { done() }
 func (holdsNothing) Expired([]meta.VolumeID, error)    {}
 
-// tree opens the session when it is needed first.
+// tree opens the session at the first need.
 func (r *rig) tree() *tree {
 	r.t.Helper()
 	if r.looker == nil {
@@ -57,7 +57,7 @@ func (t *tree) file(at string) {
 	}
 }
 
-// dirs names the directories and volumes in a directory; none if it is not there.
+// dirs names the directories and volumes in a directory; none for a missing directory.
 func (t *tree) dirs(at string) (names []string) {
 	t.r.t.Helper()
 	v, dir, err := t.Walk(t.r.t.Context(), at, false)
@@ -79,7 +79,7 @@ func (t *tree) dirs(at string) (names []string) {
 	return names
 }
 
-// pins counts those of nodes on a volume's snapshots.
+// pins counts the nodes' pins on a volume's snapshots.
 func (r *rig) pins(volume string) int {
 	r.t.Helper()
 	out, err := r.ctl("pin", "list", volume, "--output", "json")

@@ -28,7 +28,7 @@ func atoi(t *testing.T, s string) int {
 	return n
 }
 
-// rehandle gives a handle another volume's number, and a sum that is right.
+// rehandle gives a handle another volume's number, with a right checksum.
 func rehandle(id string, change func(uint32) uint32) string {
 	parts := strings.Split(id, "-")
 	n, err := strconv.ParseUint(parts[2], 16, 32)
@@ -39,8 +39,8 @@ func rehandle(id string, change func(uint32) uint32) string {
 	return fmt.Sprintf("%s-%08x", body, crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// TestPlaces: a node tells its place. A volume lands in the rack that the request names, and
-// tells the rack; a request for a rack without servers is refused.
+// TestPlaces: a node tells its place. A volume lands in the rack of the request, and tells the
+// rack; a request for a rack without servers is refused.
 func TestPlaces(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil, "--max-volumes", "7")
@@ -82,12 +82,12 @@ func TestPlaces(t *testing.T) {
 		if got := must(t, r.controller().GetCapacity, q).GetAvailableCapacity(); got > 0 != c.some {
 			t.Errorf("capacity %d at %v", got, c.segments)
 		}
-		// Without a level it is all the same where the pod is.
+		// Without a level the pod's place does not matter.
 		if q.Parameters = nil; must(t, r.controller().GetCapacity, q).GetAvailableCapacity() == 0 {
 			t.Errorf("no capacity at %v for volumes that lie anywhere", c.segments)
 		}
 	}
-	// What the node's labels say goes before its chunk server, if they say anything.
+	// The place by the node's labels, if any, goes before the place of the chunk server.
 	file := r.path("topology")
 	for text, rack := range map[string]string{"none": "rack1", "/zone2/row1/rack7/node1": "row1.rack7"} {
 		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
@@ -121,7 +121,7 @@ func TestPages(t *testing.T) {
 		for _, e := range a.GetEntries() {
 			seen = append(seen, e.GetVolume().GetVolumeId())
 		}
-		if page == 0 { // the last one of the page goes
+		if page == 0 { // the last volume of the page goes
 			must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: made[1]})
 		}
 		if token = a.GetNextToken(); token == "" {
@@ -144,9 +144,9 @@ func TestPages(t *testing.T) {
 	r.clean()
 }
 
-// TestInTheTree: the volume of a claim hangs at its path, and its files are seen there. A
-// second volume of the same name hangs beside the first, and the directories go with the last
-// volume.
+// TestInTheTree: the volume of a claim hangs at its path, and its files are seen through the
+// path. A second volume of the same name hangs beside the first, and the directories go with the
+// last volume.
 func TestInTheTree(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -255,9 +255,9 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
-// TestRestore: a volume made of a snapshot has the contents of the snapshot, and a volume made
-// of a volume has the present contents of that volume, each with a size of its own. Bytes
-// written to one volume are in no other.
+// TestRestore: a volume made of a snapshot has the contents of the snapshot, and a volume made of
+// a volume has the present contents of the origin, each with a size of its own. Bytes written to
+// one volume are in no other.
 func TestRestore(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -299,8 +299,8 @@ func TestRestore(t *testing.T) {
 	if b, err := os.ReadFile(r.path("pvc-1", "f")); err != nil || string(b) != "two" {
 		t.Errorf("DATA: the origin reads %q, %v", b, err)
 	}
-	// Deleted, the snapshot is gone for everybody but the volume that needs it, and its
-	// origin stays as long as that.
+	// The deleted snapshot is gone except for the volume that needs the snapshot, and the origin
+	// stays for as long.
 	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
 	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
 	if l := must(t, r.controller().ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries(); len(l) != 0 {
@@ -329,8 +329,7 @@ func TestRestore(t *testing.T) {
 }
 
 // TestSnapshotIsMountedWithItsIndex: the node part keeps indexes of snapshots in its own
-// directory, which is the only directory that a container with a read-only root gives to the
-// node part.
+// directory, the only writable directory of a container with a read-only root.
 func TestSnapshotIsMountedWithItsIndex(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -366,8 +365,7 @@ func TestSnapshotIsMountedWithItsIndex(t *testing.T) {
 }
 
 // TestReadOnlyClaim: a claim of a snapshot that no pod may write is served by the snapshot
-// itself, with its index. The snapshot stays as long as it is mounted, whatever becomes of the
-// claim.
+// itself, with its index. The snapshot stays while mounted, whatever happens to the claim.
 func TestReadOnlyClaim(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -393,7 +391,7 @@ func TestReadOnlyClaim(t *testing.T) {
 	stage := func(v, at string, mode csi.VolumeCapability_AccessMode_Mode) *csi.NodeStageVolumeRequest {
 		return &csi.NodeStageVolumeRequest{VolumeId: v, StagingTargetPath: r.path(at), VolumeCapability: capability(mode)}
 	}
-	// shows tells what is mounted, and that it is the snapshot's text.
+	// shows demands that a mount shows the snapshot's text.
 	shows := func(at string) string {
 		t.Helper()
 		if b, err := os.ReadFile(r.path(at, "f")); err != nil || string(b) != "one" {
@@ -450,12 +448,12 @@ func TestReadOnlyClaim(t *testing.T) {
 		t.Errorf("%d pins for one mount", n)
 	}
 
-	// Somebody takes the claim away from under its pods.
+	// An administrator deletes the claim under its pods.
 	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: b})
 	_, err := r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
 	wants(t, "a snapshot that is mounted is deleted", err, codes.FailedPrecondition)
 	shows("at-b")
-	// Its process is killed. The kernel would tell for an hour what the root is.
+	// The mount's process is killed. The kernel would return the cached root for an hour.
 	health := &csi.NodeGetVolumeHealthRequest{VolumeId: id, StagingTargetPath: r.path("at-b")}
 	if h := must(t, r.node().NodeGetVolumeHealth, health).GetVolumeHealth().GetHealthStatuses(); len(h) > 0 {
 		t.Errorf("a healthy mount: %v", h)
@@ -475,7 +473,7 @@ func TestReadOnlyClaim(t *testing.T) {
 	})
 	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: b, StagingTargetPath: r.path("at-b")})
 
-	// An administrator who has it written after all.
+	// An administrator allows writes after all.
 	c := made("c", manyReaders)
 	if _, err := r.ctl("volume", "set", "csi-c", "--immutable=false"); err != nil {
 		t.Fatal(err)
@@ -484,7 +482,7 @@ func TestReadOnlyClaim(t *testing.T) {
 	if got := shows("at-c"); got != "csi-c:" {
 		t.Errorf("a volume that may be written is mounted from %s", got)
 	}
-	// Deleted, the snapshot is there for a claim that is mounted as it.
+	// The deleted snapshot still serves a claim mounted from the snapshot.
 	d := made("d", manyReaders)
 	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
 	must(t, r.node().NodeStageVolume, stage(d, "at-d", manyReaders))

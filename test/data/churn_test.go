@@ -68,7 +68,7 @@ func (c *churn) remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Nobody has them open.
+		// No client has the files open.
 		release := &meta.ReleaseOrphans{}
 		for i := range gone {
 			release.Inos = append(release.Inos, gone[i].Attr.Ino)
@@ -180,7 +180,7 @@ func TestEtcdStaysSmall(t *testing.T) {
 		}
 		t.Logf("after SIGKILL, %s: serving in %v; work takes %.1f times as long as on a quiet machine", how, s.process.StartedIn.Round(time.Millisecond), factor)
 		if s.process.StartedIn > 5*time.Second {
-			t.Log(s.process.Output()) // which step took its time
+			t.Log(s.process.Output()) // the slow step
 		}
 		if s.process.StartedIn > slow.Bound(20*time.Second, factor) {
 			t.Errorf("it took %v to serve again", s.process.StartedIn)

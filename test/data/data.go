@@ -1,10 +1,10 @@
-// Package data owns the tests that give a real system much to keep and look at
-// what it takes: space that deleted files give back, etcd's database through
-// many creates and deletes, and the state restored from checkpoints. The system
-// is the built binary with its own processes and a real mount.
+// Package data owns the tests that give a real system many files to keep and measure the system's
+// use of resources: space that deleted files give back, etcd's database through many creates and
+// deletes, and the state restored from checkpoints. The system is the built binary with its own
+// processes and a real mount.
 //
-// In go test the amounts are small; PENSTOCK_DATA=full makes them those that
-// the project promises (100,000 small files, a million inodes).
+// In go test the amounts are small; PENSTOCK_DATA=full sets the amounts that the project promises
+// (100,000 small files, a million inodes).
 package data
 
 import (
@@ -34,7 +34,7 @@ type system struct {
 	mount   string
 	log     io.Writer
 	process *spawn.Process
-	// compactions are those that the log told of when it was last read.
+	// compactions counts the compactions in the log up to the last look.
 	compactions int
 }
 
@@ -73,7 +73,7 @@ func (s *system) fsck(ctx context.Context) error {
 	return err
 }
 
-// counters are the numbers that penstock status tells of the metadata server.
+// counters are the numbers of the metadata server in penstock status.
 func (s *system) counters(ctx context.Context) (map[string]any, error) {
 	out, err := s.run(ctx, "status", "--dir", s.dir, "--output", "json")
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *system) counters(ctx context.Context) (map[string]any, error) {
 	return v.Meta, err
 }
 
-// diskUse is what the regular files below a folder take, in bytes of blocks.
+// diskUse is the size of the regular files below a folder, in bytes of blocks.
 func diskUse(dir string, match func(string) bool) (int64, error) {
 	var sum int64
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -158,7 +158,7 @@ func (f files) create() error {
 // stays says which files are kept: every tenth.
 func stays(i int) bool { return i%10 == 3 }
 
-// thin deletes all files but those that stay.
+// thin deletes all files but the files to keep.
 func (f files) thin() error {
 	for i := range f.count {
 		if !stays(i) {
@@ -170,7 +170,7 @@ func (f files) thin() error {
 	return load.SyncAll(f.dir)
 }
 
-// verify reads every file that stays, and looks for those that don't.
+// verify reads every kept file, and looks for the deleted files.
 func (f files) verify() error {
 	for i := range f.count {
 		b, err := os.ReadFile(f.path(i))

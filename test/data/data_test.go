@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 func newSystem(t *testing.T) *system {
 	t.Helper()
-	dir, err := os.MkdirTemp("/var/tmp", "pd-") // short: sockets lie in it
+	dir, err := os.MkdirTemp("/var/tmp", "pd-") // short: the directory holds sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +71,8 @@ func (s *system) chunkUse(t *testing.T) int64 {
 	return n
 }
 
-// shrinks waits until the chunks take at most 1.5 times what is live, and the 1 MiB
-// for whose sake nothing is compacted.
+// shrinks waits until the chunks take at most 1.5 times their live bytes, plus the 1 MiB below
+// which nothing is compacted.
 func (s *system) shrinks(t *testing.T, live int64) {
 	t.Helper()
 	limit := live + live/2 + 1<<20
@@ -141,7 +141,7 @@ func TestKilledWhileCompacting(t *testing.T) {
 	for round := range amount(4, 40) {
 		if err := s.compacting(t); err != nil {
 			t.Logf("round %d: %v", round, err)
-			break // it was quicker than we
+			break // the compaction was quicker than this test
 		}
 		after := time.Duration(r.IntN(40)) * time.Millisecond
 		time.Sleep(after)
@@ -162,7 +162,7 @@ func TestKilledWhileCompacting(t *testing.T) {
 	}
 }
 
-// compacting waits until the system says that it begins to compact.
+// compacting waits until the log reports the beginning of a compaction.
 func (s *system) compacting(t *testing.T) error {
 	t.Helper()
 	log := s.log.(*os.File)

@@ -14,14 +14,14 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// seen is what Prometheus sees for a while: series, and the values that each has at one
-// step after the other, as promtool reads them.
+// seen is Prometheus's view for a while: series, and the values of each series at one step after
+// the other, as promtool reads series.
 type seen map[string]string
 
-// alertCase is when an alert tells, and when it must not.
+// alertCase lists series on which an alert fires, and series on which the alert must not fire.
 type alertCase struct {
 	fires seen
-	as    map[string]string // its labels, besides the severity
+	as    map[string]string // the alert's labels, besides the severity
 	quiet []seen
 	step  string // between two values, and looks; "": 1m
 	at    string // when is looked; "": 50m
@@ -78,7 +78,7 @@ var alertCases = map[string]alertCase{
 		quiet: []seen{{`penstock_mount_read_waiting_seconds_total{volume="v"}`: "0+30x60"}},
 	},
 	"PenstockChunksLost": {
-		// Of two metadata servers one has them, and of several states one counts.
+		// Of two metadata servers one has bad chunks, and of several states one counts.
 		fires: seen{`penstock_meta_bad_chunks{job="penstock",instance="a",state="lost"}`: "2x60", `penstock_meta_bad_chunks{job="penstock",instance="b",state="lost"}`: "0x60"},
 		as:    map[string]string{"job": "penstock"},
 		quiet: []seen{{`penstock_meta_bad_chunks{job="penstock",state="lost"}`: "0x60", `penstock_meta_bad_chunks{job="penstock",state="surplus"}`: "5x60"}},
@@ -158,7 +158,7 @@ var alertCases = map[string]alertCase{
 	},
 }
 
-// promtool runs it.
+// promtool runs promtool.
 func promtool(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "promtool", args...).CombinedOutput(); err != nil {
@@ -166,8 +166,8 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// TestAlertsTell: Prometheus reads the rules. Each rule fires on the series for which it must
-// fire, and does not fire on the series for which it must not.
+// TestAlertsTell: Prometheus reads the rules. Each rule fires on the series for firing, and does
+// not fire on the other series.
 func TestAlertsTell(t *testing.T) {
 	promtool(t, "check", "rules", alertsFile)
 	dir := t.TempDir()
@@ -211,7 +211,7 @@ func TestAlertsTell(t *testing.T) {
 			}
 			return file
 		}
-		// The rule alone: promtool looks at all that it has at each step.
+		// The rule alone: promtool looks at all given rules at each step.
 		alone := map[string]any{"alert": r.Alert, "expr": r.Expr, "labels": r.Labels, "annotations": r.Annotations}
 		if r.For != "" {
 			alone["for"] = r.For
@@ -227,7 +227,7 @@ func TestAlertsTell(t *testing.T) {
 	promtool(t, files...)
 }
 
-// grafana are the words that it replaces before Prometheus reads a query.
+// grafana are the variables that Grafana replaces before Prometheus reads a query.
 var grafana = regexp.MustCompile(`\$__rate_interval|\$__interval|\$__range`)
 
 // TestDashboardQueries: Prometheus reads each query of the dashboard.

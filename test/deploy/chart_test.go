@@ -28,10 +28,10 @@ import (
 
 var update = flag.Bool("update", false, "write deploy/kubernetes anew")
 
-// chart is one of deploy/helm, and where the plain manifests lie that are made of it.
+// chart is a chart of deploy/helm, with the place of the plain manifests made from the chart.
 type chart struct {
 	path, plain string
-	there       map[string]map[string]any // objects that are in Kubernetes, by name
+	there       map[string]map[string]any // objects that exist in Kubernetes, by name
 }
 
 var (
@@ -55,9 +55,9 @@ func read(t *testing.T, parts ...string) []byte {
 	return b
 }
 
-// render is what helm does with a chart, as far as this one needs it: text/template
-// with these functions. test/helm compares it with helm itself, which is too
-// heavy to be built for every test run.
+// render renders a chart as helm does, as far as the chart needs: text/template with these
+// functions. test/helm compares the result with helm itself, which is too heavy to be built for
+// every test run.
 func (c chart) render(t *testing.T, change func(values map[string]any)) map[string]string {
 	t.Helper()
 	out, err := c.try(t, change)
@@ -159,7 +159,7 @@ func (c chart) try(t *testing.T, change func(values map[string]any)) (map[string
 
 func asIs(map[string]any) {}
 
-// header is what plain manifests begin with.
+// header is the beginning of plain manifests.
 func (c chart) header() string {
 	return "# Made from deploy/helm/" + filepath.Base(c.path) + " by `go generate ./test/deploy`; edit that.\n"
 }
@@ -172,12 +172,12 @@ func TestPlainManifests(t *testing.T) {
 	}
 }
 
-// helmsOwn are files of hooks: without helm nobody calls them.
+// helmsOwn are files of hooks: without helm no program runs the hooks.
 var helmsOwn = map[string]bool{"guard.yaml": true}
 
 func plainManifests(t *testing.T, c chart) {
 	for name, want := range c.render(t, asIs) {
-		if helmsOwn[name] || strings.TrimSpace(want) == "" { // empty: the chart's own values make nothing of it
+		if helmsOwn[name] || strings.TrimSpace(want) == "" { // empty: the template is empty with the chart's own values
 			continue
 		}
 		want = c.header() + want
@@ -213,7 +213,7 @@ func plainManifests(t *testing.T, c chart) {
 	}
 }
 
-// object is one manifest.
+// object is a manifest.
 type object map[string]any
 
 func (o object) at(path ...string) any {
@@ -245,7 +245,7 @@ func (o object) list(path ...string) (all []object) {
 
 func (o object) String() string { return o.text("kind") + "/" + o.text("metadata", "name") }
 
-// parse reads manifests; a key that stands twice is an error.
+// parse reads manifests; a repeated key is an error.
 func parse(t *testing.T, name, text string) (all []object) {
 	t.Helper()
 	dec := yaml.NewDecoder(strings.NewReader(text))
@@ -287,7 +287,7 @@ func (c chart) objects(t *testing.T, change func(map[string]any)) map[string]obj
 // clusterWide are kinds without a namespace.
 var clusterWide = map[string]bool{"CSIDriver": true, "StorageClass": true, "ClusterRole": true, "ClusterRoleBinding": true, "VolumeSnapshotClass": true, "VolumeGroupSnapshotClass": true}
 
-// TestObjectsFit: each reference in an object leads to an object that exists.
+// TestObjectsFit: each reference in an object leads to an existing object.
 func TestObjectsFit(t *testing.T) {
 	for _, c := range charts {
 		objectsFit(t, c.objects(t, asIs))
@@ -339,7 +339,7 @@ func selects(o, pod object, path ...string) bool {
 	return len(want) > 0
 }
 
-// commandFlags are the flags of one command of penstock, by its help.
+// commandFlags are the flags of a command of penstock, by the command's help.
 func commandFlags(t *testing.T, command ...string) map[string]bool {
 	t.Helper()
 	name := strings.Join(command, " ")
@@ -358,10 +358,10 @@ func commandFlags(t *testing.T, command ...string) map[string]bool {
 	return flags
 }
 
-// helped is what commandFlags has found out.
+// helped keeps the results of commandFlags.
 var helped = map[string]map[string]bool{}
 
-// takes demands that a command of penstock has the flags that it is given.
+// takes demands that a command of penstock has the given flags.
 func takes(t *testing.T, who string, args []string) {
 	t.Helper()
 	n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") })
@@ -456,7 +456,7 @@ func fits(t *testing.T, o, pod object, all map[string]object) {
 	}
 }
 
-// words are those of a command line.
+// words are the words of a command line.
 func words(v any) (l []string) {
 	all, _ := v.([]any)
 	for _, w := range all {
@@ -502,7 +502,7 @@ func TestDriverObject(t *testing.T) {
 	}
 }
 
-// texts is a map of strings; anything else in it would be refused by Kubernetes.
+// texts is a map of strings; Kubernetes would refuse any other value.
 func texts(t *testing.T, o object, path ...string) map[string]string {
 	t.Helper()
 	m, all := o.at(path...), map[string]string{}
@@ -519,7 +519,7 @@ func texts(t *testing.T, o object, path ...string) map[string]string {
 	return all
 }
 
-// TestValues: a part that is switched off is gone, and nothing refers to it.
+// TestValues: a part that is switched off is gone, and no object refers to the part.
 func TestValues(t *testing.T) {
 	off := func(part string) func(map[string]any) {
 		return func(v map[string]any) { v[part].(map[string]any)["enabled"] = false }
@@ -660,8 +660,8 @@ func TestTopologyLabels(t *testing.T) {
 func groups(v map[string]any) { v["snapshots"].(map[string]any)["groups"] = true }
 
 // TestGroupSnapshots: with snapshots of groups switched on, the sidecar has the flag and the
-// rights for them, and there is a class for them; the component of the plain manifests does the
-// same. By default no object names groups, because their kinds may not exist in the cluster.
+// rights for groups, and a class of group snapshots exists; the component of the plain manifests
+// does the same. By default no object names groups, because the cluster may not know their kinds.
 func TestGroupSnapshots(t *testing.T) {
 	const controller, role, gate = "Deployment/penstock-controller", "ClusterRole/penstock-controller", "CSIVolumeGroupSnapshot=true"
 	before, after := objects(t, asIs), objects(t, groups)
@@ -685,7 +685,7 @@ func TestGroupSnapshots(t *testing.T) {
 		t.Errorf("groups without snapshots: %v", err)
 	}
 
-	// The component's steps make of the plain manifests what the chart has.
+	// The component's steps turn the plain manifests into the chart's objects.
 	path := filepath.Join(driverChart.plain, "group-snapshots")
 	var component struct {
 		Resources []string
@@ -726,12 +726,12 @@ func TestGroupSnapshots(t *testing.T) {
 	}
 }
 
-// step does a step of a JSON patch, of those that components have: "test" of a value, and
+// step does a step of a JSON patch, of the kinds that components use: "test" of a value, and
 // "add" at the end of a list.
 func step(t *testing.T, o object, op, path string, value any) {
 	t.Helper()
 	at := strings.Split(path, "/")[1:]
-	put := func(any) {} // in place of what is there
+	put := func(any) {} // in place of the present value
 	var v any = map[string]any(o)
 	for _, p := range at {
 		switch x := v.(type) {
@@ -829,8 +829,8 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// TestMetrics: each pod that has metrics serves them at a port, the policy admits the readers
-// that the values name, and the monitor names the port. By default no reader is admitted.
+// TestMetrics: each pod that has metrics serves the metrics at a port, the policy admits the
+// readers in the values, and the monitor names the port. By default no reader is admitted.
 func TestMetrics(t *testing.T) {
 	for _, c := range charts {
 		all := c.objects(t, func(v map[string]any) {
@@ -896,8 +896,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestCriticalPods: where the values ask for it, there is a quota for the priority classes of
-// the pods.
+// TestCriticalPods: where the values ask for a quota, the priority classes of the pods have a
+// quota.
 func TestCriticalPods(t *testing.T) {
 	for _, c := range charts {
 		all := c.objects(t, func(v map[string]any) { v["criticalPods"] = "1000" })
@@ -933,7 +933,7 @@ func TestClusterMustBeNamed(t *testing.T) {
 }
 
 // TestHold: the driver leaves its mounts to a holder that outlives the driver's pod; where the
-// holder is switched off, the driver leaves them to nothing.
+// holder is switched off, the driver leaves the mounts to nothing.
 func TestHold(t *testing.T) {
 	flag := func(o object, name string) (value string) {
 		for _, c := range o.list("spec", "template", "spec", "containers") {
@@ -966,19 +966,19 @@ func TestHold(t *testing.T) {
 	if at != "/run/elsewhere/hold.sock" || host(node, flag(node, "--hold")) != at {
 		t.Errorf("the holder listens at %q, the driver asks at %q", at, host(node, flag(node, "--hold")))
 	}
-	// The holder is ready when it can be given mounts there, not when it has begun: who
-	// replaces the driver's pods waits for that.
+	// The holder is ready when the holder can take mounts, not when its process has begun: the
+	// replacement of the driver's pods waits for the holder.
 	probe := words(hold.pod().list("spec", "containers")[0].at("readinessProbe", "exec", "command"))
 	if want := []string{"/penstock", "hold", "--socket=" + flag(hold, "--socket"), "--list"}; !slices.Equal(probe, want) {
 		t.Errorf("the holder is ready when %q succeeds, not %q", probe, want)
 	}
-	// So the controller: its upgrade goes on when the new one reaches the cluster.
+	// So the controller: its upgrade goes on when the new controller reaches the cluster.
 	controller := all["Deployment/penstock-controller"]
 	probe = words(controller.pod().list("spec", "containers")[0].at("readinessProbe", "exec", "command"))
 	if want := []string{"/penstock", "health", "--process=" + flag(controller, "--admin")}; !slices.Equal(probe, want) {
 		t.Errorf("the controller is ready when %q succeeds, not %q", probe, want)
 	}
-	// On a kernel before Linux 6.9 nobody holds anything: whoever replaces the pod must look.
+	// On a kernel before Linux 6.9 no holder exists: a person who replaces the pod must look.
 	if hold.text("spec", "updateStrategy", "type") != "OnDelete" || node.text("spec", "updateStrategy", "type") != "OnDelete" {
 		t.Errorf("updates: of the holder %q, of the driver %q", hold.text("spec", "updateStrategy", "type"), node.text("spec", "updateStrategy", "type"))
 	}
@@ -1020,10 +1020,9 @@ func TestInline(t *testing.T) {
 	}
 }
 
-// TestGrantNodes: where nodes get grants for the volumes that are published to them, Kubernetes
-// attaches volumes, and the attacher is there; elsewhere there is neither. An upgrade that
-// would have to change the immutable field of the CSIDriver is refused before anything is
-// changed.
+// TestGrantNodes: where nodes get grants for published volumes, Kubernetes attaches volumes, and
+// the attacher runs; elsewhere neither happens. An upgrade that would have to change the
+// immutable field of the CSIDriver is refused before anything is changed.
 func TestGrantNodes(t *testing.T) {
 	for _, x := range []struct{ grants, inline, attach bool }{{true, false, true}, {false, false, false}, {true, true, false}} {
 		set := func(v map[string]any) {
@@ -1040,7 +1039,7 @@ func TestGrantNodes(t *testing.T) {
 		if may := strings.Contains(fmt.Sprint(all["ClusterRole/penstock-controller"].at("rules")), "volumeattachments/status"); may != x.attach {
 			t.Errorf("%+v: it may write attachments: %t", x, may)
 		}
-		// What the message says to set makes the chart ask for what is there.
+		// With the settings from the message, the chart asks for the existing object.
 		for there, leave := range map[bool]string{true: "--set grantNodes=true,node.inline=false,", false: "--set grantNodes=false,"} {
 			c := driverChart
 			c.there = map[string]map[string]any{driver.Name: {"spec": map[string]any{"attachRequired": there}}}

@@ -24,7 +24,7 @@ func sets(all map[string]object) (l []object) {
 // pod is the template of an object's pods.
 func (o object) pod() object { m, _ := o.at("spec", "template").(map[string]any); return m }
 
-// flag is the value of a flag of a container; all of them, if it stands more than once.
+// flag is the value of a flag of a container; all of the values, if the flag is repeated.
 func (o object) flags(container, name string) (values []string) {
 	for _, c := range append(o.pod().list("spec", "initContainers"), o.pod().list("spec", "containers")...) {
 		args, _ := c.at("args").([]any)
@@ -42,7 +42,7 @@ func (o object) flag(container, name string) string {
 }
 
 // TestClusterStands: one server of each kind may be taken away at a time. No two servers of a
-// kind are on one node, each has an address that stays, and each tells when it can serve.
+// kind are on the same node, each has a lasting address, and each tells when it can serve.
 func TestClusterStands(t *testing.T) {
 	all := clusterChart.objects(t, asIs)
 	if got := fmt.Sprint(sets(all)); got != "[StatefulSet/penstock-chunkserver-a StatefulSet/penstock-etcd StatefulSet/penstock-meta StatefulSet/penstock-meta-first]" {
@@ -65,8 +65,8 @@ func TestClusterStands(t *testing.T) {
 		if len(apart) != 1 || apart[0].text("topologyKey") != "kubernetes.io/hostname" || !selects(apart[0], pod, "labelSelector", "matchLabels") {
 			t.Errorf("%s: two of its pods may be on one node: %v", o, apart)
 		}
-		// Kubernetes replaces one pod of each set at a time: of several sets of a kind that
-		// is several servers.
+		// Kubernetes replaces one pod of each set at a time: with several sets of a kind, several
+		// servers.
 		if one := o.at("spec", "updateStrategy", "type"); (component == "etcd") != (one == nil) || one != nil && one != "OnDelete" {
 			t.Errorf("%s: its pods are replaced by Kubernetes, whatever runs of the other sets: %v", o, one)
 		}
@@ -74,7 +74,7 @@ func TestClusterStands(t *testing.T) {
 			if c.at("readinessProbe") == nil || c.at("startupProbe") == nil {
 				t.Errorf("%s: nobody asks %s whether it can serve", o, c.text("name"))
 			}
-			// What is probed is what is served.
+			// The probe asks the served address.
 			if command, _ := c.at("readinessProbe", "exec", "command").([]any); len(command) > 0 && fmt.Sprint(command[len(command)-1]) != "--process="+o.flag("penstock", "--admin") {
 				t.Errorf("%s: the probe asks %v, the server answers at %s", o, command, o.flag("penstock", "--admin"))
 			}
@@ -114,7 +114,7 @@ func TestClusterTry(t *testing.T) {
 	}
 }
 
-// tried has values be those to try a chart out with.
+// tried sets the values for a trial of a chart.
 func (c chart) tried(t *testing.T) func(values map[string]any) {
 	t.Helper()
 	var try map[string]any
@@ -195,8 +195,7 @@ func TestClusterCommands(t *testing.T) {
 	}
 }
 
-// TestClusterMakesItself: one server makes the cluster, and the other servers join this
-// cluster.
+// TestClusterMakesItself: one server makes the cluster, and the other servers join this cluster.
 func TestClusterMakesItself(t *testing.T) {
 	all := clusterChart.objects(t, asIs)
 	first, more, chunks := all["StatefulSet/penstock-meta-first"], all["StatefulSet/penstock-meta"], all["StatefulSet/penstock-chunkserver-a"]
@@ -217,7 +216,7 @@ func TestClusterMakesItself(t *testing.T) {
 		if got := o.flag("credentials", "--cluster"); got != "penstock-meta."+namespace+".svc:7400" {
 			t.Errorf("%s joins %s", o, got)
 		}
-		// Credentials and what is served lie on what outlives the pod.
+		// Credentials and data lie on volumes that outlive the pod.
 		if o.flag("credentials", "--name") != "$(POD_NAME)" {
 			t.Errorf("%s: joins as %s", o, o.flag("credentials", "--name"))
 		}
@@ -296,7 +295,7 @@ func TestUninstallKeepsData(t *testing.T) {
 				if o.text("spec", p, "whenDeleted") != "Retain" || o.text("spec", p, "whenScaled") != "Retain" {
 					t.Errorf("%s: %s takes its claims with it", c.path, o)
 				}
-				// What outlives a restart is on a claim: nothing else than secrets and memory.
+				// Everything that outlives a restart is on a claim, except secrets and memory.
 				for _, v := range o.pod().list("spec", "volumes") {
 					if v.at("secret") == nil && v.at("emptyDir") == nil {
 						t.Errorf("%s: %s keeps something on %v", c.path, o, v)

@@ -1,5 +1,5 @@
-// Package deploy owns the tests of what the folder deploy ships: the chart, the
-// plain manifests that are made from it, the dashboard and the alerts.
+// Package deploy owns the tests of the folder deploy: the chart, the plain manifests made from
+// the chart, the dashboard and the alerts.
 package deploy
 
 //go:generate go test . -run TestPlainManifests -update

@@ -11,8 +11,8 @@ import (
 // withGateways has the chart make gateways.
 func withGateways(v map[string]any) { v["gateway"].(map[string]any)["replicas"] = 2 }
 
-// TestClusterGateways: gateways join with a token of their own, clients are told names that stay
-// with a gateway and lead to its pod, and nobody uses streams without TLS and a login.
+// TestClusterGateways: gateways join with a token of their own, clients learn names that stay
+// with a gateway and lead to its pod, and streams need TLS and a login.
 func TestClusterGateways(t *testing.T) {
 	before, all := clusterChart.objects(t, asIs), clusterChart.objects(t, withGateways)
 	var more []string

@@ -35,8 +35,8 @@ func metrics(t *testing.T) map[string]bool {
 	return names
 }
 
-// checkQuery demands that a query's metrics are served, and that counters are made
-// rates. Whether it is one at all is for promtool to say.
+// checkQuery demands that a query's metrics are served, and that counters are made rates.
+// promtool judges the query's syntax.
 func checkQuery(t *testing.T, known map[string]bool, where, query string) {
 	t.Helper()
 	found := metricName.FindAllString(query, -1)
@@ -98,7 +98,7 @@ func TestAlerts(t *testing.T) {
 		}
 		checkQuery(t, known, r.Alert, r.Expr)
 	}
-	// What docs/operations.md says to alert on is alerted on.
+	// Every alert in docs/operations.md has a rule.
 	doc := string(read(t, "../../docs/operations.md"))
 	_, doc, found := strings.Cut(doc, "What to alert on:")
 	doc, _, end := strings.Cut(doc, "\n## ")

@@ -53,8 +53,8 @@ func TestRoll(t *testing.T) {
 	}
 }
 
-// TestRollSeesFailures: roll.sh stops with an error when kubectl fails, whatever roll.sh asked
-// for, and does not take a missing answer for an answer. After that roll.sh deletes no pod.
+// TestRollSeesFailures: roll.sh stops with an error when kubectl fails, at any call of roll.sh,
+// and does not take a missing answer for an answer. After the error roll.sh deletes no pod.
 func TestRollSeesFailures(t *testing.T) {
 	for _, asked := range []string{
 		"get statefulsets -l *", "get statefulset.*component}", "*metadata.generation*", "*observedGeneration*", "*updateRevision*",
@@ -131,8 +131,8 @@ func TestRollNodesOfNewer(t *testing.T) {
 	}
 }
 
-// TestRollNodesSeesFailures: roll-nodes.sh stops when kubectl fails, and replaces nothing after
-// that. The script names a node that it took out of use.
+// TestRollNodesSeesFailures: roll-nodes.sh stops when kubectl fails, and replaces nothing
+// afterwards. The script names a node that the script took out of use.
 func TestRollNodesSeesFailures(t *testing.T) {
 	for _, asked := range []string{
 		"*metadata.generation*", "*observedGeneration*", "get controllerrevisions *", "get pods -l *component=node -o *", "get pod penstock-node-held *", "get daemonset *args}", "*component=hold *",
@@ -155,8 +155,8 @@ func TestRollNodesSeesFailures(t *testing.T) {
 	}
 }
 
-// rolling is a folder with what a script of deploy/kubernetes calls, and runs it; the
-// first call of kubectl's stand-in that a pattern names fails.
+// rolling is a folder with the programs that a script of deploy/kubernetes calls, and runs the
+// script; the first call of kubectl's stand-in that a pattern names fails.
 func rolling(t *testing.T, script, standIn string) (dir string, run func(fails string, args ...string) (string, error)) {
 	t.Helper()
 	dir = t.TempDir()

@@ -11,8 +11,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// TestSchemaKnowsValues: the schema of a chart admits the values that the chart has, no more
-// and no fewer. test/helm tries that helm refuses other values.
+// TestSchemaKnowsValues: the schema of a chart admits the chart's values, no more and no fewer.
+// test/helm tries that helm refuses other values.
 func TestSchemaKnowsValues(t *testing.T) {
 	for _, c := range charts {
 		var values, schema map[string]any
@@ -47,7 +47,7 @@ func TestSchemaKnowsValues(t *testing.T) {
 				return
 			}
 			m, is := v.(map[string]any)
-			if !is || s["properties"] == nil { // what Kubernetes knows better
+			if !is || s["properties"] == nil { // Kubernetes checks these
 				return
 			}
 			if s["additionalProperties"] != false {

@@ -14,8 +14,7 @@ import (
 
 const units = "../../deploy/systemd"
 
-// settings are the lines KEY=VALUE of a unit; comments that they stand in for are
-// left out.
+// settings are the lines KEY=VALUE of a unit; comment lines with settings are left out.
 func settings(text []byte) map[string][]string {
 	all := map[string][]string{}
 	for line := range strings.Lines(string(text)) {
@@ -92,15 +91,14 @@ func TestUnitsConfigure(t *testing.T) {
 	}
 }
 
-// verify has systemd look at units, which it gets under their own names, and gives what
-// it says about them.
+// verify has systemd check units, under their own names, and returns systemd's messages.
 func verify(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	var paths []string
 	for name, text := range files {
 		path := filepath.Join(dir, name)
-		// It looks for the program.
+		// systemd looks for the program.
 		if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "/usr/local/bin/penstock", "/bin/true")), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +121,7 @@ func verify(t *testing.T, files map[string]string) string {
 	return strings.Join(said, "")
 }
 
-// shippedUnits are those of deploy/systemd, the examples as what they are to be called.
+// shippedUnits are the units of deploy/systemd, the examples under their final names.
 func shippedUnits(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -148,7 +146,7 @@ func TestSystemdTakesUnits(t *testing.T) {
 	if said := verify(t, all); said != "" {
 		t.Error(said)
 	}
-	// What it would say of others.
+	// Messages about other units.
 	for name, text := range all {
 		wrong := strings.Replace(text, "[Unit]\n", "[Unit]\nNonsense=yes\n", 1)
 		if text == wrong || !strings.Contains(verify(t, map[string]string{name: wrong}), "Nonsense") {

@@ -27,13 +27,13 @@ import (
 
 const variable = "PENSTOCK_TEST_ETCD_MEMBER"
 
-// config is what a member's process is told.
+// config is the configuration of a member's process.
 type config struct {
 	Name, Dir, Client, Peer, Initial string
 	Quota                            int64
 }
 
-// Main runs a member, and never returns, if this process was started as one.
+// Main runs a member, and never returns, in a process that was started as a member.
 func Main() {
 	v := os.Getenv(variable)
 	if v == "" {
@@ -65,7 +65,7 @@ func run(m config) error {
 	c.TickMs, c.ElectionMs = 50, 500
 	c.QuotaBackendBytes = m.Quota
 	c.LogLevel, c.LogOutputs = "panic", []string{"/dev/null"}
-	// One disk under all: a sync would measure the machine, not the test.
+	// The members share one disk: a sync would measure the machine, not the test.
 	c.UnsafeNoFsync = true
 	e, err := embed.StartEtcd(c)
 	if err != nil {
@@ -74,7 +74,7 @@ func run(m config) error {
 	return <-e.Err()
 }
 
-// Member is one of the three.
+// Member is one of the three members.
 type Member struct {
 	cfg config
 	cmd *exec.Cmd
@@ -86,8 +86,8 @@ type Trio struct {
 	Members []*Member
 }
 
-// Start runs three members and waits until they serve. Quota is etcd's, in
-// bytes; zero means its default.
+// Start runs three members and waits until they serve. Quota is etcd's, in bytes; zero means the
+// default.
 func Start(t testing.TB, quota int64) *Trio {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "trio")
@@ -159,7 +159,7 @@ func (x *Trio) Await(within time.Duration) {
 	}
 }
 
-// Leader is the member that leads; nil if none is known to.
+// Leader is the member that leads; nil if no leader is known.
 func (x *Trio) Leader() *Member {
 	cli, err := cluster.Dial(x.Endpoints(), nil)
 	if err != nil {
@@ -202,7 +202,7 @@ func (m *Member) Kill() {
 	m.cmd = nil
 }
 
-// Pause stops the process without its noticing; Resume lets it go on.
+// Pause stops the process unnoticed by the process; Resume lets the process go on.
 func (m *Member) Pause() { m.cmd.Process.Signal(syscall.SIGSTOP) }
 
 // Resume is told at Pause.

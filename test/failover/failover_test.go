@@ -29,7 +29,7 @@ var (
 
 func TestMain(m *testing.M) { os.Exit(child.Main[maker](built{m})) }
 
-// built are the tests with a penstock built for them.
+// built are the tests with a penstock built for the tests.
 type built struct{ m *testing.M }
 
 func (b built) Run() int { return program.Main(b.m) }
@@ -96,7 +96,7 @@ func newScene(t *testing.T, n int, env ...string) *scene {
 	do := func(op meta.Op) *meta.Result {
 		t.Helper()
 		r, err := writer.Do(t.Context(), sc.vols[0], meta.OpID{}, op, meta.LeaseNone)
-		for range 20 { // without leases a busy machine ends sessions that live
+		for range 20 { // without leases a busy machine ends live sessions
 			if errors.Is(err, meta.SessionExpired) {
 				r, err = writer.Do(t.Context(), sc.vols[0], meta.OpID{}, op, meta.LeaseNone)
 			}
@@ -121,8 +121,7 @@ func newScene(t *testing.T, n int, env ...string) *scene {
 	return sc
 }
 
-// watch dumps stacks once if a creator waits for too long; what is tested does
-// not depend on it.
+// watch dumps stacks once if a creator waits for too long; no result depends on the dump.
 func (sc *scene) watch(ctx context.Context) {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
@@ -156,7 +155,7 @@ func (sc *scene) session(name string, h client.Handler) *client.Session {
 	return c
 }
 
-// settle waits until every volume is at home, and stays there.
+// settle waits until every volume is at home, and stays at home.
 func (sc *scene) settle() {
 	sc.t.Helper()
 	atHome := func() bool {
@@ -174,7 +173,7 @@ func (sc *scene) settle() {
 	}
 }
 
-// longest gives the longest call in each volume that moved.
+// longest returns the longest call in each moved volume.
 func (sc *scene) longest(moved []meta.VolumeID) (l []time.Duration) {
 	for i, c := range sc.creators {
 		if slices.Contains(moved, sc.vols[i]) {
@@ -184,10 +183,10 @@ func (sc *scene) longest(moved []meta.VolumeID) (l []time.Duration) {
 	return l
 }
 
-// verify stops the load and tells what was wrong.
+// verify stops the load and reports the violations.
 func (sc *scene) verify() (wrong []error) {
 	sc.t.Helper()
-	// A machine that is busy gets to read late; what was seen till now counts.
+	// On a busy machine the reader reads late; earlier reads count.
 	until(sc.t, "values are read, from a cache too", func() bool { return sc.k.reads.Load() > 0 && sc.k.hits.Load() > 0 || sc.k.err() != nil })
 	sc.stop()
 	by := sc.session("checker", nil)
@@ -270,7 +269,7 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 				for _, v := range moved {
 					until(t, fmt.Sprintf("another server takes volume %d", v), func() bool { o := sc.owner(v); return o != nil && o != m })
 				}
-				// The creates that waited are answered.
+				// The waiting creates are answered.
 				taken := time.Now()
 				until(t, "all creators go on", func() bool {
 					return !slices.ContainsFunc(sc.creators, func(c *creator) bool { return c.began().Before(taken) && c.err() == nil })
@@ -301,7 +300,7 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 	}
 }
 
-// What is written down of a stall names the goroutines of clients and servers.
+// The dump of a stall names the goroutines of clients and servers.
 func TestStacks(t *testing.T) {
 	s := start(t, 1)
 	until(t, "the server tells its stacks", func() bool { return s.metas[0].stacks(io.Discard) == nil })
@@ -321,8 +320,8 @@ func TestStacks(t *testing.T) {
 	}
 }
 
-// With the leases switched off the test above must fail: a successor that waits
-// for nobody ends sessions that live, and an owner without a lease goes on.
+// With the leases switched off the test above must fail: a successor that does not wait ends live
+// sessions, and an owner without a lease goes on.
 func TestWithoutLeasesItShows(t *testing.T) {
 	sc := newScene(t, 3, "PENSTOCK_CONTROL=meta-nolease")
 	sc.settle()
@@ -331,7 +330,7 @@ func TestWithoutLeasesItShows(t *testing.T) {
 	until(t, "another server takes the volume", func() bool { o := sc.owner(sc.vols[0]); return o != nil && o != m })
 	time.Sleep(2 * time.Second)
 	m.gate.heal()
-	// Most of what goes wrong is seen at once; some only when names are compared.
+	// Most violations are seen at once; some only when names are compared.
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && !sc.seenWrong(); time.Sleep(100 * time.Millisecond) {
 	}
 	wrong := sc.verify()

@@ -20,8 +20,8 @@ import (
 	"penstock.io/penstock/test/child"
 )
 
-// maker is a client in a process of its own: it makes files without a pause until
-// it is killed, and writes the name of each that was answered into a file.
+// maker is a client in a process of its own: the client makes files without a pause until the
+// kill, and writes each acknowledged name into a file.
 type maker struct {
 	Addrs  []string
 	Volume meta.VolumeID
@@ -53,11 +53,11 @@ func (k maker) Run() error {
 	}
 }
 
-// An owner stands still with an entry on its way to etcd. It is deposed; then
-// the entry arrives, while the next owner has not yet written one of that number,
-// since it waits for a client that does not come back. It must not get into the
-// journal, neither then nor when the owner wakes up and goes on with it: the next
-// owner has read to the end.
+// An owner stands still with an entry on its way to etcd. The owner is deposed; then the entry
+// arrives, while the next owner has not yet written an entry of the same number, since the next
+// owner waits for a client that does not come back. The entry must not get into the journal,
+// neither then nor when the first owner wakes up and goes on with the entry: the next owner has
+// read to the end.
 func TestLateCommit(t *testing.T) {
 	s := start(t, 2)
 	admin, err := s.dial(t.Context(), "admin", nil, slog.New(slog.DiscardHandler))
@@ -78,7 +78,7 @@ func TestLateCommit(t *testing.T) {
 	until(t, "an entry is on its way", func() bool {
 		old.gate.cut()
 		for range 50 {
-			// A renewal of the lease alone is smaller than that.
+			// A renewal of the lease alone is smaller.
 			if time.Sleep(10 * time.Millisecond); old.gate.holds() > 250 {
 				return true
 			}
@@ -118,7 +118,7 @@ func TestLateCommit(t *testing.T) {
 		}
 	}
 
-	// What is there was answered, or the last that was asked for.
+	// Each existing file was acknowledged, or is the last requested file.
 	k.Kill()
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *site) entries(t *testing.T, v meta.VolumeID) (all []journal.Entry) {
 	return all
 }
 
-// until waits for something that must come.
+// until waits for a required event.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(3 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {

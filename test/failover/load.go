@@ -14,8 +14,7 @@ import (
 	"penstock.io/penstock/meta/client"
 )
 
-// creator makes files in a volume's root, one after the other, and keeps a
-// ledger of what it was answered.
+// creator makes files in a volume's root, one after the other, and keeps a ledger of its answers.
 type creator struct {
 	*client.Session
 	name    string
@@ -42,7 +41,7 @@ func (c *creator) run(ctx context.Context) {
 		c.mu.Lock()
 		c.since = began
 		c.mu.Unlock()
-		// The call itself is never canceled: its outcome is to be known.
+		// The call itself is never canceled: the test must know the outcome.
 		r, err := c.Do(context.Background(), c.vol, meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644, Excl: true}, meta.LeaseNone)
 		took := time.Since(began)
 		if took > 50*time.Millisecond {
@@ -97,8 +96,8 @@ func (c *creator) reset() time.Duration {
 	return d
 }
 
-// check compares the ledger with the volume: nothing is lost, doubled or
-// changed, and nothing is there that nobody was told of.
+// check compares the ledger with the volume: nothing is lost, doubled or changed, and no file
+// exists without an answer.
 func (c *creator) check(ctx context.Context, by *client.Session) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +129,7 @@ func (c *creator) check(ctx context.Context, by *client.Session) error {
 	return nil
 }
 
-// list reads a volume's root directory. A name that comes twice is an error.
+// list reads a volume's root directory. A repeated name is an error.
 func list(ctx context.Context, by *client.Session, v meta.VolumeID) (map[string]meta.Ino, error) {
 	all := map[string]meta.Ino{}
 	for cookie := uint64(0); ; {
@@ -150,14 +149,14 @@ func list(ctx context.Context, by *client.Session, v meta.VolumeID) (map[string]
 	}
 }
 
-// counter is a number in an extended attribute that one session counts up. What
-// another reads may never be less than what was acknowledged before it asked.
+// counter is a number in an extended attribute that one session counts up. A reader may never get
+// less than the number acknowledged before the read.
 type counter struct {
 	vol   meta.VolumeID
 	ino   meta.Ino
 	acked atomic.Int64
 	reads atomic.Int64
-	hits  atomic.Int64 // reads from a cache that a lease allowed
+	hits  atomic.Int64 // reads from a cache under a lease
 
 	mu    sync.Mutex
 	wrong error
@@ -220,7 +219,7 @@ func (k *counter) read(ctx context.Context, s *client.Session) {
 }
 
 func (k *counter) get(ctx context.Context, s *client.Session, want meta.LeaseMode) (int64, error) {
-	// A lease comes with attributes; the counter is read after it.
+	// A lease comes with attributes; the counter is read after the lease.
 	if want != meta.LeaseNone {
 		if _, err := s.Do(ctx, k.vol, meta.OpID{}, &meta.GetAttr{Ino: k.ino}, want); err != nil {
 			return 0, err

@@ -24,8 +24,8 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// site is metadata servers on one etcd, each a process of its own that reaches
-// etcd through a gate.
+// site is metadata servers on one etcd, each a process of its own that reaches etcd through a
+// gate.
 type site struct {
 	binary string
 	dir    string
@@ -46,7 +46,7 @@ type server struct {
 	log  *os.File
 }
 
-// newSite starts n servers. What it gives is to be closed even with an error.
+// newSite starts n servers. The caller closes the site, even with an error.
 func newSite(binary, dir string, n int, env ...string) (*site, error) {
 	s := &site{binary: binary, dir: dir, env: env}
 	var err error
@@ -107,7 +107,7 @@ func (s *site) addrs() (l []string) {
 	return l
 }
 
-// owner finds the server that owns a volume, as etcd says; nil if none does.
+// owner finds the server that owns a volume by etcd's record; nil if none does.
 func (s *site) owner(v meta.VolumeID) *server {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -123,7 +123,7 @@ func (s *site) owner(v meta.VolumeID) *server {
 	return nil
 }
 
-// home is the server that should own a volume while all live.
+// home is the server that should own a volume while all servers live.
 func (s *site) home(v meta.VolumeID) *server {
 	var all []cluster.MetaServer
 	for _, m := range s.metas {
@@ -182,15 +182,15 @@ func (s *site) close() {
 	}
 }
 
-// gate is a Unix socket in front of another that can hold back what passes, in
-// both directions, as a network that lost its way does.
+// gate is a Unix socket in front of another socket; the gate can hold back the bytes of both
+// directions, as a broken network does.
 type gate struct {
 	path, to string
 	l        net.Listener
 	wg       sync.WaitGroup
 
 	mu    sync.Mutex
-	shut  chan struct{} // nil: open; else closed when it opens
+	shut  chan struct{} // nil: open; otherwise closed when the gate opens
 	held  int           // bytes held back towards the other
 	conns map[net.Conn]struct{}
 	done  bool
@@ -251,7 +251,7 @@ func (g *gate) copy(to, from net.Conn, onward bool) {
 	}
 }
 
-// cut holds everything back from now on; heal lets it pass.
+// cut holds everything back from now on; heal lets everything pass.
 func (g *gate) cut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -260,7 +260,7 @@ func (g *gate) cut() {
 	}
 }
 
-// holds tells how many bytes are held back on their way to the other.
+// holds returns the number of bytes held back on their way to the other side.
 func (g *gate) holds() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

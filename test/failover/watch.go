@@ -16,8 +16,8 @@ import (
 // written down: longer than any move of a volume takes.
 const stallLimit = 15 * time.Second
 
-// dumpStacks writes the stacks of this process and of all servers that answer to
-// a file, for whoever has to find out why a client waits. It gives its name.
+// dumpStacks writes the stacks of this process and of all servers that answer to a file, for a
+// person who looks for the cause of a wait, and returns the file's name.
 func (s *site) dumpStacks(why string) (string, error) {
 	f, err := os.CreateTemp("", "failover-stacks-")
 	if err != nil {
@@ -31,7 +31,7 @@ func (s *site) dumpStacks(why string) (string, error) {
 	for _, m := range s.metas {
 		fmt.Fprintf(f, "\n=== %s\n", m.name)
 		if err := m.stacks(f); err != nil {
-			fmt.Fprintln(f, err) // it may be dead, or stand still
+			fmt.Fprintln(f, err) // the server may be dead, or stand still
 		}
 	}
 	return f.Name(), nil

@@ -50,7 +50,7 @@ func (c *store) end() {
 	}
 }
 
-// replaced starts another in its place, with nothing of what it had.
+// replaced starts another chunk server in its place, with an empty disk.
 func (c *store) replaced(name string) error {
 	c.end()
 	if err := os.RemoveAll(c.dir()); err != nil {
@@ -60,7 +60,7 @@ func (c *store) replaced(name string) error {
 	return c.start()
 }
 
-// kept is a file of a writer; each of its words tells which file it is and where.
+// kept is a file of a writer; each of its words tells its file and place.
 type kept struct {
 	ino          meta.Ino
 	seed         uint64
@@ -76,19 +76,19 @@ func (f *kept) bytes(off uint64, n int) []byte {
 	return p
 }
 
-// keeper writes files of one kind, and notes what fsync said of them.
+// keeper writes files of one kind, and notes the results of fsync.
 type keeper struct {
 	name  string
 	v     *penstock.Volume
 	part  int           // bytes of a write
 	parts int           // of a file
-	rest  time.Duration // after each write: it is in a chunk, and not committed
+	rest  time.Duration // after each write: the bytes are in a chunk, and not committed
 	sync  int           // fsync after so many writes
 
 	mu    sync.Mutex
 	files []*kept
 	syncs int
-	since time.Time // when what is under way began
+	since time.Time // the beginning of the call under way
 	err   error
 }
 
@@ -179,13 +179,13 @@ func (k *keeper) verify(t *testing.T, v *penstock.Volume) {
 	t.Logf("%s: %d files, %d bytes, %d syncs", k.name, len(k.files), total, k.syncs)
 }
 
-// Writers of volumes with two replicas, on three chunk servers of two machines, go on
-// while servers of both kinds are killed, stand still and are replaced, one after the
-// other and at once: they see pauses, and no error. Nothing that has a record is
-// collected, however soon what has none is, and every byte is there in the end.
+// Writers of volumes with two replicas, on three chunk servers of two machines, go on while
+// servers of both kinds are killed, stand still and are replaced, one after the other and at
+// once: the writers see pauses, and no error. No chunk with a record is collected, however soon
+// chunks without a record are, and every byte is readable in the end.
 func TestWritersSeePauses(t *testing.T) {
 	s := start(t, 2)
-	// What nothing needs is looked for all the time, and goes at once.
+	// Unneeded chunks are looked for all the time, and go at once.
 	hasty := []string{"--repair-grace", "500ms", "--repair-delay", "4s", "--repair-interval", "500ms", "--list-interval", "1s"}
 	for _, m := range s.metas {
 		m.p.Kill()
@@ -238,7 +238,7 @@ func TestWritersSeePauses(t *testing.T) {
 		}
 		return v
 	}
-	// Each is alone in its volume, and has longer to come back on a busy machine.
+	// Each client is alone in its volume, and has longer to come back on a busy machine.
 	clients := map[string]*penstock.Client{}
 	ks := map[string][]*keeper{}
 	var all []*keeper

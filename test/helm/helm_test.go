@@ -1,6 +1,6 @@
-// Package helm renders the charts with helm itself, has helm judge them, and kustomize
-// the plain manifests. It is a module of its own: helm's engine takes 220 modules'
-// packages and over a minute of processor time to build.
+// Package helm renders the charts with helm itself, has helm judge the charts, and kustomize the
+// plain manifests. The package is a module of its own: helm's engine takes 220 modules' packages
+// and over a minute of processor time to build.
 package helm
 
 import (
@@ -28,7 +28,7 @@ const (
 	plain   = "../../deploy/kubernetes"
 )
 
-// given are the values that must be given, of each chart.
+// given are the required values of each chart.
 var given = map[string]string{driver: "cluster: [meta1.example.com:7400]", servers: ""}
 
 func values(t *testing.T, texts ...string) map[string]any {
@@ -39,12 +39,12 @@ func values(t *testing.T, texts ...string) map[string]any {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = chartutil.MergeTables(v, all) // the later ones count
+		all = chartutil.MergeTables(v, all) // the later values count
 	}
 	return all
 }
 
-// render is what helm installs: files by the path of their template.
+// render returns the files that helm installs, by the path of their template.
 func render(t *testing.T, path string, v map[string]any) (map[string]string, error) {
 	t.Helper()
 	chart, err := loader.Load(path)
@@ -61,7 +61,7 @@ func render(t *testing.T, path string, v map[string]any) (map[string]string, err
 	return engine.Engine{Strict: true}.Render(chart, scope)
 }
 
-// objects are what files hold, by kind and name.
+// objects are the objects in files, by kind and name.
 func objects(t *testing.T, files map[string]string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -93,7 +93,7 @@ func objects(t *testing.T, files map[string]string) map[string]string {
 	return all
 }
 
-// TestManifestsAreHelms: the plain manifests are what helm makes of the charts.
+// TestManifestsAreHelms: the plain manifests equal helm's output for the charts.
 func TestManifestsAreHelms(t *testing.T) {
 	for path, plain := range map[string]string{driver: plain, servers: plain + "/cluster"} {
 		out, err := render(t, path, values(t, given[path]))
@@ -143,8 +143,8 @@ func try(t *testing.T) string {
 	return string(b)
 }
 
-// TestValues: values that people give make helm write objects, those that they ask for
-// among them and not those that they switch off, with what they say in them.
+// TestValues: with given values helm writes objects, with the objects switched on and without the
+// objects switched off, and the values are in the objects.
 func TestValues(t *testing.T) {
 	for name, c := range map[string]struct {
 		chart, values string
@@ -203,8 +203,8 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestRefused: values that the charts do not have, or that can't work, are refused before
-// anything is installed, with their name or what to do.
+// TestRefused: unknown values, and values that can't work, are refused before anything is
+// installed, with the value's name or the remedy.
 func TestRefused(t *testing.T) {
 	for _, c := range []struct{ chart, values, why string }{
 		{driver, "cluster: []", "where metadata servers are"},
@@ -233,7 +233,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// kustomize is what `kubectl apply -k` applies.
+// kustomize returns the objects that `kubectl apply -k` applies.
 func kustomize(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	o := krusty.MakeDefaultOptions()
@@ -248,9 +248,9 @@ func kustomize(t *testing.T, dir string) map[string]string {
 	return objects(t, map[string]string{"all.yaml": string(b)})
 }
 
-// TestKustomize: the plain manifests are applied as they stand, with the component that
-// leaves snapshots out, where their CRDs are not there, with that of groups of them and
-// with that of nodes' labels.
+// TestKustomize: the plain manifests are applied unchanged, with the component that leaves
+// snapshots out where the snapshot CRDs are missing, with the component for group snapshots, and
+// with the component for nodes' labels.
 func TestKustomize(t *testing.T) {
 	all := kustomize(t, plain)
 	if all["DaemonSet/penstock-node"] == "" || all["VolumeSnapshotClass/penstock"] == "" || !strings.Contains(all["Deployment/penstock-controller"], "name: snapshotter") {

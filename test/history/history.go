@@ -1,11 +1,4 @@
-// Package history owns the checks of what several clients were told at once.
-//
-// Operations on names of one directory, made by several processes or mounts, must
-// be linearizable: every answer is explained by some order of them (Porcupine).
-// Operations whose outcome nobody knows, since the mount or what is behind it
-// failed meanwhile, may have happened at any later moment, or never.
-//
-// The answers to producers and consumers of streams must keep the rules of Stream.
+// Package history owns the checks of the answers that several clients got at once.
 package history
 
 import (
@@ -44,18 +37,18 @@ type (
 	}
 	answer struct {
 		err error  // an errno, or nil
-		ino uint64 // of the object that was made or found
-		// open: the call failed with an error that says nothing of its outcome.
+		ino uint64 // of the made or found object
+		// open: the call failed with an error that leaves its outcome open.
 		open bool
 	}
 	binding struct {
 		name string
 		ino  uint64
 	}
-	// directory is the state; Porcupine never changes one in place.
+	// directory is the state; Porcupine never changes a state in place.
 	directory struct {
 		names map[string]uint64
-		ever  map[binding]bool // all that names ever stood for
+		ever  map[binding]bool // all objects that a name ever had
 	}
 )
 
@@ -69,17 +62,16 @@ func (s directory) set(change func(n map[string]uint64)) directory {
 	return next
 }
 
-// whoKnows stands for the inode of an object that a call of unknown outcome made,
-// until a lookup tells.
+// whoKnows stands for the inode of an object that a call of unknown outcome made, until a lookup
+// returns the inode.
 const whoKnows = 0
 
-// step gives the states that a call with this answer can lead to; none means
-// that the answer is wrong.
+// step returns the states that a call with this answer can lead to; none means a wrong answer.
 func (s directory) step(c call, out answer, twoMounts bool) []directory {
 	a, haveA := s.names[c.a]
 	b, haveB := s.names[c.b]
 	if out.open {
-		// It did nothing, or what it does when it succeeds.
+		// The call did nothing, or had the effect of a success.
 		return append(s.strictly(c, answer{ino: whoKnows}, a, b, haveA, haveB), s)
 	}
 	if twoMounts && haveB {
@@ -181,14 +173,13 @@ func do(dir string, c call) answer {
 	panic("no such operation: " + c.op)
 }
 
-// definite are the errors of calls that the file system refused, and did not do.
+// definite are the errors of calls that the file system refused without effect.
 var definite = []error{unix.ENOENT, unix.EEXIST, unix.EINVAL, unix.ENOTDIR, unix.EISDIR, unix.EPERM, unix.EACCES, unix.ENOSPC, unix.EDQUOT}
 
-// Run crosses creates, renames, exchanges and unlinks of a few names in one
-// directory, given by its paths on one mount or two: two threads a path, and at
-// the end a lookup of every name by each. Open outcomes are allowed if what is
-// below the mounts may fail; without, an unexpected error explains nothing.
-// observe, if not nil, hears of each call.
+// Run crosses creates, renames, exchanges and unlinks of a few names in one directory, given by
+// its paths on one mount or two: two threads a path, and at the end a lookup of every name by
+// each thread. Open outcomes are allowed if the system below the mounts may fail; otherwise an
+// unexpected error explains nothing. observe, if not nil, hears of each call.
 func Run(a, b string, seed uint64, mayFail bool, observe func(time.Duration, error)) []porcupine.Operation {
 	const perThread = 15
 	all := []string{"a", "b", "c", "d"}
@@ -211,7 +202,7 @@ func Run(a, b string, seed uint64, mayFail bool, observe func(time.Duration, err
 		defer mu.Unlock()
 		op := porcupine.Operation{ClientId: client, Input: c, Call: int64(begin), Output: out, Return: int64(end)}
 		if out.open {
-			// It ends after everything else, and its thread is another one from here.
+			// The call ends after everything else, and its thread is another from here on.
 			opened++
 			op.ClientId, op.Return = 100+opened, math.MaxInt64
 		}
@@ -240,8 +231,8 @@ func Run(a, b string, seed uint64, mayFail bool, observe func(time.Duration, err
 	return history
 }
 
-// Check demands that some order of the operations explains all answers. A check
-// that takes longer than a minute counts as failed.
+// Check demands that some order of the operations explains all answers. A check that takes longer
+// than a minute counts as failed.
 func Check(history []porcupine.Operation, twoMounts bool) error {
 	result := porcupine.CheckOperationsTimeout(directoryModel(twoMounts), history, time.Minute)
 	switch result {

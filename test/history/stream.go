@@ -64,10 +64,10 @@ type Stream struct {
 	positions  map[reader]*position
 	groups     map[reader]*progress
 	violations []error
-	more       int // violations that are not listed
+	more       int // violations beyond the list
 }
 
-// streamLog is what is known of a partition.
+// streamLog is the known state of a partition.
 type streamLog struct {
 	at  []Record // by offset; the zero value: unknown
 	end int64    // the log has at least this end
@@ -93,9 +93,9 @@ type position struct {
 	least int64  // the committed offset that the member must not go back behind
 }
 
-// progress is what is known of a group in a partition.
+// progress is the known state of a group in a partition.
 type progress struct {
-	known   int64          // a committed offset that the group has at least; -1: none
+	known   int64          // the least committed offset of the group; -1: none
 	tried   map[int64]bool // offsets that members have sent as commits; true: not acknowledged
 	covered int64          // all records before were delivered
 }
@@ -105,7 +105,7 @@ func NewStream() *Stream {
 	return &Stream{logs: map[Partition]*streamLog{}, sent: map[Record]*sentRecord{}, positions: map[reader]*position{}, groups: map[reader]*progress{}}
 }
 
-// mostViolations bounds the violations that are listed.
+// mostViolations bounds the listed violations.
 const mostViolations = 20
 
 func (s *Stream) violated(format string, args ...any) {
@@ -116,7 +116,7 @@ func (s *Stream) violated(format string, args ...any) {
 	s.violations = append(s.violations, fmt.Errorf("DATA: "+format, args...))
 }
 
-// Err returns the violations that were seen until now.
+// Err returns the violations so far.
 func (s *Stream) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,10 +149,10 @@ func (s *Stream) group(name string, p Partition) *progress {
 	return g
 }
 
-// Promise is what a log promises a producer.
+// Promise is the promise of a log to a producer.
 type Promise int
 
-// What producers are promised.
+// The promises to producers.
 const (
 	// Any: a record may be in the log repeatedly, and behind later records: the producer sends the record
 	// again, perhaps to another leader, and does not wait for the end of the first request.
@@ -184,7 +184,7 @@ func (s *Stream) Acknowledged(r Record, offset int64) {
 	}
 }
 
-// see notes that somebody was told that an offset has a record.
+// see notes that a client was told of a record at an offset.
 func (s *Stream) see(who string, p Partition, offset int64, r Record) {
 	x := s.sent[r]
 	if x == nil || x.to != p {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestStreamRules plants one violation of each rule in a history that is right otherwise. The
-// check must find the violation, and nothing in the history without the violation.
+// TestStreamRules plants one violation of each rule in an otherwise right history. The check must
+// find the violation, and nothing in the history without the violation.
 func TestStreamRules(t *testing.T) {
 	p := Partition{"t", 0}
 	a, b := func(n int64) Record { return Record{"a", n} }, func(n int64) Record { return Record{"b", n} }
@@ -123,7 +123,7 @@ func TestStreamOrder(t *testing.T) {
 	}
 }
 
-// TestLateCommit: a commit without an answer may come late, and only that.
+// TestLateCommit: a commit without an answer may come late, and no other commit may.
 func TestLateCommit(t *testing.T) {
 	p := Partition{"t", 0}
 	s := NewStream()

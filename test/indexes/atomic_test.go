@@ -16,7 +16,7 @@ import (
 
 var snapshots = flag.Int("snapshots", 4, "how many snapshots are taken while two mounts write; after half of them the metadata server is killed")
 
-// linked is one kind of counter: set makes it n in a directory, get tells what it is.
+// linked is a kind of counter: set sets the counter to n in a directory, get reads the counter.
 type linked struct {
 	name  string
 	begin func(dir string) error
@@ -24,7 +24,7 @@ type linked struct {
 	get   func(dir string) (int, error)
 }
 
-// only finds the number of the one name in a directory that begins with a prefix.
+// only finds the number of the single name in a directory that begins with a prefix.
 func only(dir, prefix string) (int, error) {
 	l, err := os.ReadDir(dir)
 	if err != nil {
@@ -90,11 +90,11 @@ var linkedKinds = []linked{
 		}},
 }
 
-// TestAtomicOverMounts: one process writes through a mount, then one through another
-// what says that the first was done: counters in files, chains of renames, lengths,
-// links. Each snapshot that is taken meanwhile is a state that existed: what had
-// returned is in it, and never the second without the first; also when the metadata
-// server is killed while they write.
+// TestAtomicOverMounts: a process writes through a mount, then a process on another mount writes
+// that the first write was done: counters in files, chains of renames, lengths, links. Each
+// snapshot taken meanwhile is a state that existed: a snapshot has every change that had
+// returned, and never the second change without the first; also when the metadata server is
+// killed during the writes.
 func TestAtomicOverMounts(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "data")

@@ -1,6 +1,6 @@
-// Package indexes proves that mounts of snapshots answer from indexes, with real
-// processes: what they answer, what they ask, and what damage and dead servers do;
-// and that snapshots which are taken while mounts write are states that existed.
+// Package indexes proves that mounts of snapshots answer from indexes, with real processes: the
+// answers, the requests to servers, and the effect of damage and dead servers; and that snapshots
+// taken while mounts write are states that existed.
 package indexes
 
 import (
@@ -88,7 +88,7 @@ func (r *rig) mount(source, name string, more ...string) *mounted {
 
 func (m *mounted) end() { m.Kill(); spawn.Unmount(m.at) }
 
-// state is what the mount says of the index of its snapshot.
+// state is the state of the snapshot's index by the mount.
 func (m *mounted) state() string {
 	b := make([]byte, 4096)
 	n, err := unix.Getxattr(m.at, "penstock.index", b)
@@ -108,7 +108,7 @@ func (m *mounted) await(state string) {
 	})
 }
 
-// metrics reads what a process counts.
+// metrics reads a process's metrics.
 func (r *rig) metrics(name string) (map[string]float64, error) {
 	return program.Metrics(strings.TrimPrefix(r.socket(name), "unix:"))
 }
@@ -133,7 +133,7 @@ func (r *rig) must(err error) {
 	}
 }
 
-// name draws bytes that a name may have.
+// name draws the bytes of a valid name.
 func name(rng *rand.Rand) string {
 	b := make([]byte, 1+rng.IntN(30))
 	for i := range b {
@@ -204,8 +204,8 @@ func (r *rig) fill(root string, rng *rand.Rand) {
 	}
 }
 
-// look tells all that can be asked about a tree: of every name in any directory
-// what stat, readlink, the extended attributes and, with bytes, reading say.
+// look collects all that can be asked about a tree: of every name in any directory the results of
+// stat, readlink, the extended attributes and, with bytes, reading.
 func look(root string, contents bool) (map[string]string, error) {
 	all := map[string]string{}
 	err := filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
@@ -217,7 +217,7 @@ func look(root string, contents bool) (map[string]string, error) {
 			return fmt.Errorf("%q: %w", p, err)
 		}
 		if p == root {
-			st.Ino = 0 // each mount's root is its own
+			st.Ino = 0 // each mount's root has a number of its own
 		}
 		says := fmt.Sprintf("%o %d %d:%d rdev %d size %d blocks %d ino %d times %v %v %v", st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, st.Size, st.Blocks, uint32(st.Ino), st.Atim, st.Mtim, st.Ctim)
 		buf := make([]byte, 1<<16)
@@ -254,7 +254,7 @@ func look(root string, contents bool) (map[string]string, error) {
 			}
 			defer f.Close()
 			h := sha256.New()
-			for off := int64(0); off < st.Size; { // holes are skipped as lseek finds them
+			for off := int64(0); off < st.Size; { // holes are skipped as lseek reports holes
 				at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 				if errors.Is(err, unix.ENXIO) {
 					break
@@ -306,8 +306,8 @@ func (r *rig) fsck(volume string) {
 	}
 }
 
-// A mount of a snapshot that has its index says exactly what metadata servers
-// say, asks them nothing, goes on without them, and does not believe damage.
+// A mount of a snapshot with an index answers exactly as metadata servers do, asks the servers
+// nothing, goes on without servers, and does not believe damage.
 func TestIndexedMount(t *testing.T) {
 	r := newRig(t)
 	r.Must("volume", "create", "d", "--attach", "/d")
@@ -350,7 +350,7 @@ func TestIndexedMount(t *testing.T) {
 		t.Errorf("DATA: through a mount of a directory: %q, %v", b, err)
 	}
 
-	// Without a metadata server: a mount that nobody has looked at yet.
+	// Without a metadata server: a mount without an earlier look.
 	third := r.mount("d@s:/", "alone")
 	third.await("ready")
 	r.meta.Kill()
@@ -369,7 +369,7 @@ func TestIndexedMount(t *testing.T) {
 		m.end()
 	}
 
-	// Damage. Where it is seen when the index is opened, it is fetched again.
+	// Damage found at the opening of the index makes the mount fetch the index again.
 	r.flip(4096 - 1)
 	head := r.mount("d@s:/", "head")
 	head.await("ready")
@@ -378,7 +378,7 @@ func TestIndexedMount(t *testing.T) {
 	}
 	r.same("after a damaged header", r.look(head, true), want)
 	head.end()
-	// In the middle it is seen when it is looked at, and metadata servers answer.
+	// Damage in the middle is found when the record is read, and metadata servers answer.
 	r.flip(4096 + 96*3)
 	body := r.mount("d@s:/", "body")
 	r.same("with a damaged index", r.look(body, true), want)
@@ -413,7 +413,7 @@ func TestIndexedMount(t *testing.T) {
 	r.fsck("d")
 }
 
-// flip changes a byte of the one index on the disk.
+// flip changes a byte of the only index on the disk.
 func (r *rig) flip(off int64) {
 	r.T.Helper()
 	l, err := filepath.Glob(filepath.Join(r.index, "*.index"))
@@ -547,7 +547,7 @@ func (r *rig) figure(what string, n int, source string, more ...string) (asked f
 	return asked
 }
 
-// cpuOf is the processor time that a process has used.
+// cpuOf is the processor time of a process.
 func cpuOf(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -560,7 +560,7 @@ func cpuOf(t testing.TB, pid int) time.Duration {
 	return time.Duration(user+system) * time.Second / 100
 }
 
-// rssOf is the memory of a process, with what it maps of files.
+// rssOf is the memory of a process, with mapped files.
 func rssOf(t testing.TB, pid int) int64 {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// requests reads what the kernel asked a mount for, by operation.
+// requests counts the kernel's requests to a mount, by operation.
 func (m *mounted) requests() map[string]int {
 	m.r.T.Helper()
 	f, err := os.Open(filepath.Join(m.at, ".penstock", "requests"))
@@ -77,7 +77,7 @@ func TestSecondWalk(t *testing.T) {
 	walk()
 	now, more, seconds := m.requests(), r.calls()-calls, int(time.Since(began)/time.Second)
 	t.Logf("%v, then %v; %v calls to the metadata server", was, now, more)
-	// Asked for, each second: .snapshot and its entry.
+	// Each second the kernel asks for .snapshot and its entry.
 	for _, op := range []string{"lookup", "getattr", "statx", "read", "readdir", "readdirplus"} {
 		most := 4 + 4*seconds
 		if strings.HasPrefix(op, "readdir") { // of each directory, until its end

@@ -67,8 +67,8 @@ func anchors(page string) map[string]bool {
 	return all
 }
 
-// badLinks tells which links lead nowhere, and which pages no links lead to from
-// README.md. there says whether a file that is no page is there.
+// badLinks lists links without a target, and pages that no links lead to from README.md. there
+// reports whether a file other than a page exists.
 func badLinks(pages map[string]string, there func(string) bool) (bad []string) {
 	reached, next := map[string]bool{"README.md": true}, []string{"README.md"}
 	for len(next) > 0 {
@@ -142,8 +142,8 @@ var (
 	cited     = regexp.MustCompile(`\b[Rr]ules? (\d+)`)
 )
 
-// TestDocumentsNameWhatIsThere: the tests and files that pages name, and the rules
-// that sources and pages cite by number, are there.
+// TestDocumentsNameWhatIsThere: the tests and files that pages name, and the rules that sources
+// and pages cite by number, exist.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	functions, pages := map[string]bool{}, documents(t)
 	rules := ruleNumbers(pages["docs/rules.md"])
@@ -172,7 +172,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 	}
-	for name, page := range pages { // in any order: each for itself
+	for name, page := range pages { // in any order: each is independent
 		cites(name, page)
 		for _, m := range namedTest.FindAllStringSubmatch(page, -1) {
 			begins := func(f string) bool { return strings.HasPrefix(f, m[1]) } // "TestPull*", "TestBulk..."

@@ -7,18 +7,17 @@ package layers
 // Module is the module's path.
 const Module = "penstock.io/penstock"
 
-// row says what one folder may import of this module. Paths are relative to
-// the module, "." is the client library at its root, and "meta/*" stands for
-// the package and all below it.
+// row lists the imports that a folder may have of this module. Paths are relative to the module,
+// "." is the client library at the root, and "meta/*" stands for the package and all packages
+// below.
 type row struct {
 	path    string
 	imports []string
 	why     string
 }
 
-// table is the layout, lowest first. A folder without a row is an error, so
-// that a new package says where it stands. Where several rows match, the
-// longest path wins.
+// table is the layout, lowest first. A folder without a row is an error, so that a new package
+// declares its place. Where several rows match, the longest path wins.
 var table = []row{
 	{"meta", nil, "words come first: everybody speaks them, so they import the standard library only"},
 	{"meta/namespace", []string{"meta"}, "the state machine is replayed bit by bit: it sees a store, a context and an operation"},
@@ -110,9 +109,9 @@ var outside = []struct {
 	{"github.com/prometheus", []string{"cmd", "csi", "meta/server", "chunkserver/server", "fuse"}, "metrics are served by roles"},
 }
 
-// neither are folders below those of outside that may not import its module.
+// neither are folders below the folders of outside that may not import the module.
 var neither = map[string][]string{
-	"github.com/hanwen/go-fuse": {"fuse/hold", "fuse/kernel"}, // they live on when the protocol's server has ended
+	"github.com/hanwen/go-fuse": {"fuse/hold", "fuse/kernel"}, // both live on when the protocol's server has ended
 }
 
 // standardOnly are packages that import nothing but the standard library and

@@ -111,13 +111,13 @@ func (f *folder) names(keep func(string) bool) []string {
 	return names
 }
 
-// within reports whether path is folder or below it.
+// within reports whether path is folder or below.
 func within(path, folder string) bool {
 	return path == folder || strings.HasPrefix(path, folder+"/")
 }
 
-// rowOf finds the row for a folder: its own, or the closest one above it where
-// the folder is part of cmd or test.
+// rowOf finds the row for a folder: its own, or the closest row above where the folder is part of
+// cmd or test.
 func rowOf(path string) (row, bool) {
 	best, found := row{}, false
 	for _, r := range table {
@@ -147,7 +147,7 @@ func imports(file *ast.File) []string {
 	for _, spec := range file.Imports {
 		p, err := strconv.Unquote(spec.Path.Value)
 		if err != nil {
-			panic(err) // the parser accepted it
+			panic(err) // the parser accepted the literal
 		}
 		list = append(list, p)
 	}
@@ -192,9 +192,8 @@ func TestImportsPointOneWay(t *testing.T) {
 	}
 }
 
-// TestTableIsOrdered: a row may only allow rows that stand before it, so the
-// table itself can't hold a cycle. (The embedded etcd is the exception: it is
-// what the etcd log's tests run on.)
+// TestTableIsOrdered: a row may only allow earlier rows, so the table itself can't hold a cycle.
+// (The embedded etcd is the exception: the etcd log's tests run on the embedded etcd.)
 func TestTableIsOrdered(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range table {
@@ -231,7 +230,7 @@ func TestPurePackages(t *testing.T) {
 	}
 }
 
-// impurities lists what a file of a pure package must not have.
+// impurities lists the forbidden parts of a file of a pure package.
 func impurities(file *ast.File, info *types.Info) []string {
 	var found []string
 	report := func(n ast.Node, format string, a ...any) {
@@ -262,8 +261,8 @@ func impurities(file *ast.File, info *types.Info) []string {
 	return found
 }
 
-// TestImpuritiesAreSeen is the control of the test above: planted ones are
-// found, and nothing else is.
+// TestImpuritiesAreSeen is the control of the test above: impurities finds the planted faults,
+// and nothing else.
 func TestImpuritiesAreSeen(t *testing.T) {
 	const src = `package p
 import ("math/rand"; "os"; "slices"; "time")
@@ -299,8 +298,7 @@ func good(m map[int]int) (keys []int, d time.Duration) {
 	}
 }
 
-// walksMap reports whether a range goes over a map, or over maps.Keys, Values
-// or All of one.
+// walksMap reports whether a range goes over a map, or over maps.Keys, Values or All of a map.
 func walksMap(ranged types.Type, x ast.Expr) bool {
 	if ranged != nil {
 		if _, ok := ranged.Underlying().(*types.Map); ok {
@@ -319,8 +317,8 @@ func walksMap(ranged types.Type, x ast.Expr) bool {
 	return ok && pkg.Name == "maps" && slices.Contains([]string{"Keys", "Values", "All"}, sel.Sel.Name)
 }
 
-// sortedAfter tells for a loop whether something is sorted after it in the
-// innermost function around it.
+// sortedAfter reports for a loop whether a sort follows in the innermost function around the
+// loop.
 func sortedAfter(file *ast.File) func(ast.Node) bool {
 	type span struct{ lo, hi token.Pos }
 	var functions []span
@@ -362,8 +360,8 @@ func inCheck(file *ast.File, loop ast.Node) bool {
 	return false
 }
 
-// anyOrder reports whether a comment at the loop (on its line, or ending on
-// the line above) says that its order does not matter.
+// anyOrder reports whether a comment at the loop (on the same line, or ending on the line above)
+// declares that the order does not matter.
 func anyOrder(file *ast.File, loop ast.Node) bool {
 	line := fset.Position(loop.Pos()).Line
 	for _, c := range file.Comments {
@@ -467,8 +465,7 @@ func TestInterfacesAreNarrow(t *testing.T) {
 	}
 }
 
-// TestNoTestIsSkipped: a test that is not run guards nothing; what it needs is
-// in deps.txt.
+// TestNoTestIsSkipped: a skipped test guards nothing; the needs of tests are in deps.txt.
 func TestNoTestIsSkipped(t *testing.T) {
 	for _, f := range load(t) {
 		for _, name := range f.names(func(name string) bool { return strings.HasSuffix(name, "_test.go") || within(f.path, "test") }) {

@@ -17,7 +17,7 @@ import (
 // hundreds of methods, or files that all call each other; the counts show both. All counts but
 // InTests leave out the files *_test.go.
 type Shape struct {
-	Path     string // of the folder, relative to the root that was measured
+	Path     string // of the folder, relative to the measured root
 	Types    map[string]*TypeShape
 	Names    int                // exported types, functions and variables
 	Arrows   map[[2]string]bool // from a calling file to each other file whose functions the first file calls
@@ -36,15 +36,15 @@ func (c Comments) Percent() int {
 	return (100*c.Pronouns + c.Words - 1) / max(c.Words, 1)
 }
 
-// A TypeShape is what can be counted of one type.
+// A TypeShape counts the parts of a type.
 type TypeShape struct {
 	Fields  int
 	Methods int
-	Files   int // that have a method of it
-	Locked  int // files that lock a mutex of it
+	Files   int // with methods of the type
+	Locked  int // files that lock a mutex of the type
 }
 
-// Back counts the arrows that run back: the called file calls the other one, too.
+// Back counts the arrows that run back: the called file calls the calling file, too.
 func (s *Shape) Back() int {
 	n := 0
 	for a := range s.Arrows {
@@ -213,9 +213,9 @@ func (m *measuring) declare(d *ast.GenDecl) {
 	}
 }
 
-// calls adds the arrows of one function and the mutexes that the function locks. Nothing is
+// calls adds the arrows of a function and the mutexes that the function locks. Nothing is
 // type-checked: the types of receivers and parameters are known, and a call on any other
-// expression counts only if all methods of that name lie in one file of the package.
+// expression counts only if all methods of the name lie in the same file of the package.
 func (m *measuring) calls(file string, in *ast.File, f *ast.FuncDecl) {
 	known := map[string]string{}
 	for _, list := range []*ast.FieldList{f.Recv, f.Type.Params} {

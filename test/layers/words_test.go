@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-// Where bytes that a test compares are nobody's data: formats that a test of
-// their own codes again, certificates, configuration.
+// Places where a test compares bytes that are no user's data: formats that a test codes again,
+// certificates, configuration.
 var notData = []string{
 	"chunkserver/wire", "cmd/...", "csi/...", "fuse/conn_test.go", "meta", "meta/admin/...", "meta/cluster/...", "meta/journal", "meta/keep", "meta/peer",
 	"test/deploy", "test/helm/...", "test/k8s/...", "test/layers", "test/mirror/readers_test.go", "test/sim/...", "test/verdict/...",
 }
 
-// A test that finds other bytes than were written says DATA:, so that nobody takes
-// it for a slow moment's fault (test/verdict).
+// A test that finds other bytes than were written reports DATA:, so that no reader takes the
+// failure for a slow moment's fault (test/verdict).
 func TestWrongBytesAreCalledSo(t *testing.T) {
 	seen := 0
 	for _, f := range load(t) {
@@ -76,11 +76,11 @@ func contains(n ast.Node, is func(ast.Node) bool) bool {
 	return found
 }
 
-// reports are the calls by which a test or its helper says what is wrong.
+// reports are the calls by which a test or its helper reports a failure.
 func reports(body *ast.BlockStmt) []*ast.CallExpr {
 	var calls []*ast.CallExpr
 	for _, st := range body.List {
-		// What an if inside says has a condition of its own.
+		// An if inside has a condition of its own.
 		if _, ok := st.(*ast.IfStmt); ok {
 			continue
 		}
@@ -101,7 +101,7 @@ func reports(body *ast.BlockStmt) []*ast.CallExpr {
 	return calls
 }
 
-// Nobody calls sync(2): it waits for every mount of the machine, also for one that
+// No program calls sync(2): the call waits for every mount of the machine, also for a mount that
 // stands still, and can't be killed meanwhile.
 func TestNobodySyncsTheMachine(t *testing.T) {
 	for _, f := range load(t) {

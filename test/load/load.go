@@ -18,7 +18,7 @@ import (
 
 // A Worker does one kind of work below one folder, and keeps a model of the folder: the
 // acknowledged operations, and how many of them are durable. After a crash Verify
-// compares the folder with the model: all durable operations must be there, and some
+// compares the folder with the model: the folder must have all durable operations, and some
 // prefix of the later operations must explain the rest.
 type Worker interface {
 	// Step does one operation or a few. An error means that the mount failed; the model
@@ -90,7 +90,7 @@ func (p progress) verified(found uint64) progress {
 }
 
 // Violation is an error that no working system causes: acknowledged bytes or names are
-// lost, or bytes are there that no worker wrote.
+// lost, or unwritten bytes appear.
 type Violation struct{ Text string }
 
 func (v *Violation) Error() string { return "DATA: " + v.Text }
@@ -109,10 +109,10 @@ type Load struct {
 // Options configures a load.
 type Options struct {
 	Seed uint64
-	// Over, if not nil, is asked after a sync has returned: if it returns true, the sync
-	// counts as not done. While a power cut passes through the kernel, a sync in flight
-	// may succeed without its bytes (ext4's shutdown does so in 7 of 100 cuts); with real
-	// power no program would have received that success.
+	// Over, if not nil, is asked after a sync has returned: if Over returns true, the sync counts
+	// as not done. While a power cut passes through the kernel, a sync in flight may succeed
+	// without its bytes (ext4's shutdown does so in 7 of 100 cuts); with real power no program
+	// would have received the success.
 	Over func() bool
 	// Each is the number of workers of each kind; 0 means 2.
 	Each int
@@ -211,9 +211,9 @@ func SyncDir(dir string) error {
 	return d.Sync()
 }
 
-// SyncAll makes all changes on the file system of a directory durable. sync(2) would wait
-// for every mount of the machine, also for a mount that stands still, and can't be killed
-// while it waits.
+// SyncAll makes all changes on the file system of a directory durable. sync(2) would wait for
+// every mount of the machine, also for a mount that stands still, and an interrupted caller can't
+// be killed.
 func SyncAll(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

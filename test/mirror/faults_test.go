@@ -72,8 +72,9 @@ func (m *machine) rate(target, to string) {
 	m.Must("mirror", "set", target, "--rate", to)
 }
 
-// TestPromoteDuringCopy promotes a target while a round fills it. The target has the contents
-// that its readers saw, can be written, and stays as it is; then it is made a mirror again.
+// TestPromoteDuringCopy promotes a target while a round fills the target. The target has the
+// contents that its readers saw, can be written, and keeps its contents; then the target is made
+// a mirror again.
 func TestPromoteDuringCopy(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -105,7 +106,7 @@ func TestPromoteDuringCopy(t *testing.T) {
 	if _, err := m.Ctl("mirror", "resume", "dst"); err == nil {
 		t.Error("a promoted mirror was resumed")
 	}
-	time.Sleep(3 * time.Second) // time enough for whoever would still fill it
+	time.Sleep(3 * time.Second) // time enough for a process that would still fill the target
 	if err := differ(mine, walk(t, dst)); err != nil {
 		t.Fatalf("a promoted volume changed by itself:\n%v", err)
 	}
@@ -146,8 +147,7 @@ func TestPromoteAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine := walk(t, dst)
-	// The record as the parts of a promotion leave it that ended before it told
-	// that it did its part.
+	// The record after an interrupted promotion, whose parts were done and not reported.
 	mirrors, err := m.c.Mirrors()
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestPromoteAgain(t *testing.T) {
 		if _, err := m.Ctl("mirror", "resume", "dst"); err == nil {
 			t.Errorf("%s: a volume that is no target was resumed", state)
 		}
-		if state == meta.MirrorRunning { // who copies sees by itself what it must not fill
+		if state == meta.MirrorRunning { // the copier finds by itself the targets that it must not fill
 			m.Until("refused", func() error {
 				if r := m.mirror("dst"); r.Error == "" {
 					return errors.New("no error")
@@ -178,7 +178,7 @@ func TestPromoteAgain(t *testing.T) {
 			t.Fatalf("%s: promoting again changed a volume that is in use:\n%v", state, err)
 		}
 	}
-	// A round that was shown by somebody who died before the record said so.
+	// A round was shown by a process that died before the record said so.
 	m.rate("dst", "0")
 	m.Must("mirror", "resync", "dst", "--discard")
 	m.Must("mirror", "sync", "dst", "--wait")
@@ -223,7 +223,7 @@ func TestSourceDead(t *testing.T) {
 	m.rate("dst", "512K")
 	m.Must("mirror", "sync", "dst")
 	m.copying("dst")
-	// A process that stands still keeps its connections: nobody is told anything.
+	// A process that stands still keeps its connections: no peer learns anything.
 	stop(syscall.SIGSTOP)
 	began := time.Now()
 	m.Must("mirror", "promote", "dst", "--yes")
@@ -247,7 +247,7 @@ func TestSourceDead(t *testing.T) {
 	m.Must("mirror", "delete", "dst", "--yes", "--leave-source")
 }
 
-// held holds something up from when it has begun.
+// held delays an operation after the operation's beginning.
 type held struct{ begun, over chan struct{} }
 
 // TestPromoteWhileWaiting promotes while a round waits: for the connection to the source,
@@ -259,7 +259,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 	w.steps(10)
 	far.Must("volume", "create", "busy")
 	busy := newWriter(t, far.volume("busy"), 1)
-	// It copies in this process: it looks more often than the program does.
+	// The copier runs in this process: it looks more often than the program does.
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	var hold atomic.Pointer[held] // the next connection
@@ -303,7 +303,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 	if err := differ(old, walk(t, m.volume("dst"))); err != nil {
 		t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
 	}
-	m.rate("dst", "1G") // with any, its digests wait for their turn
+	m.rate("dst", "1G") // with any, the target's digests wait for their turn
 	m.Must("mirror", "resync", "dst", "--discard")
 	m.Must("mirror", "sync", "dst", "--wait")
 
@@ -313,7 +313,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 			t.Fatal("each time the digest was there too soon")
 		}
 		old := walk(t, m.volume("dst"))
-		// A server computes one digest at a time, at 64 MiB a second: another volume's
+		// A server computes one digest at a time, at 64 MiB a second: another volume's digest
 		// comes first.
 		busy.file(fmt.Sprint(try), 96<<20)
 		w.must(busy.v.SyncAll(ctx))
@@ -356,7 +356,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 	w.must(<-ended)
 }
 
-// TestStoppedCopier stops the process that copies for longer than its session lasts. Meanwhile
+// TestStoppedCopier stops the copying process for longer than its session lasts. Meanwhile
 // another process goes on, or the target is promoted. The first process wakes and changes
 // nothing.
 func TestStoppedCopier(t *testing.T) {
@@ -413,7 +413,7 @@ func TestStoppedCopier(t *testing.T) {
 	if err := syscall.Kill(first.PID(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // more rounds, beside what woke
+	for range 2 { // more rounds, beside the awakened process
 		w.steps(10)
 		m.Must("mirror", "sync", "one", "--wait")
 		r := m.mirror("one")
@@ -457,7 +457,7 @@ func TestPausedRound(t *testing.T) {
 	if r := m.mirror("dst"); r.State != meta.MirrorPaused || r.Round == nil {
 		t.Fatalf("%+v", r.Mirror)
 	}
-	// Who has the right to fill sees the live tree, and may change it.
+	// A session with the right to fill sees the live tree, and may change the tree.
 	dst, ctx := m.volume("dst"), t.Context()
 	lock := meta.Lock{Ino: meta.MirrorLock, Owner: 1, Type: meta.LockWrite, Flock: true, End: 1<<63 - 1}
 	m.Until("the copier let go", func() error { return dst.SetLock(ctx, lock, false) })
@@ -473,7 +473,8 @@ func TestPausedRound(t *testing.T) {
 	_, err = dst.Write(ctx, nil, e.Attr.Ino, p, 1000, false, false)
 	w.must(err)
 	w.must(dst.Fsync(ctx, e.Attr.Ino, false))
-	// A file of its source's time is not copied again. The pause may have come before that was set.
+	// A file with its source's time is not copied again. The pause may have come before the time
+	// was set.
 	theirs, err := src.Lookup(ctx, meta.RootIno, "b")
 	w.must(err)
 	_, err = dst.SetAttr(ctx, nil, meta.SetAttr{Ino: e.Attr.Ino, Mask: meta.SetMtime, Mtime: theirs.Attr.Mtime})
@@ -503,7 +504,7 @@ func TestPausedRound(t *testing.T) {
 
 // TestFlippedBeforeShown changes a byte on the disk after a round copied the byte and computed
 // its digest, and before the round was paused: readers see nothing of this round, and the
-// mirror's status says why.
+// mirror's status gives the reason.
 func TestFlippedBeforeShown(t *testing.T) {
 	t.Parallel()
 	m := newCluster(t)
@@ -525,12 +526,12 @@ func TestFlippedBeforeShown(t *testing.T) {
 	w.must(err)
 	w.file("big", 16<<20) // for longer than any command takes
 	m.Must("mirror", "sync", "dst")
-	// The chunk servers' data files have the bytes as they are.
+	// The chunk servers' data files have the plain bytes.
 	at := map[string]int64{}
 	m.Until("b is on the target's disk", func() error {
 		err := filepath.WalkDir(filepath.Join(m.Dir, "c2"), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || filepath.Ext(path) != ".data" {
-				return nil // gone since, or the log that readers do not see
+				return nil // gone since, or the log, which readers do not see
 			}
 			p, err := os.ReadFile(path)
 			if i := bytes.Index(p, secret[:1000]); err == nil && i >= 0 {
@@ -543,7 +544,7 @@ func TestFlippedBeforeShown(t *testing.T) {
 		}
 		return err
 	})
-	time.Sleep(2 * time.Second) // so that its time is set, and it is summed; if not, that is as good a round
+	time.Sleep(2 * time.Second) // so that its time is set, and its sum computed; a round without both is as good
 	m.Must("mirror", "pause", "dst")
 	if r := m.mirror("dst"); r.Round == nil || !r.Round.Copied.IsZero() {
 		t.Fatalf("it is over before it was paused: %+v", r.Mirror)
@@ -604,7 +605,7 @@ func TestWrongTurns(t *testing.T) {
 	r := m.mirror("b")
 	same(t, m.volume("c"), b, &r.Mirror)
 
-	// Readers of a target learn nothing of the tree that is being filled.
+	// Readers of a target learn nothing of the tree under the fill.
 	if _, err := m.Ctl("volume", "set", "b", "--events", "on"); err == nil {
 		t.Error("events of a target were switched on")
 	}
@@ -626,7 +627,7 @@ func TestWrongTurns(t *testing.T) {
 	m.Must("mirror", "delete", "d", "--yes")
 	m.Until("deleted", func() error { _, err := m.Ctl("volume", "delete", "d", "--yes"); return err })
 
-	// One that was promoted: its record goes before it, whatever is pinned.
+	// A promoted target: its record goes before the volume, whatever is pinned.
 	m.Must("mirror", "create", "src", "e")
 	m.Must("mirror", "promote", "e", "--yes")
 	e, err := m.operator().Snapshots(t.Context(), m.volume("e").ID())

@@ -43,20 +43,20 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// Those that run beside others mostly wait: for polls, rates, leases.
+	// Parallel tests mostly wait: for polls, rates, leases.
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
 	os.Exit(program.Main(m))
 }
 
-// machine is a 'penstock up' and a client of it.
+// machine is a 'penstock up' and a client of that cluster.
 type machine struct {
 	*program.Rig
 	dir   string
 	up    *spawn.Process
 	c     *penstock.Client
-	creds *peer.Credentials // nil: it is reached by a Unix socket
+	creds *peer.Credentials // nil: the cluster is reached by a Unix socket
 }
 
 func newMachine(t *testing.T) *machine {
@@ -117,9 +117,9 @@ func (m *machine) mirror(target string) (r struct {
 	return r
 }
 
-// ---- what a tree is
+// ---- the parts of a tree
 
-// walk describes everything that there is to see of a tree, times included.
+// walk describes everything visible in a tree, times included.
 func walk(t testing.TB, v *penstock.Volume) map[string]string {
 	t.Helper()
 	ctx := t.Context()
@@ -191,7 +191,7 @@ func walk(t testing.TB, v *penstock.Volume) map[string]string {
 	}
 	one("", root)
 	dir("", meta.RootIno)
-	for _, l := range names { // which names are one inode
+	for _, l := range names { // the names of the same inode
 		slices.Sort(l)
 		for _, path := range l {
 			all[path] += fmt.Sprintf(" names %q", l)
@@ -279,7 +279,7 @@ func (w *writer) must(err error) {
 
 func pick[T any](r *rand.Rand, l []T) T { return l[r.IntN(len(l))] }
 
-// newName is any bytes but those that no name has.
+// newName is any bytes except those forbidden in names.
 func (w *writer) newName() string {
 	w.n++
 	b := []byte(fmt.Sprintf("%x", w.n))
@@ -315,7 +315,7 @@ func (w *writer) bytes(n int) []byte {
 	return b
 }
 
-// step does one thing.
+// step does one operation.
 func (w *writer) step() {
 	w.t.Helper()
 	ctx, r := w.t.Context(), w.r
@@ -534,7 +534,7 @@ func TestReadMeanwhile(t *testing.T) {
 	same(t, src, dst, &first.Mirror)
 	w.steps(60)
 	seen := 0
-	// Where looking takes its time a round may be over before anybody does.
+	// Where looking takes its time, a round may be over before the first look.
 	for size := 8 << 20; seen == 0; size *= 2 {
 		if size > 128<<20 {
 			t.Fatal("each round was over before anybody looked")
@@ -701,8 +701,8 @@ func TestBytes(t *testing.T) {
 		w.must(err)
 		return &r
 	}
-	// In turn with plain TCP, so that what else the machine does hits both alike. Who
-	// waits asks in this process: commands would take a part of the processors.
+	// In turn with plain TCP, so that other work of the machine hits both alike. The wait is a
+	// call in this process: commands would take a part of the processors.
 	var ratios, costs []float64
 	targets := []string{"dst"}
 	for i := 1; i < *pairs; i++ {
@@ -778,8 +778,8 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// profile has each side's processor time profiled, if that is asked for, until the
-// function is called that it gives.
+// profile has each side's processor time profiled, if the command line asks, until the returned
+// function is called.
 func profile(t *testing.T, name string, sides ...*machine) (done func()) {
 	if *prof == "" {
 		return func() {}
@@ -790,7 +790,7 @@ func profile(t *testing.T, name string, sides ...*machine) (done func()) {
 			c := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(m.dir, "admin.sock"))
 			}}}
-			// Longer than a round takes: what it used is told apart by what it did.
+			// Longer than a round takes: the profile's functions tell the round's part apart.
 			r, err := c.Get("http://admin/debug/pprof/profile?seconds=8")
 			if err != nil {
 				t.Error(err)
@@ -809,7 +809,7 @@ func profile(t *testing.T, name string, sides ...*machine) (done func()) {
 	return wg.Wait
 }
 
-// cpuOf is the processor time that a process has used.
+// cpuOf is the processor time of a process.
 func cpuOf(t *testing.T, pid int) time.Duration {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -821,10 +821,10 @@ func cpuOf(t *testing.T, pid int) time.Duration {
 	return time.Duration(user+system) * time.Second / 100
 }
 
-// memory takes n bytes and more of the machine's memory for files, and gives them free
-// when the function is called. Memory that a virtual machine has not used for seconds
-// its host may have to find first, which can cost more than all the rest of a copy.
-// Where n is small, and no figures are looked at, it does nothing.
+// memory takes n bytes and more of the machine's memory for files, and frees the memory when the
+// returned function is called. The host of a virtual machine may first have to find memory that
+// the virtual machine has not used for seconds, which can cost more than all the rest of a copy.
+// Where n is small, and no figures are wanted, memory does nothing.
 func memory(t *testing.T, n int64) (free func()) {
 	if n < 256<<20 {
 		return func() {}
@@ -846,7 +846,7 @@ func memory(t *testing.T, n int64) (free func()) {
 	}
 }
 
-// plainCopy sends n bytes through a TCP connection into a file, and syncs it.
+// plainCopy sends n bytes through a TCP connection into a file, and syncs the file.
 func plainCopy(t *testing.T, n uint64, block []byte) time.Duration {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

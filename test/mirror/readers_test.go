@@ -39,7 +39,7 @@ func TestStoppedReader(t *testing.T) {
 	ctx, dst := t.Context(), m.volume("dst")
 	e, err := dst.Lookup(ctx, meta.RootIno, "f")
 	w.must(err)
-	// Whatever else holds a read up for so long does not do so three times.
+	// Any other cause that delays a read for so long does not do so three times.
 	const most = 2 * time.Second
 	for try := 0; ; try++ {
 		want := w.bytes(1000 + try)
@@ -99,7 +99,7 @@ func TestStoppedReader(t *testing.T) {
 	}
 }
 
-// TestBehind: the number of bytes that the next round would send is told before the round, for
+// TestBehind: the mirror reports the number of bytes of the next round before the round, for
 // files of every kind. A round under way keeps to a rate that is set meanwhile.
 func TestBehind(t *testing.T) {
 	t.Parallel()
@@ -114,8 +114,8 @@ func TestBehind(t *testing.T) {
 		_, err := w.v.Write(ctx, nil, holes, w.bytes(5000), int64(i)<<20, false, false)
 		w.must(err)
 	}
-	w.must(w.v.SyncAll(ctx))                                  // what is buffered for longer than a second comes after a snapshot
-	m.Must("mirror", "create", "src", "dst", "--rate", "64K") // it would take minutes
+	w.must(w.v.SyncAll(ctx))                                  // bytes buffered for longer than a second come after a snapshot
+	m.Must("mirror", "create", "src", "dst", "--rate", "64K") // the round would take minutes
 	m.copier()
 	m.copying("dst")
 	if lag := m.mirror("dst").LagSeconds; lag != -1 {
@@ -136,7 +136,7 @@ func TestBehind(t *testing.T) {
 		return nil
 	})
 	lock := meta.Lock{Ino: meta.MirrorLock, Owner: 1, Type: meta.LockWrite, Flock: true, End: 1<<63 - 1}
-	m.Until("the copier let go", func() error { return m.volume("dst").SetLock(ctx, lock, false) }) // it looks when it begins again
+	m.Until("the copier let go", func() error { return m.volume("dst").SetLock(ctx, lock, false) }) // the copier looks when the copier begins again
 	lock.Type = meta.LockUnlock
 	w.must(m.volume("dst").SetLock(ctx, lock, false))
 	w.file("new", 300<<10)

@@ -8,9 +8,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestResumedSendsTheRest: a round that goes on after a kill of either side sends the bytes
-// that the target lacks. Some bytes that were on their way are sent again; the round does not
-// begin anew.
+// TestResumedSendsTheRest: a round that goes on after a kill of either side sends the bytes that
+// the target lacks. Some bytes under way at the kill are sent again; the round does not begin
+// anew.
 func TestResumedSendsTheRest(t *testing.T) {
 	t.Parallel()
 	a, b := newMachine(t), newMachine(t)
@@ -42,7 +42,7 @@ func TestResumedSendsTheRest(t *testing.T) {
 		})
 		side.up.Kill()
 		side.start()
-		// Not by asking for another round, which would be the last one then.
+		// Not by asking for another round, which would be the last round then.
 		b.Until("the round has ended", func() error {
 			if m := b.mirror("dst"); m.Round != nil || m.Rounds == rounds {
 				return errors.New("not yet")

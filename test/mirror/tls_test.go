@@ -37,8 +37,8 @@ func newSecure(t *testing.T) *machine {
 }
 
 // TestSecureClusters mirrors between two clusters that each believe only their own authority,
-// with a certificate from a join token of the source's cluster. Certificates and addresses of
-// the wrong cluster are refused, at the beginning and in the middle, with words that say so.
+// with a certificate from a join token of the source's cluster. Certificates and addresses of the
+// wrong cluster are refused, at the beginning and in the middle, with the reason.
 func TestSecureClusters(t *testing.T) {
 	t.Parallel()
 	a, b := newSecure(t), newSecure(t)
@@ -81,7 +81,7 @@ func TestSecureClusters(t *testing.T) {
 	r := b.mirror("dst")
 	same(t, src, b.volume("dst"), &r.Mirror)
 
-	// The source's cluster is believed no more, and then it is.
+	// The source's cluster is believed no more, and then believed again.
 	ca := filepath.Join(east, "ca.pem")
 	right, err := os.ReadFile(ca)
 	w.must(err)

@@ -15,10 +15,11 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Operator calls the administrative API. Errors are those of the calls.
+// Operator calls the administrative API. Errors are the errors of the calls.
 type Operator struct{ API *admin.Client }
 
-// New makes one that shows credentials, which may be nil on Unix sockets; it ends with the test.
+// New makes an Operator that shows credentials, which may be nil on Unix sockets; the test's end
+// closes the Operator.
 func New(t testing.TB, addr string, creds *peer.Credentials) *Operator {
 	t.Helper()
 	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds})
@@ -29,7 +30,7 @@ func New(t testing.TB, addr string, creds *peer.Credentials) *Operator {
 	return &Operator{c}
 }
 
-// Beside is New for a session's client, which knows the servers that the session was told of.
+// Beside is New for a session's client, with the servers of the session.
 func Beside(t testing.TB, addr string, creds *peer.Credentials, s interface{ MetaServers() []wire.MetaServer }) *Operator {
 	t.Helper()
 	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds, Known: func() (addrs []string) {
@@ -50,7 +51,7 @@ func (o *Operator) TakeSnapshot(ctx context.Context, v meta.VolumeID, name strin
 	return info(o.API.Snapshots.CreateSnapshot(ctx, &admin.CreateSnapshotRequest{Volume: admin.Numbered(v), Name: name}))
 }
 
-// TakeWhole takes a snapshot that has everything.
+// TakeWhole takes a snapshot without missing writes.
 func (o *Operator) TakeWhole(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
 	return info(o.API.TakeWhole(ctx, admin.Numbered(v), name))
 }
@@ -67,7 +68,7 @@ func (o *Operator) Snapshots(ctx context.Context, v meta.VolumeID) (meta.Snapsho
 	return o.list(ctx, &admin.ListSnapshotsRequest{Volume: admin.Numbered(v)})
 }
 
-// CountedSnapshots lists them with what they hold to the byte.
+// CountedSnapshots lists snapshots with their bytes, exactly counted.
 func (o *Operator) CountedSnapshots(ctx context.Context, v meta.VolumeID) (meta.SnapshotList, error) {
 	return o.list(ctx, &admin.ListSnapshotsRequest{Volume: admin.Numbered(v), Count: true})
 }
@@ -80,7 +81,7 @@ func (o *Operator) list(ctx context.Context, q *admin.ListSnapshotsRequest) (met
 	return *answer.List(), nil
 }
 
-// AwaitDigest tells of a snapshot, and has its digest computed.
+// AwaitDigest describes a snapshot after its digest has been computed.
 func (o *Operator) AwaitDigest(ctx context.Context, v meta.VolumeID, name string, unpaced bool) (meta.SnapshotInfo, error) {
 	return info(o.API.Snapshots.GetSnapshotDigest(ctx, &admin.GetSnapshotDigestRequest{Volume: admin.Numbered(v), Snapshot: name, Unpaced: unpaced}))
 }
@@ -90,12 +91,12 @@ func (o *Operator) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name str
 	return info(o.API.DeleteSnapshot(ctx, admin.Numbered(v), name, false))
 }
 
-// DropSnapshot deletes the snapshot of a name although clones need it.
+// DropSnapshot deletes the snapshot of a name although clones need the snapshot.
 func (o *Operator) DropSnapshot(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
 	return info(o.API.DeleteSnapshot(ctx, admin.Numbered(v), name, true))
 }
 
-// SnapshotUse counts what snapshots hold.
+// SnapshotUse counts the bytes of snapshots.
 func (o *Operator) SnapshotUse(ctx context.Context, v meta.VolumeID, drop []string) (meta.SnapshotUse, error) {
 	answer, err := o.API.Snapshots.GetSnapshotUsage(ctx, &admin.GetSnapshotUsageRequest{Volume: admin.Numbered(v), Delete: drop})
 	if err != nil {
@@ -104,17 +105,17 @@ func (o *Operator) SnapshotUse(ctx context.Context, v meta.VolumeID, drop []stri
 	return *answer.Use(), nil
 }
 
-// DiffSnapshots tells what changed.
+// DiffSnapshots lists the changes.
 func (o *Operator) DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
 	return o.API.Diff(ctx, &admin.DiffSnapshotsRequest{Volume: admin.Numbered(v), From: from, To: to}, fn)
 }
 
-// DiffExact tells what changed for a copy that is to be equal.
+// DiffExact lists the changes for a copy that is to be equal.
 func (o *Operator) DiffExact(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
 	return o.API.Diff(ctx, &admin.DiffSnapshotsRequest{Volume: admin.Numbered(v), From: from, To: to, Exact: true}, fn)
 }
 
-// RollBack makes a volume what a snapshot is.
+// RollBack makes a volume equal to a snapshot.
 func (o *Operator) RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error {
 	_, err := o.API.Snapshots.RollBackVolume(ctx, &admin.RollBackVolumeRequest{Volume: admin.Numbered(v), Snapshot: name, Force: force})
 	return err
@@ -166,7 +167,7 @@ func (o *Operator) Clones(ctx context.Context, v meta.VolumeID) ([]meta.CloneInf
 	return l.List(), err
 }
 
-// Promote starts or continues a promotion, and tells how far it is.
+// Promote starts or continues a promotion, and returns its progress.
 func (o *Operator) Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (meta.PromoteStatus, error) {
 	st, err := o.API.Clones.PromoteClone(ctx, &admin.PromoteCloneRequest{Volume: admin.Numbered(v), Rate: rate})
 	if err != nil {
@@ -175,7 +176,7 @@ func (o *Operator) Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (
 	return st.Status(), nil
 }
 
-// TakeGroup takes a snapshot of each volume, all of one moment.
+// TakeGroup takes a snapshot of each volume, all of the same moment.
 func (o *Operator) TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error) {
 	return record(o.API.TakeGroup(ctx, name, volumes, strict))
 }
@@ -202,7 +203,7 @@ func record(g *admin.Group, err error) (meta.Group, error) {
 	return g.Record(), nil
 }
 
-// DeleteGroup deletes a group and its snapshots.
+// DeleteGroup deletes a group and the group's snapshots.
 func (o *Operator) DeleteGroup(ctx context.Context, name string) error {
 	return o.API.DeleteGroup(ctx, name)
 }

@@ -26,8 +26,8 @@ var Path string
 // Variable is the environment variable that names an existing penstock to test.
 const Variable = "PENSTOCK_BINARY"
 
-// Given returns the penstock that Variable names; "": none. Tests run in other folders
-// and also find the program by its name: any other kind of path is an error.
+// Given returns the penstock that Variable names; "": none. Tests run in other folders and also
+// find the program by its name: any other kind of path is an error.
 func Given() (string, error) {
 	path := os.Getenv(Variable)
 	if path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "penstock") {
@@ -152,9 +152,8 @@ func endOthers() {
 	}
 }
 
-// forgetOthers unmounts the copies of other processes' mounts that this name space got
-// when it was made: a copy keeps a file system mounted, and its disk busy, after the
-// original was unmounted.
+// forgetOthers unmounts this name space's copies of other processes' mounts: a copy keeps a file
+// system mounted, and its disk busy, after the original was unmounted.
 func forgetOthers() error {
 	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		return !strings.HasPrefix(i.FSType, "fuse") && !strings.HasPrefix(i.Source, "/dev/loop"), false
@@ -163,7 +162,7 @@ func forgetOthers() error {
 		return err
 	}
 	for _, m := range slices.Backward(mounts) {
-		// The mount may have gone with a mount below it.
+		// The mount may have gone with a mount below.
 		if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
 			return fmt.Errorf("unmount the copy of %s: %w", m.Mountpoint, err)
 		}
@@ -202,7 +201,7 @@ func built(m *testing.M) int {
 	return m.Run()
 }
 
-// Build builds a static program, with the race detector if the test has it.
+// Build builds a static program, with the race detector in a test with the race detector.
 func Build(to, pkg string) error {
 	args, env := []string{"build", "-o", to}, "CGO_ENABLED=0"
 	if race {

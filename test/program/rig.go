@@ -44,7 +44,7 @@ func NewRig(t testing.TB, env ...string) *Rig {
 	return &Rig{T: t, Dir: dir, Addr: "unix:" + filepath.Join(dir, "m", "meta.sock"), Env: env}
 }
 
-// Run starts penstock with arguments; the test's end kills it.
+// Run starts penstock with arguments; the test's end kills the process.
 func (r *Rig) Run(args ...string) *spawn.Process {
 	r.T.Helper()
 	cmd := exec.Command(Path, args...)
@@ -62,7 +62,7 @@ func (r *Rig) Run(args ...string) *spawn.Process {
 	return p
 }
 
-// Until calls try until it succeeds; the test fails after 90 s.
+// Until calls try until a success; the test fails after 90 s.
 func (r *Rig) Until(what string, try func() error) {
 	r.T.Helper()
 	var err error

@@ -12,7 +12,7 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// metric reads one value of the metadata server's; "" if it has none.
+// metric reads a value of the metadata server's metrics; "" if the server has none.
 func (r *rig) metric(name string) string {
 	r.T.Helper()
 	all, err := program.Metrics(filepath.Join(r.metaDir(), "admin.sock"))

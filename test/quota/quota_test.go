@@ -1,5 +1,5 @@
-// Package quota proves that a quota of bytes is exact: real processes, real
-// mounts that race to fill it, a metadata server that is killed meanwhile.
+// Package quota proves that a quota of bytes is exact: real processes, real mounts that race to
+// fill the quota, a metadata server that is killed meanwhile.
 package quota
 
 import (
@@ -26,8 +26,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
-// rig is one metadata server, one chunk server, and mounts of the volume q,
-// each a process.
+// rig is one metadata server, one chunk server, and mounts of the volume q, each a process.
 type rig struct {
 	*program.Rig
 	meta *spawn.Process
@@ -73,7 +72,7 @@ type usage struct {
 	Files uint64 `json:"used_inodes"`
 }
 
-// used is what the owner counts as committed.
+// used is the owner's count of committed bytes.
 func (r *rig) used() (u usage) {
 	r.T.Helper()
 	r.Until("volume show", func() error {
@@ -91,7 +90,7 @@ func (r *rig) fsck() {
 	r.Until("fsck", func() error { _, err := r.Ctl("fsck"); return err })
 }
 
-// fill gives bytes that tell their file and place.
+// fill returns bytes that tell their file and place.
 func fill(p []byte, file uint64, off int64) {
 	var w [8]byte
 	for i := range p {
@@ -103,16 +102,16 @@ func fill(p []byte, file uint64, off int64) {
 	}
 }
 
-// writer fills one file until it is told that the quota is used up.
+// writer fills a file until the quota is used up.
 type writer struct {
 	path   string
 	file   uint64
-	taken  int64 // write(2) took them
+	taken  int64 // write(2) took the bytes
 	denied bool  // EDQUOT
 }
 
-// run writes until it has enough or is refused. Any error but EDQUOT from write
-// or open is a failure: of what a write took nothing may be refused later.
+// run writes until the writer has enough or is refused. Any error but EDQUOT from write or open
+// is a failure: no byte that a write took may be refused later.
 func (w *writer) run(r *rand.Rand) error {
 	f, err := os.OpenFile(w.path, os.O_CREATE|os.O_WRONLY, 0o644)
 	if errors.Is(err, syscall.EDQUOT) {
@@ -163,8 +162,8 @@ func (w *writer) run(r *rand.Rand) error {
 	return nil
 }
 
-// verify compares a file with what its writer was told: everything that a write
-// took is there, since nothing failed after it.
+// verify compares a file with its writer's answers: every byte that a write took is in the file,
+// since nothing failed afterwards.
 func (w *writer) verify(root string) error {
 	b, err := os.ReadFile(filepath.Join(root, filepath.Base(w.path)))
 	if err != nil {
@@ -184,8 +183,8 @@ func (w *writer) verify(root string) error {
 	return nil
 }
 
-// raceEnough is what the writers of a race take, in bytes, if nobody refuses
-// them: more than any quota here.
+// raceEnough is the number of bytes of the writers of a race without refusals: more than any
+// quota here.
 const raceEnough = 96 << 20
 
 // raceTime is long for a race in which everybody is refused in the end.
@@ -251,7 +250,7 @@ func syncAll(mounts []string) error {
 }
 
 // TestRace: three mounts fill a volume. The committed bytes never exceed the limit, all bytes
-// that a write took are there, and a program that is refused hears of it from write.
+// that a write took are in the files, and a refused program gets the error from write.
 func TestRace(t *testing.T) {
 	const limit = 24 << 20
 	r := newRig(t)
@@ -284,7 +283,7 @@ func TestRace(t *testing.T) {
 	if denied == 0 {
 		t.Error("nobody was refused")
 	}
-	// Who is refused is refused for want of space: what is left is less than one write.
+	// A refusal is for want of space: the rest is less than a write.
 	if u.Used+(1<<20) < limit {
 		t.Errorf("%d bytes are left, though all were refused", limit-u.Used)
 	}
@@ -326,7 +325,7 @@ func TestRaceWithOwnerKilled(t *testing.T) {
 				all = append(all, ws...)
 				return
 			}
-			// Half of it goes again, by either mount.
+			// Half of the bytes go again, by either mount.
 			for i, w := range ws {
 				if i%2 == 0 && w.taken > 0 {
 					if err = os.Remove(filepath.Join(mounts[i/2%2], filepath.Base(w.path))); err != nil {
@@ -378,10 +377,10 @@ func TestRaceWithOwnerKilled(t *testing.T) {
 	r.fsck()
 }
 
-// TestIdleIsRecalled: bytes promised to a mount that leaves them idle are recalled before any
-// mount is refused, and bytes promised to a killed mount become free again.
+// TestIdleIsRecalled: bytes promised to a mount that leaves the promise idle are recalled before
+// any mount is refused, and bytes promised to a killed mount become free again.
 func TestIdleIsRecalled(t *testing.T) {
-	const limit = 400 << 20 // 1 % of it is idle at most: 4 MiB
+	const limit = 400 << 20 // at most 1 % of the limit is idle: 4 MiB
 	r := newRig(t)
 	r.volume("create", "q", "--attach", "/q", "--quota", fmt.Sprint(limit))
 	a, pa := r.mount("a")
@@ -389,7 +388,7 @@ func TestIdleIsRecalled(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(a, "small"), make([]byte, 100), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// All that is left, to the last byte, by fallocate and then by write(2).
+	// All of the rest, to the last byte, by fallocate and then by write(2).
 	f, err := os.Create(filepath.Join(b, "large"))
 	if err != nil {
 		t.Fatal(err)
@@ -413,7 +412,7 @@ func TestIdleIsRecalled(t *testing.T) {
 	if u := r.used(); u.Used != limit {
 		t.Errorf("DATA: %d bytes are committed, not %d", u.Used, limit)
 	}
-	// Writing over what is there, punching and writing again, needs nothing.
+	// Overwriting, punching and writing again need nothing.
 	over := bytes.Repeat([]byte("o"), 1<<20)
 	for i := range int64(8) {
 		if _, err := f.WriteAt(over, i<<20); err != nil {
@@ -440,7 +439,7 @@ func TestIdleIsRecalled(t *testing.T) {
 	if _, err := f.WriteAt([]byte("x"), 1<<20); !errors.Is(err, syscall.EDQUOT) {
 		t.Fatalf("into the hole again: %v", err)
 	}
-	// The mount that has it, buffered, is killed: nobody was told of an error.
+	// The mount with the buffered bytes is killed: no program was told of an error.
 	pa.Kill()
 	g.Close()
 	spawn.Unmount(a)
@@ -458,7 +457,7 @@ func TestIdleIsRecalled(t *testing.T) {
 	if u := r.used(); u.Used > limit {
 		t.Errorf("DATA: %d bytes are committed, the limit is %d", u.Used, limit)
 	}
-	// A file that is unlinked while it is open counts until it is closed.
+	// A file that is unlinked while open counts until the close.
 	if err := os.Remove(filepath.Join(b, "large")); err != nil {
 		t.Fatal(err)
 	}

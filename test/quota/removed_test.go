@@ -71,7 +71,7 @@ func TestRemovedElsewhere(t *testing.T) {
 	r.fsck()
 }
 
-// prunes tells whether the kernel forgets files when a mount tells it to (FUSE 7.45).
+// prunes reports whether the kernel forgets files at a mount's request (FUSE 7.45).
 func prunes(t *testing.T, at string) bool {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(at, ".penstock", "mount"))

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// counted is what a volume's snapshots count for.
+// counted is the size of a volume's snapshots in the quota.
 type counted struct {
 	Used      uint64 `json:"used_bytes"`
 	Snapshots struct {
@@ -34,8 +34,8 @@ func (r *rig) counted() (c counted, err error) {
 	return c, err
 }
 
-// counts waits until what is used is exact, and is so much, of which snapshots alone
-// hold so much.
+// counts waits until the used bytes are exact, and have the given size and the given share of
+// snapshots alone.
 func (r *rig) counts(what string, used, alone uint64) {
 	r.T.Helper()
 	r.Until(what, func() error {
@@ -50,8 +50,8 @@ func (r *rig) counts(what string, used, alone uint64) {
 	})
 }
 
-// asUsage requires that the quota counts what a count of all bytes finds. No byte came
-// back after it was away in a snapshot, so the two are the same.
+// asUsage requires that the quota's count equals a count of all bytes. No byte came back after a
+// time in snapshots alone, so the two are equal.
 func (r *rig) asUsage() {
 	r.T.Helper()
 	r.Until("the quota has what snapshot usage finds", func() error {
@@ -121,7 +121,7 @@ func TestSnapshotsCount(t *testing.T) {
 	must(write(8*mb, 1*mb, 'b'))
 	r.volume("set", "q", "--quota-snapshots")
 	r.counts("what was there before the policy", 11*mb+1000, 2*mb)
-	must(write(1*mb, 2*mb, 'c')) // one of the two is in the snapshot
+	must(write(1*mb, 2*mb, 'c')) // one of the two blocks is in the snapshot
 	r.counts("overwritten since", 12*mb+1000, 3*mb)
 	must(small("old", 'b'))
 	must(small("new", 'b'))
@@ -163,7 +163,7 @@ func TestSnapshotsCount(t *testing.T) {
 	if err := small("new", 'd'); err != nil && !errors.Is(err, syscall.EDQUOT) {
 		t.Error(err)
 	}
-	// Cutting off what a snapshot has gives no room, and takes none.
+	// Cutting off bytes of a snapshot gives no room, and takes none.
 	must(f.Truncate(8 * mb))
 	if err := write(8*mb, mb, 'f'); !errors.Is(err, syscall.EDQUOT) {
 		t.Errorf("writing again what was cut off and a snapshot has: %v", err)
@@ -191,15 +191,15 @@ func TestSnapshotsCount(t *testing.T) {
 	r.fsck()
 }
 
-// block is one that a writer overwrites again and again.
+// block is a block that a writer overwrites again and again.
 const block = 64 << 10
 
-// changer overwrites one file at random, and knows what must be in it.
+// changer overwrites a file at random, and knows the right contents.
 type changer struct {
 	path   string
 	blocks [][]byte // nil: nothing was written
 	denied int
-	failed error // fsync was refused: what was taken since the last one is gone
+	failed error // fsync was refused: the bytes taken since the last fsync are gone
 }
 
 func (c *changer) run(seed uint64, until time.Time) error {
@@ -239,9 +239,9 @@ func (c *changer) run(seed uint64, until time.Time) error {
 	return nil
 }
 
-// TestRaceWithSnapshots: two mounts overwrite their files at random while snapshots are taken
-// and deleted and the metadata server is killed. The bytes of the files and of the snapshots
-// together never exceed the quota by a byte, and all bytes that a write took are there.
+// TestRaceWithSnapshots: two mounts overwrite their files at random while snapshots are taken and
+// deleted and the metadata server is killed. The bytes of the files and of the snapshots together
+// never exceed the quota by a byte, and all bytes that a write took are in the files.
 func TestRaceWithSnapshots(t *testing.T) {
 	const limit = 24 << 20
 	r := newRig(t)

@@ -1,7 +1,7 @@
-// Package scale measures what metadata costs with one, two and three metadata
-// servers, as processes of their own over one etcd: creates of several clients
-// in several volumes, the processor time of servers, followers and etcd for
-// each, and the bytes that go through the journal.
+// Package scale measures the cost of metadata with one, two and three metadata servers, as
+// processes of their own over one etcd: creates of several clients in several volumes, the
+// processor time of servers, followers and etcd for each, and the bytes that go through the
+// journal.
 package scale
 
 import (
@@ -27,7 +27,7 @@ import (
 	"penstock.io/penstock/test/child"
 )
 
-// role says what a child process is: an etcd, or a metadata server.
+// role is the kind of a child process: an etcd, or a metadata server.
 type role struct {
 	Dir       string
 	Etcd      string // endpoint; empty: be the etcd
@@ -64,7 +64,7 @@ func (c role) Run() error {
 	return release()
 }
 
-// cpuOf is the processor time that a child has used, in seconds.
+// cpuOf is the processor time of a child, in seconds.
 func cpuOf(t testing.TB, p *child.Process) float64 {
 	t.Helper()
 	d, err := p.CPU()
@@ -74,19 +74,19 @@ func cpuOf(t testing.TB, p *child.Process) float64 {
 	return d.Seconds()
 }
 
-// handler caches nothing: it answers recalls at once.
+// handler caches nothing: recalls are answered at once.
 type handler struct{}
 
 func (handler) Granted(meta.VolumeID, meta.Grant)    {}
 func (handler) Recall(_ meta.Recall, done func())    { done() }
 func (handler) Expired(_ []meta.VolumeID, err error) { panic(fmt.Sprint("a session expired: ", err)) }
 
-// result is what one run came to.
+// result is the result of a run.
 type result struct {
 	made    int64
 	rate    float64 // creates a second
 	all     float64 // µs of processor time of all metadata servers for a create
-	busiest float64 // µs of the busiest one, for a create of all
+	busiest float64 // µs of the busiest server, for a create of all
 	etcd    float64 // µs
 	client  float64 // µs
 }
@@ -201,9 +201,9 @@ func rss(t testing.TB, p *child.Process) float64 {
 	return pages * float64(os.Getpagesize())
 }
 
-// sessions opens n sessions that each hold a lease on a directory of their own
-// and then only stay alive, and gives what one costs its server: bytes of
-// memory, and processor time a second.
+// sessions opens n sessions that each hold a lease on a directory of their own and then only stay
+// alive, and returns the server's cost of a session: bytes of memory, and processor time a
+// second.
 func sessions(t testing.TB, n int, length time.Duration) (memory, cpu float64) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "scale")

@@ -21,7 +21,7 @@ func TestMetadataServers(t *testing.T) {
 	for servers := 1; servers <= most; servers++ {
 		for _, followers := range []int{-1, 2} {
 			if servers == 1 && followers > 0 {
-				continue // nobody is there to follow
+				continue // no follower exists
 			}
 			t.Run(fmt.Sprintf("servers=%d/followers=%d", servers, max(followers, 0)), func(t *testing.T) {
 				r := measure(t, servers, volumes, followers, length)

@@ -1,8 +1,7 @@
-// Package slow measures how much slower than a quiet machine the one is on which a
-// test runs, for bounds that are promised in seconds: ten seconds of a client's wait
-// are a promise of a machine that has processors to spare, and say nothing of one
-// that shares them with twenty others, or its disk with a build. On the first, the
-// bound holds as it is.
+// Package slow measures how much slower than a quiet machine the test's machine is, for bounds
+// that are promised in seconds: ten seconds of a client's wait are a promise of a machine with
+// idle processors, and mean nothing on a machine that shares its processors with twenty other
+// programs, or its disk with a build. On the first machine, the bound holds unchanged.
 package slow
 
 import (
@@ -14,9 +13,9 @@ import (
 )
 
 const (
-	// steps of the work take quiet on one of the processors that the bounds are
-	// for, while nobody else wants it. It is long enough for the kernel to give
-	// the processor to others in between, as it does with what is tested.
+	// steps of the work take quiet on a processor of the bounds' machines, without other work.
+	// The work is long enough for the kernel to give the processor to others in between, as the
+	// tested programs experience.
 	steps = 12_000_000
 	quiet = 20 * time.Millisecond
 	// most is the largest Factor: a standstill of seconds in a short time would
@@ -28,10 +27,10 @@ const (
 	pause = 9 * quiet
 )
 
-// Meter measures until it is closed.
+// Meter measures until Close.
 type Meter struct {
 	sync func() error // makes something durable; nil if no disk is involved
-	file *os.File     // that it is done with
+	file *os.File     // that the step is done with
 	stop chan struct{}
 	wg   sync.WaitGroup
 
@@ -46,8 +45,7 @@ func Start() *Meter {
 	return m
 }
 
-// StartOn measures the disk, too, that has a folder, in which what is tested keeps
-// its data.
+// StartOn measures the disk of a folder, too, on which the tested program keeps its data.
 func StartOn(dir string) (*Meter, error) {
 	f, err := os.CreateTemp(dir, "slow-")
 	if err != nil {
@@ -76,14 +74,15 @@ func (m *Meter) run() {
 		case <-m.stop:
 			return
 		}
-		// Who stands still between two pieces, or gets no processor, is late for the next.
+		// A goroutine that stands still between two pieces, or gets no processor, is late for the
+		// next piece.
 		late = max(0, time.Since(began)-pause)
 	}
 }
 
-var sink atomic.Uint64 // so that the work is not left out
+var sink atomic.Uint64 // so that the compiler keeps the work
 
-// work is a chain of steps of which each needs the one before.
+// work is a chain of steps, each of which needs the previous step.
 func work() time.Duration {
 	began := time.Now()
 	x := uint64(began.UnixNano()) | 1
@@ -103,7 +102,7 @@ func (m *Meter) disk() time.Duration {
 	}
 	began := time.Now()
 	if m.sync() != nil {
-		return 0 // of a disk that fails nothing is known
+		return 0 // a failed disk gives no measure
 	}
 	return max(0, time.Since(began)-quietSync)
 }

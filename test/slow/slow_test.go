@@ -36,7 +36,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// A slow disk is seen, and one that fails is not taken for one.
+// A slow disk is noticed, and a failing disk does not count as slow.
 func TestDiskIsSeen(t *testing.T) {
 	m := &Meter{sync: func() error { time.Sleep(3 * quietSync); return nil }}
 	if d := m.disk(); d < 2*quietSync {
@@ -58,7 +58,7 @@ func TestDiskIsSeen(t *testing.T) {
 	}
 }
 
-// Others who want the processors are seen.
+// Other users of the processors are noticed.
 func TestLoadIsSeen(t *testing.T) {
 	m := Start()
 	defer m.Close()
@@ -78,9 +78,9 @@ func TestLoadIsSeen(t *testing.T) {
 	}
 	defer wg.Wait()
 	defer stop.Store(true)
-	m.Factor() // of what was half quiet
+	m.Factor() // of the half-quiet time
 	time.Sleep(5 * pause)
-	// Anybody else may stop meanwhile, or begin: only that there is a load is sure.
+	// Other programs may stop meanwhile, or begin: only the existence of a load is sure.
 	if f := m.Factor(); f < 1.5 {
 		t.Errorf("with eight others for each processor work takes %.1f times as long, %.1f before", f, before)
 	} else {

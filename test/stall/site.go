@@ -1,7 +1,7 @@
-// Package stall measures how long writers stand still when a chunk server is
-// killed, stopped or cut off, and whether anything that fsync acknowledged is
-// lost: a metadata server in this process, chunk servers in processes of their
-// own, and between them and the client a relay that can swallow bytes.
+// Package stall measures how long writers stand still when a chunk server is killed, stopped or
+// cut off, and whether any byte that fsync acknowledged is lost: a metadata server in this
+// process, chunk servers in processes of their own, and between them and the client a relay that
+// can swallow bytes.
 package stall
 
 import (
@@ -27,7 +27,7 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// role is a chunk server: what a child process is.
+// role is a chunk server: the work of a child process.
 type role struct{ Dir, Meta, Listen, Advertise, Name, Topology string }
 
 // Run serves until the parent is gone.
@@ -64,7 +64,7 @@ type chunkServer struct {
 
 func newSite(t *testing.T, servers int) *site {
 	t.Helper()
-	dir, err := os.MkdirTemp("/var/tmp", "ps-") // short: sockets lie in it
+	dir, err := os.MkdirTemp("/var/tmp", "ps-") // short: the directory holds sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func newSite(t *testing.T, servers int) *site {
 	return s
 }
 
-// there is the number of chunk servers that the metadata server knows of.
+// there is the number of chunk servers known to the metadata server.
 func (s *site) there() int { return s.meta.Server.Counters().ChunkServers }
 
 func (s *site) eventually(what string, ok func() bool) {
@@ -135,7 +135,7 @@ func (c *chunkServer) signal(sig syscall.Signal) {
 
 func (s *site) metaAddr() string { return "unix:" + filepath.Join(s.dir, "m", local.MetaSocket) }
 
-// volume makes one with three replicas.
+// volume makes a volume with three replicas.
 func (s *site) volume(name string, replicas uint32) {
 	s.t.Helper()
 	o := operator.New(s.t, s.metaAddr(), nil)
@@ -157,8 +157,8 @@ func (s *site) client(name, volume string) (*penstock.Client, *penstock.Volume) 
 	return c, v
 }
 
-// relay stands between clients and a chunk server. Held, it goes on taking
-// connections and bytes and passes nothing on, as a network that lost its way.
+// relay stands between clients and a chunk server. When held, the relay goes on taking
+// connections and bytes and passes nothing on, as a broken network does.
 type relay struct {
 	ln net.Listener
 	to string
@@ -192,7 +192,7 @@ func (r *relay) hold(held bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.held = held
-	if !held { // who was swallowed from is out of step for good
+	if !held { // a peer with swallowed bytes is out of step for good
 		for c := range r.conns {
 			c.Close()
 		}

@@ -29,8 +29,7 @@ func rounds() int {
 	return 2
 }
 
-// load is a writer that times what it does and remembers what fsync
-// acknowledged.
+// load is a writer that times its steps and remembers the bytes that fsync acknowledged.
 type load struct {
 	name string
 	v    *penstock.Volume
@@ -44,7 +43,7 @@ type load struct {
 	err     error
 }
 
-// written is a file and what of it was acknowledged.
+// written is a file with its acknowledged part.
 type written struct {
 	ino    meta.Ino
 	seed   uint64
@@ -160,7 +159,7 @@ func (l *load) run(ctx context.Context) {
 	}
 }
 
-// take gives the longest step since the last call, one under way included.
+// take returns the longest step since the last call, a step under way included.
 func (l *load) take() (time.Duration, int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -212,8 +211,8 @@ func (l *load) verify(t *testing.T, v *penstock.Volume) {
 
 // TestStall: faults hit a writer's chunk servers, one after the other.
 func TestStall(t *testing.T) {
-	// One more than a chunk has replicas, or two: with one, the server that failed
-	// before is needed again when the next one fails.
+	// One server more than a chunk has replicas, or two: with one, the next failure needs the
+	// server of the previous failure again.
 	servers := 5
 	if os.Getenv("PENSTOCK_STALL_SERVERS") == "4" {
 		servers = 4

@@ -73,7 +73,7 @@ func noise(text string) bool {
 	return slices.ContainsFunc([]string{"=== RUN ", "=== PAUSE ", "=== CONT ", "=== NAME ", "--- PASS: "}, func(p string) bool { return strings.HasPrefix(text, p) })
 }
 
-// read reads the output of go test -json to its end. It calls done for each package as
+// read reads the output of go test -json to the end. It calls done for each package as
 // soon as the package has a verdict, and copies lines that are no events to w at once.
 // Packages without a verdict at the end come last.
 func read(from io.Reader, w io.Writer, done func(*pkg)) ([]*pkg, error) {

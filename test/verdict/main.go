@@ -2,7 +2,7 @@
 //
 //	go run ./test/verdict [-p N] [-timeout D] PACKAGES...
 //
-// It owns the rule for tests that wait for real processes on a machine that may stand
+// The command owns the rule for tests that wait for real processes on a machine that may stand
 // still for seconds. A few tests may fail once, if each passes twice when run again
 // alone, with nothing else on the machine. The end of the output names these tests; the
 // reports of their failures stand above. A failure that no slow moment explains is final:
@@ -120,7 +120,7 @@ func (r runner) test(ctx context.Context, args ...string) ([]*pkg, error) {
 		ended <- err
 	}()
 	all, err := read(from, r.out, r.tell)
-	from.CloseWithError(err) // ends go test, because nobody reads its output
+	from.CloseWithError(err) // ends go test, because no reader takes its output
 	if werr := <-ended; err == nil {
 		err = werr
 	}

@@ -16,7 +16,7 @@ const (
 )
 
 // exact lists the packages whose tests depend neither on the passing of time nor on
-// processes: a failure there is final.
+// processes: each failure in such a package is final.
 var exact = []string{
 	"chunkserver", "chunkserver/castagnoli", "chunkserver/wire",
 	"csi/handle", "csi/policy",
@@ -24,17 +24,17 @@ var exact = []string{
 	"test/layers", "test/sim", "test/sim/replicas", "test/verdict",
 }
 
-// grave matches reports that no slow moment explains, anywhere in the output of a failed
-// package: the output of a process may appear below another test's name. Tests begin
-// their reports about wrong or lost bytes, names and counts with "DATA:"
-// (CONTRIBUTING.md); penstock fsck prints how many problems it found.
+// grave matches reports that no slow moment explains, anywhere in the output of a failed package:
+// the output of a process may appear below another test's name. Tests begin their reports about
+// wrong or lost bytes, names and counts with "DATA:" (CONTRIBUTING.md); penstock fsck prints the
+// number of problems.
 var grave = regexp.MustCompile(`DATA:|fsck: [0-9]+ problems|panic:|fatal error:|DATA RACE`)
 
 // tables lists packages with independent subtests, which can run alone; in other packages
 // a subtest may continue the work of the previous subtest.
 var tables = []string{"test/cmd", "test/posix"}
 
-// one names a test that can be run alone.
+// one names a test for a run alone.
 type one struct{ pkg, name string }
 
 func (o one) String() string { return o.pkg + " " + o.name }

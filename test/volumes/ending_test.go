@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What programs wrote before writing ends in a volume, by a plain copy that syncs nothing,
-// is all there: for other mounts of a volume that became immutable, and in one that comes
-// back out of the trash. Who writes later is told at once, and the mount goes on.
+// Everything that programs wrote before a volume's end of writing, by a plain copy that syncs
+// nothing, is complete: for other mounts of a volume that became immutable, and in a volume that
+// comes out of the trash. Later writers get an error at once, and the mount goes on.
 func TestWritingEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -106,7 +106,7 @@ func TestWritingEnds(t *testing.T) {
 	open = copyAll("deleted")
 	r.Must("volume", "detach", "v")
 	r.Must("volume", "delete", "v", "--yes")
-	open.Close() // whatever it is told
+	open.Close() // whatever the error
 	r.Must("volume", "undelete", "v")
 	r.Must("volume", "attach", "v", "/v")
 	r.Until("the volume hangs there again", func() error { _, err := os.Stat(filepath.Join(two, "v", "kept")); return err })

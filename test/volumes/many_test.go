@@ -20,8 +20,8 @@ import (
 
 var many = flag.Int("volumes", 200, "volumes that TestManyVolumes makes")
 
-// What a metadata server may grow by with volumes that nobody uses, its etcd
-// included, in bytes: about twice what 10,000 of them took.
+// The growth that a metadata server may have with unused volumes, with its etcd, in bytes: about
+// twice the measured growth with 10,000 volumes.
 const (
 	memoryFixed = 32 << 20
 	memoryEach  = 12 << 10
@@ -47,7 +47,7 @@ func resident(t *testing.T, pid int) int64 {
 	return 0
 }
 
-// stored sums the keys and values that the cluster has at etcd.
+// stored sums the keys and values of the cluster in etcd.
 func (r *rig) stored() (bytes, keys int64) {
 	r.T.Helper()
 	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(r.Dir, "m", "etcd", "c")}, DialTimeout: 30 * time.Second})
@@ -71,10 +71,9 @@ func (r *rig) stored() (bytes, keys int64) {
 	}
 }
 
-// Many volumes in one cluster: each costs a row and a name at etcd and little
-// memory as long as nobody uses it, a list comes in pages, and a mount of the
-// tree goes through any of them. What it prints is measured on a machine that
-// does other things, too.
+// Many volumes in one cluster: each unused volume costs a row and a name in etcd and little
+// memory, a list comes in pages, and a mount of the tree goes through any of the volumes. The
+// printed figures are measured on a machine with other work, too.
 func TestManyVolumes(t *testing.T) {
 	r := newRig(t)
 	n := *many
@@ -145,8 +144,8 @@ func TestManyVolumes(t *testing.T) {
 	} else {
 		grown := resident(t, r.meta.PID()) - memory
 		t.Logf("at etcd for each, attached: %d bytes; memory for each: %d bytes", per, grown/int64(n))
-		// What does not grow with them (garbage, etcd's pages, buffers of sixteen
-		// requests) hides what few cost each; of thousands it is seen.
+		// Fixed costs (garbage, etcd's pages, buffers of sixteen requests) hide the cost of few
+		// volumes; thousands show the cost.
 		if most := int64(memoryFixed + n*memoryEach); grown > most {
 			t.Errorf("the metadata server has grown by %d bytes with %d volumes that nobody uses, more than %d", grown, n, most)
 		}
@@ -168,7 +167,7 @@ func TestManyVolumes(t *testing.T) {
 		}
 	}
 
-	// A mount of the tree goes into some of them: those are opened, no others.
+	// A mount of the tree goes into some volumes: the server opens those volumes, and no others.
 	root := r.mount("/", "root")
 	for i := 0; i < n; i += max(n/20, 1) {
 		dir := filepath.Join(root, fmt.Sprintf("many/%02d/volume-%05d", i%100, i))

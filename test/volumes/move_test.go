@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shown is what `volume show` says of a volume's data.
+// shown is the output of `volume show` about a volume's data.
 type shown struct {
 	Used      uint64 `json:"used_bytes"`
 	Topology  string `json:"topology"`
@@ -40,8 +40,8 @@ func (r *rig) show(name string) (s shown) {
 	return s
 }
 
-// located is where `penstock locate` says that a file's bytes lie, as the
-// attribute penstock.locations has it.
+// located is the place of a file's bytes by `penstock locate`, as the attribute
+// penstock.locations has the place.
 func (r *rig) located(file string) (text string, servers []uint64) {
 	r.T.Helper()
 	var v struct {
@@ -77,9 +77,9 @@ func attribute(t *testing.T, file string) string {
 	return string(b[:n])
 }
 
-// A volume's policy moves its data to another rack: `volume set --wait` returns
-// when it is there, and a reader and a writer go on meanwhile. Where bytes lie is
-// said alike by the command and by the attribute.
+// A volume's policy moves its data to another rack: `volume set --wait` returns when the data has
+// arrived, and a reader and a writer go on meanwhile. The command and the attribute report the
+// same places.
 func TestPolicyMovesData(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

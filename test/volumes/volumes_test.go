@@ -41,7 +41,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// startMeta starts the metadata server and waits until it answers.
+// startMeta starts the metadata server and waits until the server answers.
 func (r *rig) startMeta() {
 	r.T.Helper()
 	r.meta = r.Run("meta", "--dir", filepath.Join(r.Dir, "m"))
@@ -66,7 +66,7 @@ func (r *rig) mount(source, name string) string {
 	return at
 }
 
-// volumeRow is what `volume list` says of a volume.
+// volumeRow is a volume's row in `volume list`.
 type volumeRow struct {
 	Name, Path, State string
 }
@@ -105,9 +105,9 @@ func (r *rig) fails(what string, err, want error) {
 	}
 }
 
-// Volumes hang in each other, and programs see one tree: directories that can be
-// listed and walked through, in every mount at once. What would cross a border
-// says so, and a junction can't be taken away by those who use the tree.
+// Volumes hang in each other, and programs see one tree: directories that can be listed and
+// walked through, in every mount at once. A call across a border returns the right error, and
+// users of the tree can't take a junction away.
 func TestTree(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -153,7 +153,7 @@ func TestTree(t *testing.T) {
 	r.fails("rename over a junction", unix.Rename(in("d"), in("a")), unix.EBUSY)
 	r.fails("exchange with a junction", unix.Renameat2(unix.AT_FDCWD, in("d"), unix.AT_FDCWD, in("a"), unix.RENAME_EXCHANGE), unix.EBUSY)
 	r.fails("rmdir of a junction's parent", unix.Rmdir(filepath.Join(root, "teams/vision")), unix.ENOTEMPTY)
-	// The directory that holds a junction moves with it.
+	// The directory that holds a junction moves with the junction.
 	if err := os.Rename(filepath.Join(root, "teams/vision"), filepath.Join(root, "teams/sight")); err != nil {
 		t.Fatal(err)
 	}
@@ -173,15 +173,15 @@ func TestTree(t *testing.T) {
 		}
 	}
 
-	// A snapshot is of one volume: the other is an empty directory in it.
+	// A snapshot is of one volume: another volume is an empty directory in the snapshot.
 	r.Must("snapshot", "create", "a", "s")
 	if list, err := os.ReadDir(in("a/.snapshot/s/b")); err != nil || len(list) != 0 {
 		t.Errorf("a junction in a snapshot: %v, %v", list, err)
 	}
 	r.reads(in("a/.snapshot/s/f"), "in a")
 
-	// Detached, it is gone from every mount, and whole by its name and elsewhere.
-	// A program inside goes on.
+	// A detached volume is gone from every mount, and whole by its name and elsewhere. A program
+	// inside goes on.
 	f, err := os.Open(in("a/b/g"))
 	if err != nil {
 		t.Fatal(err)
@@ -260,9 +260,9 @@ func sorted(lines string) string {
 	return strings.Join(l, "")
 }
 
-// The metadata server is killed at any moment while volumes are attached,
-// detached, renamed, deleted and taken out of the trash. What it leaves is
-// settled by the next, and each volume hangs where its row says.
+// The metadata server is killed at any moment while volumes are attached, detached, renamed,
+// deleted and taken out of the trash. The next server settles the leftovers, and each volume
+// hangs where its row says.
 func TestKillsWhileTheTreeChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

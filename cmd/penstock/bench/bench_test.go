@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// TestTwoDirectories runs a little of every group on two directories and
-// checks that each row has a figure for both, that the restart command ran for
-// both before the cold row, and that nothing is left.
+// TestTwoDirectories runs a little of every group on two directories and checks that each row has
+// a figure for both, that the restart command ran for both before the cold row, and that no files
+// are left.
 func TestTwoDirectories(t *testing.T) {
 	first, second, tree := t.TempDir(), t.TempDir(), t.TempDir()
 	restarts, hooks := filepath.Join(t.TempDir(), "restarts"), filepath.Join(t.TempDir(), "hooks")
@@ -82,8 +82,7 @@ func TestTwoDirectories(t *testing.T) {
 	}
 }
 
-// TestWrongBytesAreSeen: a file system that returns other bytes than were
-// written fails the run.
+// TestWrongBytesAreSeen: a file system that returns other bytes than were written fails the run.
 func TestWrongBytesAreSeen(t *testing.T) {
 	s := &side{dir: t.TempDir(), cfg: &Config{Scale: 0.002}, seed: 7}
 	size := s.largeSize()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The generated files are those of the .proto files beside them: `make proto` was run.
+// The generated files equal the output for the .proto files beside them: `make proto` was run.
 func TestGenerated(t *testing.T) {
 	for _, c := range []struct {
 		dir, prefix string
@@ -30,7 +30,7 @@ func TestGenerated(t *testing.T) {
 		if len(made) < c.files {
 			t.Fatalf("only %d files are generated in %s", len(made), c.dir)
 		}
-		for name, text := range made { // in any order: each for itself
+		for name, text := range made { // in any order: each is independent
 			if have, err := os.ReadFile(filepath.Join(c.dir, name)); err != nil || !bytes.Equal(have, text) {
 				t.Errorf("%s/%s is not what its .proto file says (run `make proto`): %v", c.dir, name, err)
 			}
@@ -47,7 +47,8 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// A method without a rule, or that can't be sent again and does not say so, is not generated.
+// A method without a rule, or a method that neither can be sent again nor says so, is not
+// generated.
 func TestBadMethodsAreRefused(t *testing.T) {
 	for _, c := range []struct{ name, method, request, want string }{
 		{"good", "option idempotency_level = NO_SIDE_EFFECTS; option (rule) = {roles: [ROLE_ADMIN]};", "", ""},

@@ -10,7 +10,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A file system that has a quota for its users is full as one without is.
+// A full quota of a file system's users counts like a full file system.
 func TestFileKinds(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]meta.Kind{unix.ENOSPC: meta.NoSpace, unix.EDQUOT: meta.NoSpace, unix.EACCES: meta.AccessDenied, unix.EIO: meta.IO} {

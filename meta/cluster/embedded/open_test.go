@@ -44,8 +44,8 @@ func replace(t *testing.T, path string, by func(path string) error) {
 	}
 }
 
-// A folder that does not open is an error that names it, and no wait for ever: neither for
-// files that another process has open, nor once the caller waits no more.
+// A folder that does not open is an error that names the folder, and no wait for ever: neither
+// for files that another process has open, nor once the caller waits no more.
 func TestFolderThatDoesNotOpen(t *testing.T) {
 	t.Parallel()
 	made := func(t *testing.T) string {
@@ -69,7 +69,7 @@ func TestFolderThatDoesNotOpen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { f.Close() }) // what was given up opens, and is closed
+		t.Cleanup(func() { f.Close() }) // the abandoned folder opens, and is closed
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 			t.Fatal(err)
 		}
@@ -143,15 +143,14 @@ func TestFolderThatDoesNotOpen(t *testing.T) {
 	}
 }
 
-// What a first start left that was ended on its way is no cluster: the next start makes one.
-// A database that is missing or empty is made again from a journal that goes back to the
-// beginning.
+// The remains of an interrupted first start are no cluster: the next start makes a cluster. A
+// missing or empty database is made again from a journal that goes back to the beginning.
 func TestFolderThatHeals(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		spoil func(t *testing.T, dir string)
-		want  string // what is read
+		want  string // the result of reading
 	}{
 		{"no database", func(t *testing.T, dir string) {
 			if err := os.Remove(filepath.Join(dir, database)); err != nil {

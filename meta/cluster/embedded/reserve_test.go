@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The database has blocks behind its end, and keeps having them when it grows
-// or becomes another file.
+// The database has blocks behind its end, and keeps such blocks when the database grows or
+// becomes another file.
 func TestBlocksAreReservedBehindTheEnd(t *testing.T) {
 	path := filepath.Join(folder(t), "db")
 	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {

@@ -37,8 +37,8 @@ func (b *Blocks) has(t *testing.T, from, to int, want bool) {
 // many is enough for files to grow, few is not.
 const many, few = 1000, 100
 
-// TestKnown: what was put is there after a crash, and after each digest only what
-// that one used.
+// TestKnown: put blocks survive a crash, and after each digest the file keeps only the blocks
+// that the digest used.
 func TestKnown(t *testing.T) {
 	dir := t.TempDir()
 	b := reopen(t, dir)
@@ -72,8 +72,8 @@ func TestKnown(t *testing.T) {
 	b.has(t, 2*many, 3*many, true)
 }
 
-// TestApart: what a digest made out is there when it was kept, however much it is, and
-// not because another one was finished; what a killed one left is not there.
+// TestApart: the blocks of a digest are in the file once the digest was kept, in any number, and
+// not because another digest was finished; the blocks of a killed digest are not.
 func TestApart(t *testing.T) {
 	dir := t.TempDir()
 	b := reopen(t, dir)
@@ -145,8 +145,8 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// TestMany: a file grows with what is in it, of which nothing is lost, and takes
-// at most so much of the disk for each block.
+// TestMany: a file grows with the number of blocks, loses none, and takes a bounded amount of
+// disk for each block.
 func TestMany(t *testing.T) {
 	dir := t.TempDir()
 	b := reopen(t, dir)
@@ -170,7 +170,7 @@ func TestMany(t *testing.T) {
 	b.has(t, 0, *blocks, true)
 }
 
-// TestNoRoom: a file that may not grow remembers what it has room for.
+// TestNoRoom: a file that may not grow remembers as many blocks as fit.
 func TestNoRoom(t *testing.T) {
 	b := reopen(t, t.TempDir())
 	defer b.Close()
@@ -191,7 +191,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestGrowthFails: what was known before is known still when a file can't grow.
+// TestGrowthFails: a file that can't grow keeps all blocks.
 func TestGrowthFails(t *testing.T) {
 	dir := t.TempDir()
 	b := reopen(t, dir)
@@ -213,8 +213,8 @@ func TestGrowthFails(t *testing.T) {
 	b.has(t, 0, 100, true)
 }
 
-// TestGrowthStops: who lets others read while a file grows hears of it before; and a
-// file that was to grow when all ends stays as it was, and is no trouble the next time.
+// TestGrowthStops: a caller that lets others read while a file grows hears of the growth before;
+// a file whose growth was interrupted stays unchanged, and works the next time.
 func TestGrowthStops(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -13,8 +13,8 @@ import (
 	"penstock.io/penstock/meta/journal/etcd"
 )
 
-// BenchmarkAppend appends to a volume's journal, one entry at a time, and trims
-// it every 8 MiB; cpu-us/op is of the whole process, etcd included.
+// BenchmarkAppend appends to a volume's journal, one entry at a time, and trims the journal every
+// 8 MiB; cpu-us/op is of the whole process, etcd included.
 func BenchmarkAppend(b *testing.B) {
 	for _, way := range []string{"inprocess", "socket"} {
 		for _, size := range []int{200, 4 << 10, 64 << 10, 512 << 10} {
@@ -56,7 +56,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// cpu is the processor time that this process took.
+// cpu is the processor time of this process.
 func cpu(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -59,7 +59,7 @@ func TestSuite(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { lease.Close(closing()) })
-		// Every taker believes that the one before is dead.
+		// Every taker believes that the previous owner is dead.
 		o := etcd.NewOwners(cli, lease, etcd.OwnersConfig{Prefix: at, Dead: func(etcd.Owner) bool { return true }, UnsafeNoFence: os.Getenv("PENSTOCK_CONTROL") == "journal-nofence"})
 		key := func(seq meta.Seq) string {
 			return fmt.Sprintf("%sjournal/%016x", etcd.VolumePrefix(at, journaltest.Volume), uint64(seq))
@@ -181,7 +181,7 @@ func TestExpect(t *testing.T) {
 	if err := ob.Release(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// What is expected is old: two owners came and went meanwhile.
+	// The expected owner is outdated: two owners came and went meanwhile.
 	if oa, err = a.Acquire(ctx, 3); err != nil {
 		t.Fatal(err)
 	}
@@ -202,8 +202,8 @@ func TestExpect(t *testing.T) {
 	}
 }
 
-// One that could not open the volume gives it back: the next still learns that
-// the owner before the two did not release it.
+// An owner that could not open the volume gives the volume back: the next owner still learns that
+// the owner before the two did not release the volume.
 func TestYield(t *testing.T) {
 	cli := server(t).Client()
 	ctx := t.Context()
@@ -240,8 +240,8 @@ func TestYield(t *testing.T) {
 	}
 }
 
-// The holder's process stops (its renewals hang): it must notice before etcd
-// lets another in, and its appends must fail afterwards.
+// The holder's process stops (its renewals hang): the holder must notice before etcd lets another
+// owner in, and the holder's appends must fail afterwards.
 func TestLeaseExpires(t *testing.T) {
 	t.Parallel()
 	const ttl = 8 * time.Second // a disk, or the machine, may stand still for a while
@@ -272,7 +272,7 @@ func TestLeaseExpires(t *testing.T) {
 	if err := log.Append(ctx, at); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(ttl + ttl/2) // renewals carry it beyond one TTL
+	time.Sleep(ttl + ttl/2) // renewals carry the lease beyond one TTL
 	if a.Lease().Left() == 0 || a.Lease().Err() != nil {
 		t.Fatal("lost while renewing", a.Lease().Err())
 	}
@@ -301,7 +301,7 @@ func TestLeaseExpires(t *testing.T) {
 	t.Logf("holder noticed after %v, successor owned after %v", noticed, taken)
 }
 
-// A holder that was killed on this machine need not be waited for.
+// No owner need wait for a holder that was killed on this machine.
 func TestDeadHolder(t *testing.T) {
 	cli := server(t).Client()
 	self, err := process.Self()
@@ -355,8 +355,8 @@ func TestDeadHolder(t *testing.T) {
 // closing is a context for cleaning up, when the test's own has ended.
 func closing() context.Context { return context.Background() }
 
-// A member that answers keep-alives although the lease has ended: the holder
-// believes that it owns, another owns. The fence decides.
+// A member answers keep-alives although the lease has ended: the holder believes in its
+// ownership, another process owns. The fence decides.
 func TestKeepAlivesLie(t *testing.T) {
 	t.Parallel()
 	cli := server(t).Client()
@@ -373,7 +373,7 @@ func TestKeepAlivesLie(t *testing.T) {
 	if err := log.Append(ctx, one); err != nil {
 		t.Fatal(err)
 	}
-	ob, err := b.Await(ctx, 3) // etcd ends the lease that nobody renewed
+	ob, err := b.Await(ctx, 3) // etcd ends the lease without renewals
 	if err != nil || ob.Term != 2 {
 		t.Fatal(ob, err)
 	}
@@ -393,7 +393,7 @@ func TestKeepAlivesLie(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Nor may it move the checkpoint.
+	// Nor may the old owner move the checkpoint.
 	err = etcd.OpenLog(oa).Trim(ctx, journal.Checkpoint{Volume: 3, Position: one.Position(), Term: oa.Term})
 	if meta.KindOf(err) != meta.Fenced {
 		t.Fatal(err)
@@ -404,7 +404,7 @@ func TestKeepAlivesLie(t *testing.T) {
 	}
 }
 
-// What was given up is not renewed: it would keep others out.
+// A lease that was given up is not renewed: a renewal would keep other owners out.
 func TestLostLeaseIsGivenBack(t *testing.T) {
 	cli := server(t).Client()
 	ctx := t.Context()
@@ -419,7 +419,7 @@ func TestLostLeaseIsGivenBack(t *testing.T) {
 				}
 				return time.Duration(r.TTL) * time.Second, nil
 			case <-ctx.Done():
-				// It reached etcd, but no answer comes back: etcd keeps the lease.
+				// The request reached etcd, but no answer comes back: etcd keeps the lease.
 				cli.KeepAliveOnce(context.Background(), id)
 				return 0, ctx.Err()
 			}

@@ -23,7 +23,7 @@ import (
 	"penstock.io/penstock/meta/journal/etcd"
 )
 
-// scribe appends to one volume's log and trims it.
+// scribe appends to the log of a volume and trims the log.
 type scribe struct {
 	t   testing.TB
 	own *etcd.Ownership
@@ -73,8 +73,7 @@ func noise(rng *rand.Rand, n int) []byte {
 	return b
 }
 
-// 200 MB of journal go through etcd; its database stays small, though nobody
-// defragments it.
+// 200 MB of journal go through etcd; the database stays small without defragmentation.
 func TestChurnStaysBounded(t *testing.T) {
 	s := server(t)
 	o := owners(t, s.Client(), "a", etcd.LeaseConfig{TTL: time.Minute})
@@ -128,7 +127,7 @@ func TestNoSpace(t *testing.T) {
 	o := owners(t, cli, "a", etcd.LeaseConfig{TTL: time.Minute})
 	w := newScribe(t, o, 1)
 	rng := rand.New(rand.NewPCG(1, 2))
-	// Old revisions fill it too: that is what can be recovered at once.
+	// Old revisions fill the database too: their space can be recovered at once.
 	for range 40 {
 		if _, err := cli.Put(ctx, "/other", string(noise(rng, 1<<20))); err != nil {
 			t.Fatal(err)
@@ -162,7 +161,7 @@ func TestNoSpace(t *testing.T) {
 	if full, err := embedded.NoSpace(ctx, cli); err != nil || full {
 		t.Fatal(full, err)
 	}
-	// The owner that was refused goes on: nothing was in doubt.
+	// The refused owner goes on: no entry was in doubt.
 	for range 100 {
 		if err := w.append(ctx, noise(rng, 256<<10)); err != nil {
 			t.Fatal(err)
@@ -173,7 +172,7 @@ func TestNoSpace(t *testing.T) {
 	}
 }
 
-// serveDir names the folder of an etcd that a child process runs to be killed.
+// serveDir names the folder of an etcd in a child process, which the test kills.
 const serveDir = "PENSTOCK_ETCD_DIR"
 
 func TestMain(m *testing.M) {
@@ -188,7 +187,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child runs an etcd in another process, and waits until it serves.
+// child runs an etcd in another process, and waits until the etcd serves.
 func child(t *testing.T, dir string) *exec.Cmd {
 	c := exec.Command(os.Args[0])
 	c.Env = append(os.Environ(), serveDir+"="+dir)
@@ -231,7 +230,8 @@ func TestServerKilled(t *testing.T) {
 	var acks atomic.Int64
 	killer.Go(func() {
 		for seen := int64(0); ; seen = acks.Load() {
-			// Most times somebody has got on since it came back, however slow that was.
+			// Most times a client has made progress since etcd came back, however slow the return
+			// was.
 			for kills%4 > 0 && acks.Load() == seen {
 				select {
 				case <-stop:
@@ -275,8 +275,8 @@ func TestServerKilled(t *testing.T) {
 	t.Logf("%d entries, %d kills", len(got), kills)
 }
 
-// Several processes fight for one volume, each appending while it owns it and
-// each with a lease that sometimes is not renewed: the log is one chain.
+// Several processes fight for the same volume, each appending while owning the volume and each
+// with a lease that sometimes is not renewed: the log is a single chain.
 func TestOwnersFight(t *testing.T) {
 	s := server(t)
 	cli := s.Client()

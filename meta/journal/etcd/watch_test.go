@@ -8,8 +8,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// endless is a watcher whose watches end one after the other, as etcd ends one that
-// stands at a revision which was compacted away.
+// endless is a watcher whose watches end one after the other, as etcd ends a watch at a revision
+// that was compacted away.
 type endless struct {
 	clientv3.Watcher
 	begun chan chan clientv3.WatchResponse
@@ -21,8 +21,8 @@ func (w endless) Watch(context.Context, string, ...clientv3.OpOption) clientv3.W
 	return ch
 }
 
-// TestHintsBeginAnew: a watch that ended with a compaction is followed by another, and by
-// a hint, since something may have been missed; those of the next one come, too.
+// TestHintsBeginAnew: after a watch that ended with a compaction, another watch begins, with a
+// hint, since an event may have been missed; the hints of the next watch come, too.
 func TestHintsBeginAnew(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -50,6 +50,6 @@ func TestHintsBeginAnew(t *testing.T) {
 		receive("another began")
 	}
 	cancel()
-	for range hint { // it is closed
+	for range hint { // the watch is closed
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta/server/pins"
 )
 
-// volume is a volume in memory, with the snapshots one and two.
+// volume is a volume in memory, with two snapshots, one and two.
 type volume struct {
 	keys   []string // sorted
 	values map[string][]byte
@@ -150,8 +150,8 @@ func TestAnotherSnapshotOfTheName(t *testing.T) {
 	}
 }
 
-// TestPinsBeyondAPage: pins that do not fit into a list are counted, and a pinned volume is
-// not deleted before its pins end.
+// TestPinsBeyondAPage: pins beyond the list are counted, and a pinned volume is not deleted
+// before the last pin ends.
 func TestPinsBeyondAPage(t *testing.T) {
 	v := newVolume(t)
 	p := pins.Pins{Volume: v}
