@@ -20,6 +20,7 @@ type Call struct {
 	// answered.
 	Resent bool
 
+	led  meta.Led       // of Leadership's changes of names; zero: no condition
 	late []*meta.Result // results of operations that finished after the caller was killed (uncancel)
 }
 

@@ -211,7 +211,7 @@ func (c *Client) Leave() {
 
 // opID gives the id of the next operation of a request, or of background work.
 func (c *Client) opID(call *Call) meta.OpID {
-	if call == nil {
+	if call == nil || call.within() != (meta.Led{}) {
 		return meta.OpID{Incarnation: c.incarnation, Unique: c.unique.Add(1), Step: meta.BackgroundStep}
 	}
 	if call.Op.Incarnation == 0 {

@@ -157,6 +157,47 @@ func (l *Leadership) Write(ctx context.Context, p []byte, off int64) (int, error
 	return l.v.buffers.write(ctx, nil, in, p, writing{off: off, epoch: l.since})
 }
 
+// CreateOpen makes and opens a file as Volume.CreateOpen does. As long as the leadership lasts,
+// the owner makes the file; a request that comes to the owner later changes nothing. The same holds
+// for Unlink, Rename and Truncate. Errors: Fenced (the leadership has ended), and errors of
+// Volume.CreateOpen.
+func (l *Leadership) CreateOpen(ctx context.Context, req meta.Create, flags uint32) (OpenInfo, error) {
+	req.Led = l.condition()
+	return l.v.CreateOpen(ctx, nil, req, flags)
+}
+
+// Unlink removes the name of a file while the leadership lasts: see CreateOpen. Errors: Fenced,
+// and errors of Volume.Unlink.
+func (l *Leadership) Unlink(ctx context.Context, parent meta.Ino, name string) error {
+	return l.v.Unlink(ctx, l.call(), parent, name, false)
+}
+
+// Rename gives a file of a directory another name there while the leadership lasts: see CreateOpen.
+// The flags are those of renameat2(2). Errors: Fenced, and errors of Volume.Rename.
+func (l *Leadership) Rename(ctx context.Context, dir meta.Ino, name, newName string, flags uint32) error {
+	return l.v.Rename(ctx, l.call(), dir, name, dir, newName, flags)
+}
+
+// Truncate changes the size of the led file while the leadership lasts: see CreateOpen. Errors:
+// Fenced, and errors of Volume.SetAttr.
+func (l *Leadership) Truncate(ctx context.Context, size int64) error {
+	_, err := l.v.SetAttr(ctx, nil, meta.SetAttr{Ino: l.ino, Mask: meta.SetSize, Size: uint64(size), Led: l.condition()})
+	return err
+}
+
+func (l *Leadership) condition() meta.Led { return meta.Led{Ino: l.ino, Epoch: l.epoch} }
+
+// call is the call of a change of names.
+func (l *Leadership) call() *Call { return &Call{led: l.condition()} }
+
+// within is the condition of the changes of names of a call.
+func (c *Call) within() meta.Led {
+	if c == nil {
+		return meta.Led{}
+	}
+	return c.led
+}
+
 // Release ends the leadership. What the client wrote before is kept. Release of a leadership
 // that has ended does nothing. After an error the leadership has ended for this client; other
 // clients may get Busy until this client leads the file again or its session ends.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -275,5 +277,82 @@ func TestStrayLeadership(t *testing.T) {
 		t.Error(err)
 	}
 	lose(0, 0)
+	w.check()
+}
+
+// TestChangesWithinALeadership: the owner makes changes of names and of the size while the
+// leadership lasts. A late request of a former leader changes nothing, while another client leads the
+// file, and when nobody leads the file any more (rule 25).
+func TestChangesWithinALeadership(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	_, va := open(t, w, Config{FlushEvery: time.Hour})
+	_, vb := open(t, w, Config{FlushEvery: time.Hour})
+	ino := create(t, va, "log")
+	if err := appendTo(t.Context(), va, ino, []byte("commit"), 0); err != nil {
+		t.Fatal(err)
+	}
+	names := func() (all []string) {
+		t.Helper()
+		list, _, err := vb.ReadDir(t.Context(), meta.RootIno, &DirCursor{}, 0, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list {
+			all = append(all, e.Name)
+		}
+		slices.Sort(all)
+		return all
+	}
+	changes := func(l *Leadership) []error {
+		how := meta.Create{Parent: meta.RootIno, Name: "draft", Mode: meta.TypeRegular | 0o644, Excl: true}
+		info, cerr := l.CreateOpen(t.Context(), how, uint32(os.O_RDWR))
+		if cerr == nil {
+			l.v.Release(t.Context(), info.Entry.Attr.Ino, uint32(os.O_RDWR))
+		}
+		return []error{cerr, l.Truncate(t.Context(), 3), l.Rename(t.Context(), meta.RootIno, "draft", "log", 0), l.Unlink(t.Context(), meta.RootIno, "log")}
+	}
+	lead := func(v *Volume) *Leadership {
+		t.Helper()
+		l, err := v.Leaderships().Lead(t.Context(), ino, LeadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	first := lead(va)
+	if err := first.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(what string) {
+		t.Helper()
+		create(t, vb, "draft")
+		for i, err := range changes(first) {
+			if !errors.Is(err, meta.Fenced) {
+				t.Errorf("DATA: %s: change %d of the former leader: %v", what, i, err)
+			}
+		}
+		if got := names(); !slices.Equal(got, []string{"draft", "log"}) || string(contents(t, vb, ino)) != "commit" {
+			t.Errorf("DATA: %s: the names are %v, the file is %q", what, got, contents(t, vb, ino))
+		}
+		if err := vb.Unlink(t.Context(), &Call{}, meta.RootIno, "draft", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused("nobody leads")
+	second := lead(vb)
+	refused("another client leads")
+	if err := second.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	third := lead(va)
+	refused("the client leads again")
+	for i, err := range changes(third) {
+		if err != nil {
+			t.Errorf("change %d of the leader: %v", i, err)
+		}
+	}
+	if got := names(); len(got) != 0 {
+		t.Errorf("after the changes of the leader the names are %v", got)
+	}
 	w.check()
 }

@@ -246,7 +246,7 @@ func (ds *directories) unlink(ctx context.Context, call *Call, parent meta.Ino, 
 	unlock := ds.locks.lock(parent, name)
 	defer unlock()
 	p.beginChange()
-	res, stamp, err := ds.v.owner.do(ctx, call, &meta.Unlink{Parent: parent, Name: name, Dir: dir}, meta.LeaseShared)
+	res, stamp, err := ds.v.owner.do(ctx, call, &meta.Unlink{Parent: parent, Name: name, Dir: dir, Led: call.within()}, meta.LeaseShared)
 	if err != nil {
 		p.endChange(name, dent{}, nil, stamp, err)
 		return err
@@ -327,7 +327,7 @@ func (ds *directories) rename(ctx context.Context, call *Call, parent meta.Ino, 
 			return err
 		}
 	}
-	op := &meta.Rename{Parent: parent, Name: name, NewParent: newParent, NewName: newName, Flags: flags}
+	op := &meta.Rename{Parent: parent, Name: name, NewParent: newParent, NewName: newName, Flags: flags, Led: call.within()}
 	for try := 0; ; try++ {
 		p.beginChange()
 		q.beginChange()

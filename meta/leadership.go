@@ -29,6 +29,15 @@ type EndLead struct {
 // NotFound (no session leads the file).
 type Leader struct{ Ino Ino }
 
+// Led is a condition of a change of names or of a size: the calling session leads the file Ino,
+// and the leadership's epoch is Epoch. The owner checks the condition where the owner makes the
+// change, and refuses the change otherwise. So a leader whose leadership has ended changes
+// nothing, however late its request arrives. The zero Led is no condition. Errors: Fenced.
+type Led struct {
+	Ino   Ino
+	Epoch uint64
+}
+
 func (*Lead) Code() OpCode    { return OpLead }
 func (*EndLead) Code() OpCode { return OpEndLead }
 func (*Leader) Code() OpCode  { return OpLeader }

@@ -165,6 +165,7 @@ type Create struct {
 	Ino Ino
 	// Time is zero or, in a replay, the time of the first reply.
 	Time Time
+	Led  Led
 }
 
 // Tmpfile makes a regular file without a name (O_TMPFILE). The session holds the inode as an
@@ -197,6 +198,7 @@ type Unlink struct {
 	Name    string
 	Dir     bool
 	Holders []SessionID // filled by the owner, not the client
+	Led     Led
 }
 
 // Rename flags, as renameat2(2).
@@ -216,6 +218,7 @@ type Rename struct {
 	NewName   string
 	Flags     uint32
 	Holders   []SessionID // as Unlink
+	Led       Led
 }
 
 // SetAttr changes the attributes named by Mask. A smaller size drops the extents beyond the
@@ -231,6 +234,7 @@ type SetAttr struct {
 	Atime Time
 	Mtime Time
 	Ctime Time
+	Led   Led
 }
 
 // ReadTime reports whether the operation only records when a file was read; clients send such

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"time"
 
@@ -82,7 +81,7 @@ func Change(ctx context.Context, t *penstock.Tree, p string, how ChangeOptions) 
 	if err != nil {
 		return Spec{}, err
 	}
-	s, err := dir.change(ctx, p, log, how.Change)
+	s, err := within{dir, right}.change(ctx, p, log, how.Change)
 	return s, errors.Join(err, endLead(ctx, right))
 }
 
@@ -144,7 +143,7 @@ func changed(p string, old Spec, change func(*Spec) error) (Spec, error) {
 
 // change replaces stream.json, after the new partitions were made. The caller leads changeFile in
 // log.
-func (d volumeDir) change(ctx context.Context, p string, log volumeDir, change func(*Spec) error) (Spec, error) {
+func (d within) change(ctx context.Context, p string, log volumeDir, change func(*Spec) error) (Spec, error) {
 	old, _, err := d.spec(ctx)
 	if err != nil {
 		return old, err
@@ -168,20 +167,17 @@ func (d volumeDir) change(ctx context.Context, p string, log volumeDir, change f
 }
 
 // replaceSpec replaces stream.json: a host reads the old or the new bytes, also after a crash.
-func (d volumeDir) replaceSpec(ctx context.Context, b []byte) error {
+func (d within) replaceSpec(ctx context.Context, b []byte) error {
 	const draft = SpecFile + replaceSuffix
-	if err := d.Remove(ctx, draft); err != nil && !errors.Is(err, meta.NotFound) { // of an interrupted change
-		return err
-	}
 	old, err := d.lookup(ctx, SpecFile)
 	if err != nil {
 		return err
 	}
-	info, err := d.v.CreateOpen(ctx, nil, meta.Create{Parent: d.ino, Name: draft, Mode: meta.TypeRegular | fileMode, UID: old.Attr.UID, GID: old.Attr.GID, Excl: true}, writing|uint32(os.O_TRUNC))
+	ino, err := d.draft(ctx, draft, &old.Attr)
 	if err != nil {
 		return err
 	}
-	f := &volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino, flags: writing}
+	f := &volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}
 	err = mark(ctx, d.v, f.ino)
 	if err == nil {
 		_, err = f.WriteAt(b, 0)
@@ -189,8 +185,5 @@ func (d volumeDir) replaceSpec(ctx context.Context, b []byte) error {
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	if err := d.v.Rename(ctx, nil, d.ino, draft, d.ino, SpecFile, 0); err != nil {
-		return err
-	}
-	return d.v.FsyncDir(ctx, d.ino)
+	return d.rename(ctx, draft, SpecFile)
 }

@@ -130,10 +130,13 @@ func (h *Host) coordinatedAt(ctx context.Context, group string) (string, error) 
 // dutyKey identifies the coordination with a number for placement.
 func dutyKey(n int) placement.Key { return placement.Key{Number: int32(n)} }
 
-// coordinates reports that the process coordinates a group.
-func (h *Host) coordinates(group string) bool {
+// coordinates returns the epoch in which the process coordinates a group; 0: the process does not.
+func (h *Host) coordinates(group string) (epoch uint64) {
 	x := h.duties.now[dutyOf(group)].Load()
-	return x != nil && x.lead.Valid()
+	if x == nil || !x.lead.Valid() {
+		return 0
+	}
+	return x.lead.Epoch()
 }
 
 // settleDuties ends the coordinations that were lost, or that another gateway is to have.

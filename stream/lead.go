@@ -75,13 +75,31 @@ func (d *ledDir) Valid() bool {
 	return d.file != nil && d.file.Valid()
 }
 
-// check refuses a change of names without the leadership.
+// check refuses a change of names without the leadership. The owner of the volume decides (see
+// within): check only spares requests that the owner would refuse.
 func (d *ledDir) check(op, name string) error {
 	if d.Valid() {
 		return nil
 	}
 	return meta.E(op, meta.Fenced, name, errors.New("the leadership has ended, or the owner of the volume does not answer"))
 }
+
+// within returns the directory for changes of names within the leadership.
+func (d *ledDir) within() within {
+	w := within{volumeDir: d.volumeDir}
+	if d.unsafe.NoFence {
+		return w
+	}
+	if w.right = d.right; w.right == nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		w.right = d.file
+	}
+	return w
+}
+
+// openTries bounds how often Open begins anew because the file has got a new name meanwhile.
+const openTries = 5
 
 func (d *ledDir) Open(ctx context.Context, name string, write bool) (partition.File, error) {
 	if !write {
@@ -97,14 +115,26 @@ func (d *ledDir) Open(ctx context.Context, name string, write bool) (partition.F
 		}
 		return &volumeFile{ctx: ctx, v: d.v, ino: e.Attr.Ino, flags: writing}, nil
 	}
-	l, err := d.leadFile(ctx, e.Attr.Ino, name)
-	if err != nil {
-		return nil, err
+	for range openTries {
+		ino := e.Attr.Ino
+		l, err := d.leadFile(ctx, ino, name)
+		if err != nil {
+			return nil, err
+		}
+		// The leader before may have put another file in the place of this file, or removed this file,
+		// between the look-up and the leadership. From here on only this process does that.
+		if e, err = d.lookup(ctx, name); err != nil {
+			return nil, err // leave ends the leadership
+		}
+		if e.Attr.Ino != ino {
+			continue
+		}
+		if _, err := d.v.Open(ctx, nil, ino, writing); err != nil {
+			return nil, err
+		}
+		return &ledFile{volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, l}, nil
 	}
-	if _, err := d.v.Open(ctx, nil, e.Attr.Ino, writing); err != nil {
-		return nil, err // leave ends the leadership
-	}
-	return &ledFile{volumeFile{ctx: ctx, v: d.v, ino: e.Attr.Ino, flags: writing}, l}, nil
+	return nil, meta.E("open", meta.Unavailable, name, errors.New("other processes replace the file all the time"))
 }
 
 // leadFile begins the leadership of a file for writing, and ends that of the file before.
@@ -140,48 +170,118 @@ func endLead(ctx context.Context, l *penstock.Leadership) error {
 
 // Create makes and leads a file. An empty file of the name is of a leader that was late.
 func (d *ledDir) Create(ctx context.Context, name string) (partition.File, error) {
-	if err := d.check("create", name); err != nil && d.right != nil {
+	switch {
+	case d.unsafe.NoSeal:
+		ino, err := within{volumeDir: d.volumeDir}.create(ctx, name, nil)
+		if err != nil {
+			return nil, err
+		}
+		return &volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, nil
+	case d.right == nil:
+		return d.createLed(ctx, name)
+	}
+	if err := d.check("create", name); err != nil {
 		return nil, err
 	}
-	how := meta.Create{Parent: d.volumeDir.ino, Name: name, Mode: meta.TypeRegular | fileMode, Excl: true}
-	info, err := d.v.CreateOpen(ctx, nil, how, writing)
+	w := d.within()
+	ino, err := w.create(ctx, name, nil)
 	if errors.Is(err, meta.Exists) {
-		if e, lerr := d.lookup(ctx, name); lerr != nil || e.Attr.Size > 0 || d.right == nil {
+		if e, lerr := d.lookup(ctx, name); lerr != nil || e.Attr.Size > 0 {
 			return nil, err
 		}
-		if err := d.Remove(ctx, name); err != nil {
+		if err := w.Remove(ctx, name); err != nil {
 			return nil, err
 		}
-		info, err = d.v.CreateOpen(ctx, nil, how, writing)
+		ino, err = w.create(ctx, name, nil)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if d.unsafe.NoSeal {
-		return &volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino, flags: writing}, nil
-	}
-	f := &ledFile{volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino, flags: writing}, nil}
-	if f.lead, err = d.leadFile(ctx, f.ino, name); err == nil {
+	f := &ledFile{volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, nil}
+	if f.lead, err = d.leadFile(ctx, ino, name); err == nil {
 		// The leadership may have ended between the look at it and the creation.
 		if err = d.check("create", name); err == nil {
 			return f, nil
 		}
 	}
-	return nil, errors.Join(err, f.Close(), d.volumeDir.Remove(ctx, name))
+	return nil, errors.Join(err, f.Close(), w.Remove(ctx, name))
 }
 
+// createLed makes a file that this process leads before the file has its name: no other process
+// ever leads the file before. Errors: Exists.
+func (d *ledDir) createLed(ctx context.Context, name string) (partition.File, error) {
+	info, err := d.v.Tmpfile(ctx, nil, meta.Tmpfile{Parent: d.volumeDir.ino, Mode: fileMode}, writing)
+	if err != nil {
+		return nil, err
+	}
+	f := &ledFile{volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino, flags: writing}, nil}
+	if f.lead, err = d.leadFile(ctx, f.ino, name); err == nil {
+		if _, err = d.v.Link(ctx, nil, f.ino, d.volumeDir.ino, name); err == nil {
+			return f, nil
+		}
+	}
+	return nil, errors.Join(err, f.Close())
+}
+
+// Replace replaces a whole file. If the directory holds only the led file, this process leads the new
+// file before the file takes the name, and still leads the old file then: at no moment does the name
+// stand for a file that another process could lead. An error ends the leaderships, since the name may
+// stand for either file: the caller opens the file again.
 func (d *ledDir) Replace(ctx context.Context, name string, data []byte) error {
 	if err := d.check("replace", name); err != nil {
 		return err
 	}
-	return d.volumeDir.Replace(ctx, name, data)
+	w := d.within()
+	if d.right != nil || d.unsafe.NoSeal {
+		return w.replace(ctx, name, data)
+	}
+	d.mu.Lock()
+	old := d.file
+	d.mu.Unlock()
+	if old == nil {
+		return meta.E("replace", meta.Fenced, name, errors.New("the file is not open for writing"))
+	}
+	next, err := d.replaceLed(ctx, w, name, data)
+	d.mu.Lock()
+	d.file, d.ino = nil, 0
+	if err == nil {
+		d.file, d.ino = next.lead, next.ino
+	}
+	d.mu.Unlock()
+	ended := endLead(ctx, old)
+	if err == nil {
+		return nil // nobody looks for the old file any more
+	}
+	if next != nil {
+		err = errors.Join(err, endLead(ctx, next.lead))
+	}
+	return errors.Join(err, ended)
+}
+
+// replaceLed writes and leads a file, and then gives the file a name that another file has. A file
+// is returned in any case in which this process may lead it.
+func (d *ledDir) replaceLed(ctx context.Context, w within, name string, data []byte) (*ledFile, error) {
+	draft := name + replaceSuffix
+	ino, err := w.draft(ctx, draft, nil)
+	if err != nil {
+		return nil, err
+	}
+	f := &ledFile{volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, nil}
+	if f.lead, err = d.leadIno(ctx, ino, draft, d.address); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	_, err = f.WriteAt(data, 0)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return f, err
+	}
+	return f, w.rename(ctx, draft, name)
 }
 
 func (d *ledDir) Remove(ctx context.Context, name string) error {
 	if err := d.check("remove", name); err != nil {
 		return err
 	}
-	return d.volumeDir.Remove(ctx, name)
+	return d.within().Remove(ctx, name)
 }
 
 // leave ends the leaderships.
@@ -210,7 +310,7 @@ func (f *ledFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, fenced(err)
 }
 
-func (f *ledFile) Truncate(size int64) error { return fenced(f.volumeFile.Truncate(size)) }
+func (f *ledFile) Truncate(size int64) error { return fenced(f.lead.Truncate(f.ctx, size)) }
 
 func (f *ledFile) Sync() error { return fenced(f.volumeFile.Sync()) }
 

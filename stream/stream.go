@@ -32,8 +32,8 @@ type Stream struct {
 	log     *slog.Logger
 	unsafe  Unsafe
 	list    gateways
-	// coordinates reports that the process coordinates a group.
-	coordinates func(group string) bool
+	// coordinates returns the epoch in which the process coordinates a group; 0: the process does not.
+	coordinates func(group string) (epoch uint64)
 
 	counters  *partition.Counters
 	publisher publisher
@@ -99,11 +99,13 @@ type slot struct {
 // gets new records with each round, and can be led after its promotion.
 const followEvery = time.Second
 
-// committed are the offsets of a group, while this process leads their file.
+// committed are the offsets of a group, while this process leads their file, in an epoch of the
+// coordination of the group.
 type committed struct {
 	*offsets.Offsets
-	dir  *ledDir
-	used time.Time
+	dir   *ledDir
+	epoch uint64
+	used  time.Time
 }
 
 func errStreamClosed(name string) error {
@@ -523,11 +525,20 @@ func (s *Stream) close() error {
 	return errors.Join(errs...)
 }
 
+// Coordination is a consumer group that this process coordinates, in an epoch (Host.Coordinate).
+type Coordination struct {
+	Group string
+	Epoch uint64
+}
+
 // Offsets returns the offsets of a consumer group in the stream, whose file this process leads
-// then. Where nobody can lead the file, the offsets are those of the moment, unless make is true.
-// Errors: Invalid (the group has no name, or too long a name), NotFound (make is false, and the
-// group has no offsets), NotOwner (this process does not coordinate the group), ReadOnly (make is true).
-func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets.Offsets, error) {
+// then. The end of the coordination closes the offsets, so a request of the coordination commits
+// nothing later. Where nobody can lead the file, the offsets are those of the moment, unless make is
+// true. Errors: Invalid (the group has no name, or too long a name), NotFound (make is false, and the
+// group has no offsets), NotOwner (this process does not coordinate the group in the epoch), ReadOnly
+// (make is true).
+func (s *Stream) Offsets(ctx context.Context, of Coordination, make bool) (*offsets.Offsets, error) {
+	group := of.Group
 	name := Escape(group) + groupSuffix
 	if group == "" || len(name) > meta.MaxName-len(replaceSuffix) {
 		return nil, meta.E("open offsets", meta.Invalid, s.name, fmt.Errorf("a group's name has 1 to about 80 bytes"))
@@ -537,11 +548,11 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 	if s.closed {
 		return nil, errStreamClosed(s.name)
 	}
-	if !s.coordinates(group) {
-		return nil, meta.E("open offsets", meta.NotOwner, s.name, errors.New("this process does not coordinate the group "+group))
+	if s.coordinates(group) != of.Epoch {
+		return nil, meta.E("open offsets", meta.NotOwner, s.name, fmt.Errorf("this process does not coordinate the group %s in epoch %d", group, of.Epoch))
 	}
 	if c := s.groups[name]; c != nil {
-		if c.used = time.Now(); c.dir.Valid() {
+		if c.used = time.Now(); c.epoch == of.Epoch && c.dir.Valid() {
 			return c.Offsets, nil
 		}
 		delete(s.groups, name) // another process may have committed meanwhile
@@ -561,8 +572,8 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 			return nil, err
 		}
 	}
-	c := &committed{dir: &ledDir{volumeDir: dir, address: s.address, unsafe: s.unsafe}, used: time.Now()}
-	if c.Offsets, err = offsets.Open(ctx, c.dir, name); err != nil {
+	c := &committed{dir: &ledDir{volumeDir: dir, address: s.address, unsafe: s.unsafe}, epoch: of.Epoch, used: time.Now()}
+	if c.Offsets, err = offsets.Open(ctx, c.dir, name, s.log); err != nil {
 		err = errors.Join(err, c.dir.leave(ctx))
 		if !make && errors.Is(err, meta.ReadOnly) {
 			return offsets.Read(ctx, c.dir, name)
@@ -576,14 +587,14 @@ func (s *Stream) Offsets(ctx context.Context, group string, make bool) (*offsets
 
 // DeleteOffsets removes the file with the offsets of a consumer group; had is false if there was
 // none. The caller keeps the group from commits meanwhile. Errors: ReadOnly, and those of Offsets.
-func (s *Stream) DeleteOffsets(ctx context.Context, group string) (had bool, err error) {
-	if _, err := s.Offsets(ctx, group, false); err != nil {
+func (s *Stream) DeleteOffsets(ctx context.Context, of Coordination) (had bool, err error) {
+	if _, err := s.Offsets(ctx, of, false); err != nil {
 		if errors.Is(err, meta.NotFound) {
 			return false, nil
 		}
 		return false, err
 	}
-	name := Escape(group) + groupSuffix
+	name := Escape(of.Group) + groupSuffix
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.groups[name]
@@ -604,20 +615,20 @@ func (s *Stream) DeleteOffsets(ctx context.Context, group string) (had bool, err
 // DeleteOffsetsOf removes what a consumer group has committed in some partitions, and the file of
 // the group when nothing is left. Errors: NotFound (the group has no offsets), ReadOnly, and those of
 // Offsets.
-func (s *Stream) DeleteOffsetsOf(ctx context.Context, group string, of []int32) error {
-	o, err := s.Offsets(ctx, group, false)
+func (s *Stream) DeleteOffsetsOf(ctx context.Context, of Coordination, partitions []int32) error {
+	o, err := s.Offsets(ctx, of, false)
 	if err != nil {
 		return err
 	}
 	var gone []offsets.Commit
 	all := o.All()
 	for _, c := range all {
-		if slices.Contains(of, c.Partition) {
+		if slices.Contains(partitions, c.Partition) {
 			gone = append(gone, offsets.Commit{Partition: c.Partition, Offset: -1, Epoch: -1})
 		}
 	}
 	if len(gone) == len(all) {
-		_, err := s.DeleteOffsets(ctx, group)
+		_, err := s.DeleteOffsets(ctx, of)
 		return err
 	}
 	return o.Commit(gone)

@@ -11,6 +11,7 @@ type Unsafe struct {
 	NoSync    bool // records are acknowledged before they are synced
 	NoEpoch   bool // a leader whose leadership has ended goes on
 	NoSeal    bool // a former leader can still append to the last segment
+	NoFence   bool // a former leader still changes names in its directories
 	NoOffsets bool // committed offsets are in memory only
 	NoRights  bool // every user may do everything with every stream
 	NoEnd     bool // a login outlives the user's password

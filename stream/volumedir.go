@@ -25,7 +25,7 @@ const (
 	fileMode = 0o444
 )
 
-// replaceSuffix marks an unfinished file of Replace.
+// replaceSuffix marks an unfinished file that is to replace another one.
 const replaceSuffix = ".new"
 
 func (d volumeDir) List(ctx context.Context) ([]partition.Info, error) {
@@ -126,11 +126,8 @@ func (d volumeDir) ReadFile(ctx context.Context, name string) ([]byte, error) {
 	return p[:n], err
 }
 
-func (d volumeDir) Replace(ctx context.Context, name string, data []byte) error {
-	return d.put(ctx, name, name+replaceSuffix, data, 0)
-}
-
-// put writes a file under the name draft, and renames it with flags of renameat2(2).
+// put writes a file under the name draft, which no other writer has, and renames it with flags of
+// renameat2(2).
 func (d volumeDir) put(ctx context.Context, name, draft string, data []byte, flags uint32) error {
 	info, err := d.v.CreateOpen(ctx, nil, meta.Create{Parent: d.ino, Name: draft, Mode: meta.TypeRegular | fileMode}, writing|uint32(os.O_TRUNC))
 	if err != nil {

@@ -120,6 +120,29 @@ func (t leaderships) begin(op *meta.Lead, res *meta.Result) error {
 	return nil
 }
 
+// require refuses an operation whose condition (meta.Led) does not hold.
+func (t leaderships) require(op meta.Op) error {
+	var want meta.Led
+	switch op := op.(type) {
+	case *meta.Create:
+		want = op.Led
+	case *meta.Unlink:
+		want = op.Led
+	case *meta.Rename:
+		want = op.Led
+	case *meta.SetAttr:
+		want = op.Led
+	}
+	if want == (meta.Led{}) {
+		return nil
+	}
+	now, led, err := readLeader(t.r, want.Ino)
+	if err == nil && (!led || now.session != t.c.Session || now.epoch != want.Epoch) {
+		err = fail("change", meta.Fenced, fmt.Sprintf("session %x does not lead inode %d in epoch %d", uint64(t.c.Session), want.Ino, want.Epoch))
+	}
+	return err
+}
+
 // give ends a leadership that its leader gives up.
 func (t leaderships) give(op *meta.EndLead) error {
 	now, led, err := readLeader(t.r, op.Ino)

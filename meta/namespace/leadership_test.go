@@ -10,8 +10,8 @@ import (
 )
 
 // TestLeadership compares random leaderships of two sessions over files that come and go,
-// snapshots and rollbacks with a model: at most one leader for a file, and epochs that grow for
-// ever.
+// snapshots and rollbacks with a model: at most one leader for a file, epochs that grow for
+// ever, and changes within a leadership (meta.Led) while it lasts and at no other time.
 func TestLeadership(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -30,10 +30,11 @@ func TestLeadership(t *testing.T) {
 		inos = append(inos, f.file(fmt.Sprint(i)))
 	}
 	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "a"}).Off)
-	for i := range 600 {
+	within, refused := 0, 0
+	for i := range 800 {
 		f.session = sessions[rng.IntN(2)]
 		ino := inos[rng.IntN(len(inos))]
-		switch now, have := model[ino]; rng.IntN(8) {
+		switch now, have := model[ino]; rng.IntN(10) {
 		case 0, 1, 2, 3:
 			address := fmt.Sprint("host:", i)
 			res, err := f.try(&meta.Lead{Ino: ino, Address: address})
@@ -65,6 +66,21 @@ func TestLeadership(t *testing.T) {
 			}
 		case 5:
 			f.do(&meta.EndLead{Ino: ino, Epoch: now.epoch + 1}) // of another leadership
+		case 8, 9:
+			led := meta.Led{Ino: ino, Epoch: now.epoch}
+			if !have || rng.IntN(4) == 0 {
+				led.Epoch = 1 + rng.Uint64N(last+1)
+			}
+			_, err := f.try(f.ledChange(i, led))
+			lasts := have && now.session == f.session && now.epoch == led.Epoch
+			if lasts != (err == nil) || err != nil && meta.KindOf(err) != meta.Fenced {
+				t.Fatalf("DATA: step %d: a change of session %d within %+v: %v; the leader is %+v %v", i, f.session, led, err, now, have)
+			}
+			if lasts {
+				within++
+			} else {
+				refused++
+			}
 		case 6:
 			for from := uint64(0); ; {
 				res := f.do(&meta.SessionEnd{Session: f.session, From: meta.Ino(from)})
@@ -113,6 +129,27 @@ func TestLeadership(t *testing.T) {
 			}
 		}
 		f.check()
+	}
+	if within < 10 || refused < 10 {
+		t.Errorf("%d changes within a leadership, %d refused ones", within, refused)
+	}
+}
+
+// ledChange makes a change within a leadership that no other rule refuses.
+func (f *fixture) ledChange(step int, led meta.Led) meta.Op {
+	name := fmt.Sprint("new", step)
+	if step%4 > 1 {
+		f.file(name)
+	}
+	switch step % 4 {
+	case 0:
+		return &meta.Create{Parent: 1, Name: name, Mode: meta.TypeRegular | 0o644, Excl: true, Led: led}
+	case 1:
+		return &meta.SetAttr{Ino: 1, Mask: meta.SetMode, Mode: 0o755, Led: led}
+	case 2:
+		return &meta.Rename{Parent: 1, Name: name, NewParent: 1, NewName: name + "b", Led: led}
+	default:
+		return &meta.Unlink{Parent: 1, Name: name, Led: led}
 	}
 }
 

@@ -77,6 +77,7 @@ type Context struct {
 //	Again             the tail of a truncation is not yet reaped: run Reap on
 //	                  the inode in the subject until EOF, then repeat the operation
 //	ResourceExceeded  more than maxEdit extents lie in the range: split it
+//	Fenced            the operation's Led does not hold
 //	Corrupt, Version  a record is damaged, or newer than this program
 func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	t := &tx{view: view{r: r}, c: c, budget: reapBatch}
@@ -89,6 +90,9 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 			meta.OpCopyRange, meta.OpSetXattr, meta.OpRemoveXattr, meta.OpJunction:
 			return nil, nil, fail("immutable volume", meta.ReadOnly, "")
 		}
+	}
+	if err := t.leaderships().require(op); err != nil {
+		return nil, nil, err
 	}
 	res := &meta.Result{}
 	var err error

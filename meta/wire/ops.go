@@ -120,6 +120,7 @@ func (c *coder) op(p *meta.Op) {
 		c.bool(&o.Excl)
 		ino(c, &o.Ino)
 		c.time(&o.Time)
+		c.led(&o.Led)
 	case *meta.Tmpfile:
 		ino(c, &o.Parent)
 		c.u32(&o.Mode)
@@ -136,12 +137,14 @@ func (c *coder) op(p *meta.Op) {
 		ino(c, &o.Parent)
 		c.str(&o.Name)
 		c.bool(&o.Dir)
+		c.led(&o.Led)
 	case *meta.Rename:
 		ino(c, &o.Parent)
 		c.str(&o.Name)
 		ino(c, &o.NewParent)
 		c.str(&o.NewName)
 		c.u32(&o.Flags)
+		c.led(&o.Led)
 	case *meta.SetAttr:
 		ino(c, &o.Ino)
 		c.u32((*uint32)(&o.Mask))
@@ -152,6 +155,7 @@ func (c *coder) op(p *meta.Op) {
 		c.time(&o.Atime)
 		c.time(&o.Mtime)
 		c.time(&o.Ctime)
+		c.led(&o.Led)
 	case *meta.Write:
 		ino(c, &o.Ino)
 		list(c, &o.Extents, extent)
@@ -206,6 +210,11 @@ func (c *coder) op(p *meta.Op) {
 		// program.
 		panic(fmt.Sprintf("wire: operation %T does not travel", o))
 	}
+}
+
+func (c *coder) led(l *meta.Led) {
+	ino(c, &l.Ino)
+	c.u64(&l.Epoch)
 }
 
 // Bits of the mask before a result: the mask tells which fields follow.

@@ -31,7 +31,7 @@ func (s *Server) offsetCommit(r *request, q *kmsg.OffsetCommitRequest) *kmsg.Off
 	defer g.committing.Unlock()
 	g.mu.Lock()
 	code := g.machine.MayCommit(now(), q.Generation, q.MemberID, deref(q.InstanceID))
-	if g.ended {
+	if g.ended || r.ctx.Err() != nil { // a client that is gone may have sent the commit again, and later commits
 		code = group.NotCoordinator
 	}
 	g.mu.Unlock()
@@ -39,7 +39,7 @@ func (s *Server) offsetCommit(r *request, q *kmsg.OffsetCommitRequest) *kmsg.Off
 		return all(g.codeFor(q.MemberID, code))
 	}
 	for i := range q.Topics {
-		p.Topics = append(p.Topics, s.commitTopic(r, q.Group, &q.Topics[i]))
+		p.Topics = append(p.Topics, s.commitTopic(r, g.of(q.Group), &q.Topics[i]))
 	}
 	return p
 }
@@ -56,12 +56,12 @@ func commitResponse(t *kmsg.OffsetCommitRequestTopic, code func(*kmsg.OffsetComm
 	return pt
 }
 
-func (s *Server) commitTopic(r *request, name string, t *kmsg.OffsetCommitRequestTopic) kmsg.OffsetCommitResponseTopic {
+func (s *Server) commitTopic(r *request, of stream.Coordination, t *kmsg.OffsetCommitRequestTopic) kmsg.OffsetCommitResponseTopic {
 	var commits []offsets.Commit
 	st, err := s.stream(r, t.Topic, stream.MayRead)
 	var to *offsets.Offsets
 	if err == nil {
-		to, err = st.Offsets(r.ctx, name, true)
+		to, err = st.Offsets(r.ctx, of, true)
 	}
 	check := func(tp *kmsg.OffsetCommitRequestTopicPartition) int16 {
 		switch {

@@ -55,13 +55,17 @@ func (s *Server) committed(r *request, name string, topics []kmsg.OffsetFetchReq
 	if code != codeOK {
 		return nil, code
 	}
+	var of stream.Coordination
 	if g != nil {
 		g.committing.Lock()
 		defer g.committing.Unlock()
+		of = g.of(name)
+	} else if of, code = s.coordinate(r, name); code != codeOK {
+		return nil, code
 	}
 	if topics == nil {
 		for _, topic := range s.topics(r) {
-			commits, err := s.commitsIn(r, name, topic)
+			commits, err := s.commitsIn(r, of, topic)
 			if err != nil || len(commits) == 0 {
 				continue
 			}
@@ -77,18 +81,18 @@ func (s *Server) committed(r *request, name string, topics []kmsg.OffsetFetchReq
 	for _, t := range topics {
 		pt := kmsg.NewOffsetFetchResponseTopic()
 		pt.Topic = t.Topic
-		commits, err := s.commitsIn(r, name, t.Topic)
+		commits, err := s.commitsIn(r, of, t.Topic)
 		denied := errors.Is(err, meta.AccessDenied)
 		if err != nil && !denied && !errors.Is(err, meta.NotFound) {
 			// Without an answer the consumer would begin at one end of the log.
 			return nil, codeOfCommit(err)
 		}
-		of := map[int32]offsets.Commit{}
+		by := map[int32]offsets.Commit{}
 		for _, c := range commits {
-			of[c.Partition] = c
+			by[c.Partition] = c
 		}
 		for _, n := range t.Partitions {
-			c, ok := of[n]
+			c, ok := by[n]
 			if !ok {
 				c = offsets.Commit{Partition: n, Offset: -1, Epoch: -1}
 			}
@@ -111,12 +115,12 @@ func fetchedCommit(c offsets.Commit) kmsg.OffsetFetchResponseTopicPartition {
 
 // commitsIn returns the commits of a group in a topic. Errors: NotFound (no such topic, or no
 // commits).
-func (s *Server) commitsIn(r *request, name, topic string) ([]offsets.Commit, error) {
+func (s *Server) commitsIn(r *request, of stream.Coordination, topic string) ([]offsets.Commit, error) {
 	st, err := s.stream(r, topic, stream.MayRead)
 	if err != nil {
 		return nil, err
 	}
-	o, err := st.Offsets(r.ctx, name, false)
+	o, err := st.Offsets(r.ctx, of, false)
 	if err != nil {
 		return nil, err
 	}

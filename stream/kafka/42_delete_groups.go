@@ -44,7 +44,7 @@ func (s *Server) deleteGroup(r *request, name string) int16 {
 		st, err := s.stream(r, topic, stream.MayRead)
 		had := false
 		if err == nil {
-			had, err = st.DeleteOffsets(r.ctx, name)
+			had, err = st.DeleteOffsets(r.ctx, g.of(name))
 		}
 		switch meta.KindOf(err) {
 		case meta.NotFound, meta.AccessDenied, meta.ReadOnly:

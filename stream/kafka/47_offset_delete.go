@@ -36,7 +36,7 @@ func (s *Server) deleteOffsets(r *request, q *kmsg.OffsetDeleteRequest) *kmsg.Of
 		}
 		st, err := s.stream(r, t.Topic, stream.MayRead)
 		if err == nil {
-			if err = st.DeleteOffsetsOf(r.ctx, q.Group, of); errors.Is(err, meta.NotFound) {
+			if err = st.DeleteOffsetsOf(r.ctx, g.of(q.Group), of); errors.Is(err, meta.NotFound) {
 				err = nil // the group has committed nothing in the stream
 			}
 		}

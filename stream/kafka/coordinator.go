@@ -59,19 +59,11 @@ func (c *coordinator) init() {
 // for another gateway's group, or codeGroupDenied for another user's group. make adds a group that
 // is not known; without make, an unknown group is nil.
 func (s *Server) group(r *request, name string, make bool) (*coordinated, int16) {
-	h, err := s.cfg.Host(r.ctx)
-	var epoch uint64
-	if err == nil {
-		epoch, err = h.Coordinate(r.ctx, name)
+	of, code := s.coordinate(r, name)
+	if code != codeOK {
+		return nil, code
 	}
-	switch {
-	case errors.Is(err, meta.NotOwner):
-		return nil, codeNotCoordinator
-	case err != nil:
-		s.cfg.Logger.Warn("kafka: a group can't be coordinated; its members try again", "group", name, "error", err)
-		return nil, codeCoordinatorLoading
-	}
-	g := s.groups.find(name, make, epoch)
+	g := s.groups.find(name, make, of.Epoch)
 	if g == nil && make {
 		return nil, codeCoordinatorLoading
 	}
@@ -79,6 +71,29 @@ func (s *Server) group(r *request, name string, make bool) (*coordinated, int16)
 		return nil, codeGroupDenied
 	}
 	return g, codeOK
+}
+
+// coordinate returns the coordination of a group by this gateway, or codeNotCoordinator for another
+// gateway's group.
+func (s *Server) coordinate(r *request, name string) (stream.Coordination, int16) {
+	of := stream.Coordination{Group: name}
+	h, err := s.cfg.Host(r.ctx)
+	if err == nil {
+		of.Epoch, err = h.Coordinate(r.ctx, name)
+	}
+	switch {
+	case errors.Is(err, meta.NotOwner):
+		return of, codeNotCoordinator
+	case err != nil:
+		s.cfg.Logger.Warn("kafka: a group can't be coordinated; its members try again", "group", name, "error", err)
+		return of, codeCoordinatorLoading
+	}
+	return of, codeOK
+}
+
+// of returns the coordination that the group is in.
+func (g *coordinated) of(name string) stream.Coordination {
+	return stream.Coordination{Group: name, Epoch: g.epoch}
 }
 
 // admit reports whether a client may use the group: a group with members belongs to the user of

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -101,17 +102,19 @@ type Offsets struct {
 	dir  partition.Dir
 	name string
 	ctx  context.Context
+	log  *slog.Logger
 
-	mu   sync.Mutex // held during writes: commits of a group are rare
-	file partition.File
-	size int64
-	err  error // not nil: the file must be opened again
-	of   map[int32]Commit
+	mu     sync.Mutex // held during writes: commits of a group are rare
+	file   partition.File
+	size   int64
+	err    error // not nil: the file must be opened again
+	closed bool
+	of     map[int32]Commit
 }
 
 // Open opens the offsets of a group, and cuts what a crash left after the last whole commit.
-func Open(ctx context.Context, dir partition.Dir, name string) (*Offsets, error) {
-	o := &Offsets{dir: dir, name: name, ctx: context.WithoutCancel(ctx)}
+func Open(ctx context.Context, dir partition.Dir, name string, l *slog.Logger) (*Offsets, error) {
+	o := &Offsets{dir: dir, name: name, ctx: context.WithoutCancel(ctx), log: l}
 	return o, o.open()
 }
 
@@ -121,7 +124,7 @@ func Read(ctx context.Context, dir partition.Dir, name string) (*Offsets, error)
 	if err != nil {
 		return nil, err
 	}
-	o := &Offsets{dir: dir, name: name, ctx: context.WithoutCancel(ctx), of: map[int32]Commit{}}
+	o := &Offsets{dir: dir, name: name, ctx: context.WithoutCancel(ctx), closed: true, of: map[int32]Commit{}}
 	_, err = decode(b, o.apply)
 	return o, err
 }
@@ -129,7 +132,9 @@ func Read(ctx context.Context, dir partition.Dir, name string) (*Offsets, error)
 func (o *Offsets) open() error {
 	f, err := o.dir.Open(o.ctx, o.name, true)
 	if errors.Is(err, meta.NotFound) {
-		f, err = o.dir.Create(o.ctx, o.name)
+		if f, err = o.dir.Create(o.ctx, o.name); errors.Is(err, meta.Exists) { // another process was faster
+			f, err = o.dir.Open(o.ctx, o.name, true)
+		}
 	}
 	if err != nil {
 		return err
@@ -170,17 +175,13 @@ func (o *Offsets) Commit(commits []Commit) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.closed {
+		return meta.E("commit offsets", meta.Unavailable, o.name, errors.New("the offsets of the group were closed"))
+	}
 	if o.err != nil {
-		if o.file != nil {
-			o.err = errors.Join(o.err, o.file.Close())
-			o.file = nil
-		}
-		if err := o.open(); err != nil {
+		if err := o.reopen(); err != nil {
 			return err
 		}
-	}
-	if o.file == nil {
-		return meta.E("commit offsets", meta.Unavailable, o.name, errors.New("the stream was closed"))
 	}
 	if o.UnsafeNoWrite {
 		for _, c := range commits {
@@ -200,10 +201,27 @@ func (o *Offsets) Commit(commits []Commit) error {
 	for _, c := range commits {
 		o.apply(c)
 	}
-	return o.compact()
+	if err := o.compact(); err != nil {
+		// The commits are durable. The next commit opens the file that has the name then.
+		o.err = err
+		o.log.Warn("the offsets of a group could not be written anew; the gateway opens the file again", "file", o.name, "error", err)
+	}
+	return nil
 }
 
-// compact writes the file anew if most of it is out of date.
+// reopen opens the file again after an error.
+func (o *Offsets) reopen() error {
+	if o.file != nil {
+		if err := o.file.Close(); err != nil {
+			o.log.Warn("the file with the offsets of a group could not be closed after an error; the gateway opens the file again", "file", o.name, "error", errors.Join(o.err, err))
+		}
+		o.file = nil
+	}
+	return o.open()
+}
+
+// compact writes the file anew if most of it is out of date. After an error the name may stand for the
+// old or for the new file.
 func (o *Offsets) compact() error {
 	if o.size < compactMin {
 		return nil
@@ -217,14 +235,9 @@ func (o *Offsets) compact() error {
 		return nil
 	}
 	if err := o.dir.Replace(o.ctx, o.name, p); err != nil {
-		return err // the file is as it was
+		return err
 	}
-	err := o.file.Close()
-	o.file = nil
-	if err = errors.Join(err, o.open()); err != nil {
-		o.err = err
-	}
-	return err
+	return o.reopen()
 }
 
 // All returns the commits of all partitions, in the order of the partitions.
@@ -238,10 +251,11 @@ func (o *Offsets) All() []Commit {
 	return l
 }
 
-// Close ends the use of the offsets.
+// Close ends the use of the offsets: no later Commit writes to the file.
 func (o *Offsets) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.closed = true
 	if o.file == nil {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -70,7 +71,7 @@ func (f *oneFile) Sync() error {
 
 func open(t *testing.T, f *oneFile) *Offsets {
 	t.Helper()
-	o, err := Open(t.Context(), f, "g")
+	o, err := Open(t.Context(), f, "g", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,6 +168,60 @@ func TestCompaction(t *testing.T) {
 	newer[8]++
 	if _, err := decode(newer, func(Commit) {}); err != nil {
 		t.Errorf("a damaged commit: %v", err)
+	}
+}
+
+// oneName is a directory whose Replace fails: the first ones put another file in the place of the file
+// of the name, the later ones do nothing.
+type oneName struct {
+	*oneFile
+	replaces int // how many do replace
+}
+
+func (n *oneName) Replace(_ context.Context, _ string, data []byte) error {
+	if n.replaces--; n.replaces >= 0 {
+		n.oneFile = &oneFile{data: slices.Clone(data), synced: slices.Clone(data), exists: true}
+	}
+	return errors.New("no answer")
+}
+
+// TestFailedCompaction: commits after a compaction that failed go to the file that has the name.
+func TestFailedCompaction(t *testing.T) {
+	for replaces := range 3 {
+		n := &oneName{oneFile: &oneFile{exists: true}, replaces: replaces}
+		o, err := Open(t.Context(), n, "g", slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range int64(3000) {
+			if err := o.Commit([]Commit{{Partition: 1, Offset: i}}); err != nil {
+				t.Fatal(err)
+			}
+			if i%100 != 0 && i < 2900 {
+				continue
+			}
+			again := &Offsets{of: map[int32]Commit{}}
+			if _, err := decode(n.synced, again.apply); err != nil || again.of[1].Offset != i {
+				t.Fatalf("DATA: replaced %d times: after the commit of %d the file has the offset %d, %v", replaces, i, again.of[1].Offset, err)
+			}
+		}
+	}
+}
+
+// TestCloseIsFinal: no commit opens the file again after Close, also not after an error.
+func TestCloseIsFinal(t *testing.T) {
+	f := &oneFile{}
+	o := open(t, f)
+	f.fails = errors.New("no space")
+	if err := o.Commit([]Commit{{Partition: 1, Offset: 6}}); err == nil {
+		t.Error("DATA: a commit was acknowledged without a sync")
+	}
+	if err := o.Close(); err != nil {
+		t.Fatal(err)
+	}
+	size := len(f.data)
+	if err := o.Commit([]Commit{{Partition: 1, Offset: 7}}); !errors.Is(err, meta.Unavailable) || len(f.data) != size {
+		t.Errorf("DATA: a commit after Close: %v, %d bytes after %d", err, len(f.data), size)
 	}
 }
 

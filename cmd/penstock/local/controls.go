@@ -80,6 +80,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Streams.NoEpoch = true
 		case "stream-noseal":
 			u.Streams.NoSeal = true
+		case "stream-nofence":
+			u.Streams.NoFence = true
 		case "stream-nooffsets":
 			u.Streams.NoOffsets = true
 		case "stream-norights":
