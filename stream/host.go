@@ -39,6 +39,7 @@ type Host struct {
 
 	mu     sync.Mutex
 	open   map[streamID]*Stream
+	paths  map[streamID]knownPath
 	used   time.Time // time of the last look-up of a stream
 	closed bool
 
@@ -56,7 +57,7 @@ type streamID struct {
 
 // NewHost makes a Host of the streams below the root of a volume.
 func NewHost(c *penstock.Client, root *penstock.Volume, logger *slog.Logger) *Host {
-	h := &Host{Idle: DefaultIdle, client: c, tree: root.Tree(), log: logger, open: map[streamID]*Stream{}, used: time.Now()}
+	h := &Host{Idle: DefaultIdle, client: c, tree: root.Tree(), log: logger, open: map[streamID]*Stream{}, paths: map[streamID]knownPath{}, used: time.Now()}
 	h.duties.ended = h.endGroups
 	return h
 }
@@ -187,14 +188,94 @@ func (h *Host) List(ctx context.Context, as *Login) (paths []string, whole bool,
 	}
 	seen := paths[:0]
 	for _, p := range paths {
-		if _, err := as.stat(ctx, h.tree, p, MayRead); err != nil {
-			if _, err = as.stat(ctx, h.tree, p, MayWrite); err != nil {
-				continue
-			}
+		if _, err := h.see(ctx, as, p); err == nil {
+			seen = append(seen, p)
 		}
-		seen = append(seen, p)
 	}
 	return seen, whole, nil
+}
+
+// see finds the directory of a stream that the client may read or write. Errors: AccessDenied, and
+// those of Tree.Stat.
+func (h *Host) see(ctx context.Context, as *Login, p string) (penstock.Entry, error) {
+	e, err := as.stat(ctx, h.tree, p, MayRead)
+	if errors.Is(err, meta.AccessDenied) {
+		e, err = as.stat(ctx, h.tree, p, MayWrite)
+	}
+	return e, err
+}
+
+// maxPaths bounds the paths that a Host remembers.
+const maxPaths = 10000
+
+// PathOf finds the path of a stream by the stream's directory, for a client that may read or write
+// the stream. PathOf remembers paths; for a path that it does not know, or that is out of date, it
+// walks over the tree as List does. Errors: NotFound, AccessDenied, and those of List.
+func (h *Host) PathOf(ctx context.Context, as *Login, volume meta.VolumeID, ino meta.Ino) (string, error) {
+	id := streamID{volume, ino}
+	p, err := h.pathOf(ctx, id)
+	if err != nil || as == nil {
+		return p, err
+	}
+	e, err := h.see(ctx, as, p)
+	if err == nil && !id.is(&e) {
+		err = meta.E("find stream", meta.NotFound, p, errors.New("the stream was renamed meanwhile"))
+	}
+	return p, err
+}
+
+// is reports that an entry is the directory of the stream.
+func (id streamID) is(e *penstock.Entry) bool { return e.Volume == id.volume && e.Attr.Ino == id.dir }
+
+// knownPath is where PathOf has found a stream; "": nowhere.
+type knownPath struct {
+	path string
+	at   time.Time
+}
+
+// nowhereFor is how long PathOf does not walk again for a stream that a walk has not found, such as a
+// stream in a volume that is not attached.
+const nowhereFor = time.Second
+
+func (h *Host) pathOf(ctx context.Context, id streamID) (string, error) {
+	nowhere := meta.E("find stream", meta.NotFound, fmt.Sprintf("volume %d, inode %d", id.volume, id.dir), errors.New("no stream of the tree has this directory"))
+	h.mu.Lock()
+	known, ok := h.paths[id]
+	if s := h.open[id]; !ok && s != nil {
+		known.path = s.name
+	}
+	h.mu.Unlock()
+	if known.path != "" {
+		if e, err := h.tree.Stat(ctx, known.path); err == nil && id.is(&e) {
+			return known.path, nil
+		}
+	} else if ok && time.Since(known.at) < nowhereFor {
+		return "", nowhere
+	}
+	// A client may ask for a deleted stream again and again: that must not cost a walk.
+	if _, err := h.StreamAt(ctx, nil, id.volume, id.dir, 0); err != nil {
+		return "", err
+	}
+	paths, _, err := List(ctx, h.tree)
+	if err != nil {
+		return "", err
+	}
+	known = knownPath{at: time.Now()}
+	for _, p := range paths {
+		if e, err := h.tree.Stat(ctx, p); err == nil && id.is(&e) {
+			known.path = p
+			break
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.paths) >= maxPaths {
+		clear(h.paths)
+	}
+	if h.paths[id] = known; known.path == "" {
+		return "", nowhere
+	}
+	return known.path, nil
 }
 
 // Delete ends a stream of the host and removes the stream's files with the function Delete.

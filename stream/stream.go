@@ -57,6 +57,9 @@ type shape struct {
 // the stream (Host.Stream).
 func (s *Stream) Spec() Spec { return s.shape.Load().spec }
 
+// Directory returns the directory of the stream, which stays the same when the stream is renamed.
+func (s *Stream) Directory() (volume meta.VolumeID, ino meta.Ino) { return s.dir.v.ID(), s.dir.ino }
+
 // slots returns the partitions of the stream.
 func (s *Stream) slots() []*slot { return s.shape.Load().slots }
 

@@ -21,7 +21,7 @@ const (
 
 // fetched is a partition of a Fetch request.
 type fetched struct {
-	topic string
+	topic *kmsg.FetchRequestTopic
 	q     *kmsg.FetchRequestTopicPartition
 	to    *kmsg.FetchResponseTopicPartition
 	log   *partition.Log
@@ -40,15 +40,15 @@ func (s *Server) fetch(r *request, q *kmsg.FetchRequest) *kmsg.FetchResponse {
 	for i := range q.Topics {
 		t := &q.Topics[i]
 		pt := kmsg.NewFetchResponseTopic()
-		pt.Topic = t.Topic
+		pt.Topic, pt.TopicID = t.Topic, t.TopicID
 		pt.Partitions = make([]kmsg.FetchResponseTopicPartition, len(t.Partitions))
 		p.Topics = append(p.Topics, pt)
 		for j := range t.Partitions {
-			f := fetched{topic: t.Topic, q: &t.Partitions[j], to: &pt.Partitions[j]}
+			f := fetched{topic: t, q: &t.Partitions[j], to: &pt.Partitions[j]}
 			*f.to = kmsg.NewFetchResponseTopicPartition()
 			f.to.RecordBatches = []byte{} // not null, which librdkafka takes for a damaged response
 			f.to.Partition, f.to.HighWatermark, f.to.LastStableOffset, f.to.LogStartOffset = f.q.Partition, -1, -1, -1
-			if s.prepareFetch(r, t.Topic, &f); f.log == nil {
+			if s.prepareFetch(r, &f); f.log == nil {
 				answerNow = true
 				continue
 			}
@@ -69,17 +69,37 @@ func (s *Server) fetch(r *request, q *kmsg.FetchRequest) *kmsg.FetchResponse {
 // returns the others.
 func (s *Server) stillPermitted(r *request, all []fetched) []fetched {
 	return slices.DeleteFunc(all, func(f fetched) bool {
-		if _, err := s.stream(r, f.topic, stream.MayRead); errors.Is(err, meta.AccessDenied) {
-			f.to.ErrorCode = codeOf(err)
+		_, err := s.fetchedStream(r, f.topic)
+		if code := codeOf(err); code == codeTopicDenied || code == codeUnknownTopicID {
+			f.to.ErrorCode = code
 			return true
 		}
 		return false
 	})
 }
 
-// prepareFetch finds the log of a partition, and refuses a wrong request before any wait.
-func (s *Server) prepareFetch(r *request, topic string, f *fetched) {
+// firstFetchByID is the first version of Fetch that names topics by their ids.
+const firstFetchByID = 13
+
+// fetchedStream finds the stream of a topic in a Fetch request.
+func (s *Server) fetchedStream(r *request, t *kmsg.FetchRequestTopic) (*stream.Stream, error) {
+	if r.version < firstFetchByID {
+		return s.stream(r, t.Topic, stream.MayRead)
+	}
+	topic, err := s.topicOf(r, t.TopicID)
+	if err != nil {
+		return nil, err
+	}
 	st, err := s.stream(r, topic, stream.MayRead)
+	if errors.Is(err, meta.NotFound) || err == nil && s.topicID(st) != t.TopicID {
+		return nil, errUnknownTopicID // renamed or removed meanwhile
+	}
+	return st, err
+}
+
+// prepareFetch finds the log of a partition, and refuses a wrong request before any wait.
+func (s *Server) prepareFetch(r *request, f *fetched) {
+	st, err := s.fetchedStream(r, f.topic)
 	if err != nil {
 		f.to.ErrorCode = codeOf(err)
 		return

@@ -105,12 +105,32 @@ func (s *Server) metadata(r *request, q *kmsg.MetadataRequest) *kmsg.MetadataRes
 		return p
 	}
 	for _, t := range q.Topics {
-		if t.Topic == nil {
+		if t.Topic != nil {
+			p.Topics = append(p.Topics, s.describe(r, *t.Topic, know))
 			continue
 		}
-		p.Topics = append(p.Topics, s.describe(r, *t.Topic, know))
+		p.Topics = append(p.Topics, s.describeByID(r, t.TopicID, know))
 	}
 	return p
+}
+
+// describeByID describes the topic with an id. A client that may neither read nor write the topic
+// gets UNKNOWN_TOPIC_ID, and does not learn the topic's name.
+func (s *Server) describeByID(r *request, id topicID, know func(broker)) kmsg.MetadataResponseTopic {
+	unknown := kmsg.NewMetadataResponseTopic()
+	unknown.TopicID, unknown.AuthorizedOperations = id, noOperations
+	topic, err := s.topicOf(r, id)
+	if err != nil {
+		unknown.ErrorCode = codeOf(err)
+		return unknown
+	}
+	t := s.describe(r, topic, know)
+	switch {
+	case t.ErrorCode == codeTopicDenied || t.ErrorCode == codeUnknownTopic || t.ErrorCode == codeOK && t.TopicID != id:
+		unknown.ErrorCode = codeUnknownTopicID // renamed or removed meanwhile, or not for the client
+		return unknown
+	}
+	return t
 }
 
 // topics lists the names of all topics.
@@ -145,6 +165,7 @@ func (s *Server) describe(r *request, topic string, know func(broker)) kmsg.Meta
 		}
 		return t
 	}
+	t.TopicID = s.topicID(st)
 	for n := range int32(st.Spec().Partitions) {
 		tp := kmsg.NewMetadataResponseTopicPartition()
 		tp.Partition, tp.Leader, tp.LeaderEpoch = n, s.cfg.Node, -1

@@ -20,7 +20,7 @@ func (s *Server) createTopics(r *request, q *kmsg.CreateTopicsRequest) *kmsg.Cre
 		spec, code, err := specOf(t)
 		if err == nil {
 			pt.NumPartitions = int32(spec.Partitions)
-			if err = s.createTopic(r, t.Topic, spec, q.ValidateOnly); err != nil {
+			if pt.TopicID, err = s.createTopic(r, t.Topic, spec, q.ValidateOnly); err != nil {
 				code = codeOf(err)
 			}
 		}
@@ -33,24 +33,32 @@ func (s *Server) createTopics(r *request, q *kmsg.CreateTopicsRequest) *kmsg.Cre
 	return p
 }
 
-func (s *Server) createTopic(r *request, topic string, spec stream.Spec, only bool) error {
+// createTopic makes a stream, and returns the topic's id. With only, createTopic verifies that the
+// topic does not exist, and the id is 0.
+func (s *Server) createTopic(r *request, topic string, spec stream.Spec, only bool) (id topicID, err error) {
 	path, err := stream.Path(topic)
 	if err != nil {
-		return err
+		return id, err
 	}
 	h, err := s.cfg.Host(r.ctx)
 	if err != nil {
-		return err
+		return id, err
 	}
-	if !only {
-		return h.Create(r.ctx, r.as, path, spec)
+	if only {
+		if _, err = h.Stream(r.ctx, r.as, path, 0); err == nil {
+			return id, meta.E("create stream", meta.Exists, path, nil)
+		} else if errors.Is(err, meta.NotFound) {
+			err = nil
+		}
+		return id, err
 	}
-	if _, err = h.Stream(r.ctx, r.as, path, 0); err == nil {
-		return meta.E("create stream", meta.Exists, path, nil)
-	} else if errors.Is(err, meta.NotFound) {
-		return nil
+	if err := h.Create(r.ctx, r.as, path, spec); err != nil {
+		return id, err
 	}
-	return err
+	if st, err := h.Stream(r.ctx, r.as, path, 0); err == nil {
+		id = s.topicID(st)
+	}
+	return id, nil // the topic exists, even if its id can't be found out now
 }
 
 // specOf translates the words of a CreateTopics request. How often bytes are stored is a matter

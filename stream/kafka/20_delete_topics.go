@@ -6,22 +6,45 @@ import (
 	"penstock.io/penstock/stream"
 )
 
-// deleteTopics removes streams with all records.
+// deleteTopics removes streams with all records. From version 6 on, a topic is named by its name or
+// by its id.
 func (s *Server) deleteTopics(r *request, q *kmsg.DeleteTopicsRequest) *kmsg.DeleteTopicsResponse {
 	p := q.ResponseKind().(*kmsg.DeleteTopicsResponse)
-	for _, topic := range q.TopicNames {
-		pt := kmsg.NewDeleteTopicsResponseTopic()
-		pt.Topic = &topic
-		if err := s.deleteTopic(r, topic); err != nil {
-			text := err.Error()
-			pt.ErrorCode, pt.ErrorMessage = codeOf(err), &text
-		}
-		p.Topics = append(p.Topics, pt)
+	for i := range q.TopicNames {
+		p.Topics = append(p.Topics, s.deleteTopic(r, &q.TopicNames[i], topicID{}))
+	}
+	for i := range q.Topics {
+		p.Topics = append(p.Topics, s.deleteTopic(r, q.Topics[i].Topic, q.Topics[i].TopicID))
 	}
 	return p
 }
 
-func (s *Server) deleteTopic(r *request, topic string) error {
+// deleteTopic removes a stream that is named by the topic's name, or, with a nil name, by the
+// topic's id.
+func (s *Server) deleteTopic(r *request, name *string, id topicID) kmsg.DeleteTopicsResponseTopic {
+	pt := kmsg.NewDeleteTopicsResponseTopic()
+	pt.Topic, pt.TopicID = name, id
+	var err error
+	switch {
+	case name != nil && id != topicID{}:
+		err = &refusal{codeInvalidRequest, "a topic is named by its name or by its id, not by both"}
+	case name != nil:
+		err = s.deleteStream(r, *name)
+	default:
+		var topic string
+		if topic, err = s.topicOf(r, id); err == nil {
+			pt.Topic = &topic
+			err = s.deleteStream(r, topic)
+		}
+	}
+	if err != nil {
+		text := err.Error()
+		pt.ErrorCode, pt.ErrorMessage = codeOf(err), &text
+	}
+	return pt
+}
+
+func (s *Server) deleteStream(r *request, topic string) error {
 	path, err := stream.Path(topic)
 	if err != nil {
 		return err

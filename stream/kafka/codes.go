@@ -56,6 +56,7 @@ const (
 	codeGroupMaxSize            int16 = 81
 	codeFencedInstance          int16 = 82
 	codeInvalidRecord           int16 = 87
+	codeUnknownTopicID          int16 = 100
 )
 
 // refusal is an error with its code.

@@ -113,7 +113,7 @@ func dial(t *testing.T, s *Server) net.Conn {
 func TestBadFrames(t *testing.T) {
 	size := func(n uint32, rest ...byte) []byte { return append(binary.BigEndian.AppendUint32(nil, n), rest...) }
 	tooNew := kmsg.NewPtrFetchRequest()
-	tooNew.Version = 13
+	tooNew.Version = 14
 	old := kmsg.NewPtrProduceRequest()
 	old.Version = 2
 	unknown := frameOf(kmsg.NewPtrApiVersionsRequest(), 1)

@@ -8,15 +8,16 @@ type known struct {
 	begin    func(s *Server, r *request) (answer func() kmsg.Response)
 }
 
-// keys are the known requests by API key. Versions with topic ids are left out.
+// keys are the known requests by API key. Versions of the requests for offsets that name topics by id
+// are left out.
 var keys map[int16]known
 
 func init() {
 	keys = map[int16]known{
 		0:  {3, 9, beginProduce},
-		1:  {4, 12, inTurn((*Server).fetch)},
+		1:  {4, 13, inTurn((*Server).fetch)},
 		2:  {1, 6, inTurn((*Server).listOffsets)},
-		3:  {0, 9, inTurn((*Server).metadata)},
+		3:  {0, 12, inTurn((*Server).metadata)},
 		8:  {2, 8, inTurn((*Server).offsetCommit)},
 		9:  {1, 8, inTurn((*Server).offsetFetch)},
 		10: {0, 4, inTurn((*Server).findCoordinator)},
@@ -28,8 +29,8 @@ func init() {
 		16: {0, 4, inTurn((*Server).listGroups)},
 		17: {0, 1, beginSASLHandshake},
 		18: {0, 3, inTurn((*Server).apiVersions)},
-		19: {0, 6, inTurn((*Server).createTopics)},
-		20: {0, 5, inTurn((*Server).deleteTopics)},
+		19: {0, 7, inTurn((*Server).createTopics)},
+		20: {0, 6, inTurn((*Server).deleteTopics)},
 		21: {0, 2, inTurn((*Server).deleteRecords)},
 		22: {0, 4, inTurn((*Server).initProducerID)},
 		23: {0, 4, inTurn((*Server).offsetForLeaderEpoch)},

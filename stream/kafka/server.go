@@ -81,6 +81,7 @@ type Server struct {
 	memory    *semaphore.Weighted // of requests
 	responses *semaphore.Weighted // of records in responses
 	groups    coordinator
+	idPrefix  [4]byte         // of topic ids
 	ctx       context.Context // ends when the server stops
 	stop      context.CancelFunc
 	wg        sync.WaitGroup // of connections
@@ -100,7 +101,7 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{
 		cfg: cfg, memory: semaphore.NewWeighted(cfg.Limits.Memory), responses: semaphore.NewWeighted(cfg.Limits.Responses),
-		conns: map[*connection]struct{}{},
+		idPrefix: clusterPrefix(cfg.Cluster), conns: map[*connection]struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.groups.init()

@@ -142,7 +142,7 @@ type story struct {
 // TestClients runs each client through all cases and logs the table.
 func TestClients(t *testing.T) {
 	s := startServer(t)
-	makeTopics(t, s.addr, "kcat", "platformatic")
+	makeTopics(t, s.addr, "kcat")
 	var all table
 	for _, c := range []struct {
 		name    string

@@ -367,11 +367,12 @@ func (m *machine) testDeleteRecords(t *testing.T, mnt string) {
 			t.Errorf("DATA: %s: the first record is %q at offset %d", what, r.Value, r.Offset)
 		}
 		q := kmsg.NewPtrFetchRequest()
-		q.Version, q.MaxBytes = 11, 1<<20
+		q.MaxBytes = 1 << 20
 		qt := kmsg.NewFetchRequestTopic()
 		qp := kmsg.NewFetchRequestTopicPartition()
 		qp.FetchOffset, qp.PartitionMaxBytes, qp.CurrentLeaderEpoch = at-1, 1<<20, -1
 		qt.Topic, qt.Partitions = "v.d", append(qt.Partitions, qp)
+		_, qt.TopicID, _ = described(t, c, "v.d", topicID{})
 		q.Topics = append(q.Topics, qt)
 		p := ask[*kmsg.FetchResponse](t, q, c.SeedBrokers()[0]).Topics[0].Partitions[0]
 		if err := kerr.ErrorForCode(p.ErrorCode); err != kerr.OffsetOutOfRange || p.LogStartOffset != at {

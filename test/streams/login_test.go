@@ -169,7 +169,9 @@ func (g *guarded) code(c *kgo.Client, what, topic string) error {
 		}
 	case "delete":
 		q := kmsg.NewPtrDeleteTopicsRequest()
-		q.TopicNames, q.TimeoutMillis = []string{topic}, 30000
+		qt := kmsg.NewDeleteTopicsRequestTopic()
+		qt.Topic = &topic
+		q.Topics, q.TimeoutMillis = append(q.Topics, qt), 30000
 		var p *kmsg.DeleteTopicsResponse
 		if p, err = q.RequestWith(ctx, c); err == nil {
 			code = p.Topics[0].ErrorCode
@@ -329,6 +331,16 @@ func TestRights(t *testing.T) {
 	change(denied)
 	run("chmod", "0700", dir)
 	doors("mode 0700", denied, denied)
+	_, id, err := described(t, ann, "v.t", topicID{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name, _, err := described(t, bob, "", id); name != "" || err != kerr.UnknownTopicID {
+		t.Errorf("bob describes ann's stream by its id: %q, %v", name, err)
+	}
+	if name, err := deleted(t, bob, "", id); name != "" || err != kerr.UnknownTopicID {
+		t.Errorf("bob deletes ann's stream by its id: %q, %v", name, err)
+	}
 	if out := g.kcat("", append(slices.Replace(sasl("PLAIN", "secret"), 5, 6, "sasl.username=bob"), "-L")...); strings.Contains(out, "v.t") || !strings.Contains(out, "v.first") {
 		t.Errorf("bob sees %s", out)
 	}
