@@ -67,7 +67,7 @@ func (of abandonedOf) tell(v *meta.VolumeHealth) {
 }
 
 // gaveUp records a session's report of bytes that an operator gave up.
-func (s *Server) gaveUp(sess *session, m *wire.GaveUp) {
-	s.log.Error("an operator gave up bytes that a client had not made durable: the files are as of their last sync", "volume", m.Volume, "session", sess.name, "identity", sess.holder(), "files", m.Files, "bytes", m.Bytes)
-	s.abandoned.add(m, sess.name, time.Now())
+func (cl *clients) gaveUp(sess *session, m *wire.GaveUp) {
+	cl.log.Error("an operator gave up bytes that a client had not made durable: the files are as of their last sync", "volume", m.Volume, "session", sess.name, "identity", sess.holder(), "files", m.Files, "bytes", m.Bytes)
+	cl.abandoned.add(m, sess.name, time.Now())
 }

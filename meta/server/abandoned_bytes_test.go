@@ -15,7 +15,7 @@ func TestGivenUpBytesAreTold(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	told := func() (of meta.VolumeHealth) {
-		page, _ := s.srv.VolumesHealth(0)
+		page, _ := s.srv.health.VolumesHealth(0)
 		for _, v := range page {
 			if v.ID == 1 {
 				of = v

@@ -14,24 +14,33 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
+// adminFrames answers the administrative requests that come as frames: those of clients' sessions
+// and of other metadata servers. Every other administrative request is a call of the API.
+type adminFrames struct {
+	*process
+	catalogue *catalogue
+	hosted    *hosted
+	room      *diskRoom
+}
+
 // admin answers an administrative request.
-func (s *Server) admin(ctx context.Context, sess *session, m *wire.Admin) *wire.AdminRe {
+func (af *adminFrames) admin(ctx context.Context, sess *session, m *wire.Admin) *wire.AdminRe {
 	re := &wire.AdminRe{}
-	re.Status = wire.StatusOf(s.adminOp(ctx, sess, m, re))
+	re.Status = wire.StatusOf(af.adminOp(ctx, sess, m, re))
 	return re
 }
 
-func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
+func (af *adminFrames) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	if sess.role == wire.RoleEnrol {
 		return meta.E("admin", meta.NotPermitted, sess.name, nil)
 	}
-	if err := s.mayAdmin(ctx, sess, m); err != nil {
-		s.stats.refused.Add(1)
+	if err := af.mayAdmin(ctx, sess, m); err != nil {
+		af.stats.refused.Add(1)
 		return err
 	}
 	switch m.Op {
 	case wire.AdminPathOf:
-		o, err := s.ownerFor(ctx, m.Volume)
+		o, err := af.hosted.ownerFor(ctx, m.Volume)
 		if err != nil {
 			return err
 		}
@@ -43,23 +52,23 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		}
 		return reportJSON(re, names)
 	case wire.AdminVolumeByName:
-		v, err := s.find(ctx, m)
+		v, err := af.catalogue.find(ctx, m)
 		if err != nil {
 			return err
 		}
 		// A request by name often comes before the use of the volume: the owner answers.
 		if m.Volume == 0 && v.State == cluster.VolumeActive {
-			if _, err := s.ownerFor(ctx, v.ID); err != nil {
+			if _, err := af.hosted.ownerFor(ctx, v.ID); err != nil {
 				return err
 			}
 		}
-		re.Volumes = []wire.VolumeInfo{{ID: v.ID, Name: v.Name, Policy: s.volumeInfo(v).Policy, Deleting: v.State != cluster.VolumeActive}}
+		re.Volumes = []wire.VolumeInfo{{ID: v.ID, Name: v.Name, Policy: af.catalogue.volumeInfo(v).Policy, Deleting: v.State != cluster.VolumeActive}}
 		return nil
 	case wire.AdminHandOver:
 		// The requester takes the volume next, and is ready to.
-		o := s.opened(m.Volume)
+		o := af.hosted.opened(m.Volume)
 		if o == nil {
-			return s.elsewhere(m.Volume)
+			return af.hosted.elsewhere(m.Volume)
 		}
 		ctx, cancel := context.WithTimeoutCause(ctx, handOverWait, errors.New("the journal did not take all answered operations in time"))
 		defer cancel()
@@ -68,31 +77,31 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		// With Name, the requester is stopping. With its address in Entry, it has no room for
 		// the volume. With neither, it could not open the volume.
 		if m.Name != "" {
-			s.leavers.add(m.Name)
+			af.hosted.leavers.add(m.Name)
 		}
-		if err := s.mayTake(m); err != nil {
+		if err := af.room.mayTake(m); err != nil {
 			return err
 		}
-		_, err := s.openAs(ctx, m.Volume, cluster.VolumeActive, m.Entry)
+		_, err := af.hosted.openAs(ctx, m.Volume, cluster.VolumeActive, m.Entry)
 		return err
 	case wire.AdminViews:
-		return s.listViews(ctx, m, re)
+		return af.listViews(ctx, m, re)
 	case wire.AdminTakeTarget, wire.AdminRollBackTarget, wire.AdminShowTarget:
-		return s.targetOp(ctx, sess, m)
+		return af.targetOp(ctx, sess, m)
 	case wire.AdminCloneSettle, wire.AdminChunkPlaces:
-		return s.cloneOp(ctx, m, re)
+		return af.cloneOp(ctx, m, re)
 	}
 	return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
 }
 
 // mayAdmin refuses a request that the session has no right to make. A client needs rights on
 // the volume that the request names and, to attach, on the parent volume.
-func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) error {
+func (af *adminFrames) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) error {
 	err := sess.mayAdmin(m.Op)
 	if err == nil || int(m.Op) >= len(adminRules) || adminRules[m.Op].right == cluster.NoRights || !sess.who.Role.Granted() {
 		return err
 	}
-	volumes, ferr := s.adminOf(ctx, m)
+	volumes, ferr := af.catalogue.adminOf(ctx, m)
 	if ferr != nil {
 		return err // don't reveal whether the volume exists
 	}
@@ -102,15 +111,15 @@ func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) err
 	// The grant may have been made a moment ago, through another server.
 	look, cancel := context.WithTimeout(ctx, currentWait)
 	defer cancel()
-	if _, lerr := s.cfg.Cluster.Current(look); lerr != nil {
+	if _, lerr := af.cfg.Cluster.Current(look); lerr != nil {
 		return err
 	}
 	return sess.mayAdmin(m.Op, volumes...)
 }
 
 // adminOf returns the volumes that a request concerns.
-func (s *Server) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, error) {
-	v, err := s.find(ctx, m)
+func (ca *catalogue) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, error) {
+	v, err := ca.find(ctx, m)
 	if err != nil {
 		return nil, err
 	}
@@ -118,20 +127,20 @@ func (s *Server) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, e
 }
 
 // find returns the volume that a request names by id or by name.
-func (s *Server) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
+func (ca *catalogue) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
 	if m.Volume != 0 {
-		return s.cfg.Cluster.Volume(ctx, m.Volume)
+		return ca.cfg.Cluster.Volume(ctx, m.Volume)
 	}
-	return s.cfg.Cluster.VolumeByName(ctx, m.Name)
+	return ca.cfg.Cluster.VolumeByName(ctx, m.Name)
 }
 
 // ownerOf returns the owner of the volume that a request names.
-func (s *Server) ownerOf(ctx context.Context, m *wire.Admin) (*owner, error) {
-	v, err := s.find(ctx, m)
+func (ca *catalogue) ownerOf(ctx context.Context, m *wire.Admin) (*owner, error) {
+	v, err := ca.find(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	return s.ownerFor(ctx, v.ID)
+	return ca.hosted.ownerFor(ctx, v.ID)
 }
 
 // pageBytes bounds a page of a longer answer, in bytes of JSON: far below wire.MaxFrame.
@@ -220,12 +229,10 @@ func (s *Server) Status() Status {
 		Calls: s.stats.calls.Load(), Entries: s.stats.entries.Load(), JournalBytes: s.stats.journalBytes.Load(),
 		Checkpoints: s.stats.checkpoints.Load(), Expired: s.stats.expired.Load(), Sealed: s.stats.sealed.Load(), Deleted: s.stats.deleted.Load(),
 	}
-	s.mu.Lock()
-	for _, sess := range s.sessions {
+	for _, sess := range s.clients.all() {
 		st.Sessions = append(st.Sessions, SessionInfo{ID: fmt.Sprintf("%016x", uint64(sess.id)), Name: sess.name, PID: sess.pid, Idle: sess.idle().Round(time.Millisecond).String()})
 	}
-	s.mu.Unlock()
-	for _, o := range s.owners() {
+	for _, o := range s.hosted.owners() {
 		o.mu.Lock()
 		v := VolumeStatus{ID: o.vol, Term: o.own.Term(), Seq: o.durable, Leases: o.leases.Len(), Overlay: len(o.ov.m)}
 		if o.failed != nil {
@@ -240,6 +247,6 @@ func (s *Server) Status() Status {
 		st.Volumes = append(st.Volumes, v)
 	}
 	st.Standbys, _ = s.standbys.status()
-	st.Checks = s.checks()
+	st.Checks = s.checker.checks()
 	return st
 }

@@ -123,10 +123,10 @@ func (a *api) serve(conn net.Conn, rd *wire.Reader, who peering.Identity) {
 	conn.SetDeadline(time.Time{})
 	if !who.Expires.IsZero() {
 		defer time.AfterFunc(time.Until(who.Expires), func() { conn.Close() }).Stop()
-		defer a.s.certs.shown(who)()
+		defer a.s.enrolment.certs.shown(who)()
 	}
 	c := &calling{Conn: conn, rest: rd.Rest(), closed: make(chan struct{}), caller: caller{
-		sess: &session{srv: a.s, ctx: a.s.ctx, who: who, role: wire.RoleAdmin, name: who.String(), pace: a.s.paces.of(who)},
+		sess: &session{srv: a.s, ctx: a.s.ctx, who: who, role: wire.RoleAdmin, name: who.String(), pace: a.s.clients.paces.of(who)},
 	}}
 	select {
 	case a.conns <- c:
@@ -266,7 +266,7 @@ func (a *api) stream(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo,
 		return admin.StatusOf(meta.E("call", meta.NotSupported, info.FullMethod, errors.New("no rule is applied to streams yet")))
 	}
 	sess.hold(st.Context(), 1)
-	if err := a.s.mayConnect(sess.who, wire.RoleEnrol); err != nil {
+	if err := a.s.enrolment.mayConnect(sess.who, wire.RoleEnrol); err != nil {
 		return admin.StatusOf(err)
 	}
 	return do(srv, st)
@@ -275,7 +275,7 @@ func (a *api) stream(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo,
 // admit refuses a call that the caller has no right to make, or that this server can't answer
 // now. Errors: AccessDenied, Unavailable.
 func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request proto.Message) error {
-	if err := a.s.mayConnect(sess.who, wire.RoleEnrol); err != nil { // the caller may have been evicted
+	if err := a.s.enrolment.mayConnect(sess.who, wire.RoleEnrol); err != nil { // the caller may have been evicted
 		return err
 	}
 	if _, lost := a.s.cfg.Cluster.(*lostCluster); lost && !m.WhileRestoring {
@@ -284,7 +284,7 @@ func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request
 	switch {
 	case a.s.stops():
 		return admin.NotBegun(a.s.cfg.Name, errStopping)
-	case sess.who.Role != peering.Meta && a.s.grant() <= 0:
+	case sess.who.Role != peering.Meta && a.s.hosted.grant() <= 0:
 		return admin.NotBegun(a.s.cfg.Name, errors.New("this server has no lease at etcd"))
 	}
 	return a.mayCall(ctx, sess, m, request)
@@ -327,7 +327,7 @@ func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, reque
 // volumesOf returns the volumes on which a request needs the right of its rule. Errors:
 // NoSuchVolume (of a name), NotFound (of a group).
 func (a *api) volumesOf(ctx context.Context, request proto.Message) (volumes []meta.VolumeID, err error) {
-	if volumes, err = a.s.numbersOf(ctx, admin.VolumesOf(request)); err != nil {
+	if volumes, err = a.s.catalogue.numbersOf(ctx, admin.VolumesOf(request)); err != nil {
 		return nil, err
 	}
 	for _, ref := range admin.GroupsOf(request) {
@@ -342,11 +342,11 @@ func (a *api) volumesOf(ctx context.Context, request proto.Message) (volumes []m
 
 // numbersOf returns the numbers of volumes that a request names. A volume named by its number may
 // be gone. Errors: NoSuchVolume, Invalid.
-func (s *Server) numbersOf(ctx context.Context, refs []*admin.VolumeRef) (volumes []meta.VolumeID, err error) {
+func (ca *catalogue) numbersOf(ctx context.Context, refs []*admin.VolumeRef) (volumes []meta.VolumeID, err error) {
 	for _, ref := range refs {
 		id := meta.VolumeID(ref.GetId())
 		if id == 0 {
-			v, err := s.named(ctx, ref)
+			v, err := ca.named(ctx, ref)
 			if err != nil {
 				return nil, err
 			}
@@ -358,12 +358,12 @@ func (s *Server) numbersOf(ctx context.Context, refs []*admin.VolumeRef) (volume
 }
 
 // named returns the volume that a request names. Errors: NoSuchVolume, Invalid.
-func (s *Server) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volume, error) {
+func (ca *catalogue) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volume, error) {
 	switch v := ref.GetVolume().(type) {
 	case *admin.VolumeRef_Id:
-		return s.cfg.Cluster.Volume(ctx, meta.VolumeID(v.Id))
+		return ca.cfg.Cluster.Volume(ctx, meta.VolumeID(v.Id))
 	case *admin.VolumeRef_Name:
-		return s.cfg.Cluster.VolumeByName(ctx, v.Name)
+		return ca.cfg.Cluster.VolumeByName(ctx, v.Name)
 	}
 	return cluster.Volume{}, meta.E("find volume", meta.Invalid, "", errors.New("the request names no volume"))
 }
@@ -450,7 +450,7 @@ func (s *Server) here(name string) error {
 	if name == "" || name == s.cfg.Name {
 		return nil
 	}
-	for _, m := range s.others() {
+	for _, m := range s.peers.others() {
 		if m.Name == name {
 			return &atOther{meta.E("ask metadata server", meta.NotOwner, m.Addr, errors.New("it is another one"))}
 		}

@@ -28,7 +28,7 @@ func (a clonesAPI) ListClones(ctx context.Context, q *admin.ListClonesRequest) (
 	}
 	of := meta.VolumeID(0)
 	if q.Volume != nil {
-		v, err := a.s.named(ctx, q.Volume)
+		v, err := a.s.catalogue.named(ctx, q.Volume)
 		if err != nil {
 			return nil, err
 		}
@@ -48,7 +48,7 @@ func (a clonesAPI) ListClones(ctx context.Context, q *admin.ListClonesRequest) (
 }
 
 func (a clonesAPI) CreateClone(ctx context.Context, q *admin.CreateCloneRequest) (*admin.Clone, error) {
-	o, v, err := a.s.owned(ctx, q.Volume)
+	o, v, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (a clonesAPI) CreateClone(ctx context.Context, q *admin.CreateCloneRequest)
 }
 
 func (a clonesAPI) PromoteClone(ctx context.Context, q *admin.PromoteCloneRequest) (*admin.Promotion, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}

@@ -22,13 +22,13 @@ func (a enrolmentAPI) EnrolChunkServer(ctx context.Context, q *admin.EnrolChunkS
 			return nil, err
 		}
 	}
-	if err := a.s.bind(ctx, callerOf(ctx).who, id); err != nil {
+	if err := a.s.chunkServers.bind(ctx, callerOf(ctx).who, id); err != nil {
 		return nil, err
 	}
 	return &admin.EnrolChunkServerResponse{Cluster: c.ID(), Server: uint64(id)}, nil
 }
 
 func (a enrolmentAPI) RenewCertificate(ctx context.Context, q *admin.RenewCertificateRequest) (*admin.RenewCertificateResponse, error) {
-	chain, err := a.s.renew(ctx, callerOf(ctx).who, q.Request)
+	chain, err := a.s.enrolment.renew(ctx, callerOf(ctx).who, q.Request)
 	return &admin.RenewCertificateResponse{Chain: chain}, err
 }

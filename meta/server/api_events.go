@@ -14,7 +14,7 @@ type eventsAPI struct {
 }
 
 func (a eventsAPI) GetEventLog(ctx context.Context, q *admin.GetEventLogRequest) (*admin.EventLog, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -23,7 +23,7 @@ func (a eventsAPI) GetEventLog(ctx context.Context, q *admin.GetEventLogRequest)
 }
 
 func (a eventsAPI) ReadEvents(ctx context.Context, q *admin.ReadEventsRequest) (*admin.ReadEventsResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func (a eventsAPI) ReadEvents(ctx context.Context, q *admin.ReadEventsRequest) (
 }
 
 func (a eventsAPI) KeepEvents(ctx context.Context, q *admin.KeepEventsRequest) (*admin.KeepEventsResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}

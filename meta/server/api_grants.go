@@ -32,7 +32,7 @@ func sayGrants(all []cluster.Grant) (said []*admin.Grant) {
 }
 
 func (a grantsAPI) ListGrants(ctx context.Context, q *admin.ListGrantsRequest) (*admin.ListGrantsResponse, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
@@ -58,14 +58,14 @@ func (a grantsAPI) ListGrants(ctx context.Context, q *admin.ListGrantsRequest) (
 }
 
 func (a grantsAPI) AddGrant(ctx context.Context, q *admin.AddGrantRequest) (*admin.Grant, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
 	g := cluster.Grant{Users: cluster.UsersAsIs, Request: q.RequestId, Created: meta.Time(time.Now().UnixNano())}
 	admin.Hear(&g, &admin.Grant{Client: q.Client, Rights: q.Rights, Users: q.Users, Uid: q.Uid, Gid: q.Gid})
 	if q.Volume != nil {
-		v, err := a.s.named(ctx, q.Volume)
+		v, err := a.s.catalogue.named(ctx, q.Volume)
 		if err != nil {
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func (a grantsAPI) AddGrant(ctx context.Context, q *admin.AddGrantRequest) (*adm
 }
 
 func (a grantsAPI) RevokeGrant(ctx context.Context, q *admin.RevokeGrantRequest) (*admin.RevokeGrantResponse, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func (a grantsAPI) GetRevision(ctx context.Context, _ *admin.GetRevisionRequest)
 }
 
 func (a grantsAPI) MakeJoinToken(ctx context.Context, q *admin.MakeJoinTokenRequest) (*admin.MakeJoinTokenResponse, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (a grantsAPI) MakeJoinToken(ctx context.Context, q *admin.MakeJoinTokenRequ
 }
 
 func (a grantsAPI) ListJoinTokens(ctx context.Context, _ *admin.ListJoinTokensRequest) (*admin.ListJoinTokensResponse, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (a grantsAPI) ListJoinTokens(ctx context.Context, _ *admin.ListJoinTokensRe
 }
 
 func (a grantsAPI) RevokeJoinToken(ctx context.Context, q *admin.RevokeJoinTokenRequest) (*admin.RevokeJoinTokenResponse, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func (a grantsAPI) RevokeJoinToken(ctx context.Context, q *admin.RevokeJoinToken
 }
 
 func (a grantsAPI) ListMembers(ctx context.Context, _ *admin.ListMembersRequest) (*admin.ListMembersResponse, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +184,7 @@ func (a grantsAPI) ListMembers(ctx context.Context, _ *admin.ListMembersRequest)
 }
 
 func (a grantsAPI) EvictMember(ctx context.Context, q *admin.EvictMemberRequest) (*admin.EvictMemberResponse, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +209,7 @@ func (a grantsAPI) settings(ctx context.Context) (set cluster.Settings, err erro
 }
 
 func (a grantsAPI) GetSettings(ctx context.Context, _ *admin.GetSettingsRequest) (*admin.Settings, error) {
-	if _, err := a.s.trust(); err != nil {
+	if _, err := a.s.enrolment.trust(); err != nil {
 		return nil, err
 	}
 	set, err := a.settings(ctx)
@@ -222,7 +222,7 @@ func (a grantsAPI) GetSettings(ctx context.Context, _ *admin.GetSettingsRequest)
 }
 
 func (a grantsAPI) ChangeSettings(ctx context.Context, q *admin.ChangeSettingsRequest) (*admin.Settings, error) {
-	t, err := a.s.trust()
+	t, err := a.s.enrolment.trust()
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ type groupsAPI struct {
 func (a groupsAPI) ListGroups(ctx context.Context, q *admin.ListGroupsRequest) (*admin.ListGroupsResponse, error) {
 	of := meta.VolumeID(0)
 	if q.Volume != nil {
-		v, err := a.s.named(ctx, q.Volume)
+		v, err := a.s.catalogue.named(ctx, q.Volume)
 		if err != nil {
 			return nil, err
 		}
@@ -51,7 +51,7 @@ func (a groupsAPI) wanted(ctx context.Context, name string, id uint64, refs []*a
 	if len(refs) > meta.MaxGroup { // before any is looked up
 		return nil, errGroupVolumes(name)
 	}
-	volumes, err := a.s.numbersOf(ctx, refs)
+	volumes, err := a.s.catalogue.numbersOf(ctx, refs)
 	return &groupWanted{name, id, volumes}, err
 }
 
@@ -105,7 +105,7 @@ func (a groupsAPI) HoldVolume(ctx context.Context, q *admin.HoldVolumeRequest) (
 	if err := checkGroupID(q.Name, q.Id); err != nil {
 		return nil, err
 	}
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (a groupsAPI) HoldVolume(ctx context.Context, q *admin.HoldVolumeRequest) (
 }
 
 func (a groupsAPI) AwaitVolume(ctx context.Context, q *admin.AwaitVolumeRequest) (*admin.AwaitVolumeResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (a groupsAPI) AwaitVolume(ctx context.Context, q *admin.AwaitVolumeRequest)
 }
 
 func (a groupsAPI) TakeMember(ctx context.Context, q *admin.TakeMemberRequest) (*admin.GroupMember, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (a groupsAPI) TakeMember(ctx context.Context, q *admin.TakeMemberRequest) (
 }
 
 func (a groupsAPI) ReleaseVolume(ctx context.Context, q *admin.ReleaseVolumeRequest) (*admin.ReleaseVolumeResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -149,11 +149,11 @@ func (a groupsAPI) DeleteMember(ctx context.Context, q *admin.DeleteMemberReques
 	if err := checkGroupID(q.Name, q.Id); err != nil {
 		return nil, err
 	}
-	v, err := a.s.named(ctx, q.Volume)
+	v, err := a.s.catalogue.named(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
-	o, err := a.s.ownerOfMember(ctx, v.ID)
+	o, err := a.s.hosted.ownerOfMember(ctx, v.ID)
 	if err != nil {
 		return nil, err
 	}

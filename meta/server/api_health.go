@@ -16,7 +16,7 @@ type healthAPI struct {
 
 func (a healthAPI) ListServers(context.Context, *admin.ListServersRequest) (*admin.ListServersResponse, error) {
 	answer := &admin.ListServersResponse{Cluster: a.s.cfg.Cluster.ID()}
-	for _, m := range a.s.metaList().Servers {
+	for _, m := range a.s.peers.metaList().Servers {
 		answer.Servers = append(answer.Servers, &admin.MetadataServer{Name: m.Name, Address: m.Addr})
 	}
 	return answer, nil
@@ -27,7 +27,7 @@ func (a healthAPI) GetServerHealth(ctx context.Context, q *admin.GetServerHealth
 		return nil, err
 	}
 	answer := &admin.ServerHealth{}
-	admin.Say(answer, a.s.Health(ctx))
+	admin.Say(answer, a.s.health.Health(ctx))
 	return answer, nil
 }
 
@@ -39,7 +39,7 @@ func (a healthAPI) ListVolumeHealth(_ context.Context, q *admin.ListVolumeHealth
 	if err != nil {
 		return nil, err
 	}
-	page, left := a.s.VolumesHealth(meta.VolumeID(after))
+	page, left := a.s.health.VolumesHealth(meta.VolumeID(after))
 	answer := &admin.ListVolumeHealthResponse{}
 	for _, v := range page {
 		one := &admin.VolumeHealth{}
@@ -57,7 +57,7 @@ func (a healthAPI) ListCertificates(_ context.Context, q *admin.ListCertificates
 		return nil, err
 	}
 	answer := &admin.ListCertificatesResponse{}
-	for _, c := range a.s.certs.of(q.Identities) {
+	for _, c := range a.s.enrolment.certs.of(q.Identities) {
 		one := &admin.Certificate{}
 		admin.Say(one, c)
 		answer.Certificates = append(answer.Certificates, one)

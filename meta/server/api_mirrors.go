@@ -15,7 +15,7 @@ type mirrorsAPI struct {
 }
 
 func (a mirrorsAPI) ListMirrors(ctx context.Context, _ *admin.ListMirrorsRequest) (*admin.ListMirrorsResponse, error) {
-	all, err := a.s.mirrors(ctx)
+	all, err := a.s.catalogue.mirrors(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +27,7 @@ func (a mirrorsAPI) ListMirrors(ctx context.Context, _ *admin.ListMirrorsRequest
 }
 
 func (a mirrorsAPI) GetMirror(ctx context.Context, q *admin.GetMirrorRequest) (*admin.Mirror, error) {
-	v, err := a.s.named(ctx, q.Target)
+	v, err := a.s.catalogue.named(ctx, q.Target)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (a mirrorsAPI) GetMirror(ctx context.Context, q *admin.GetMirrorRequest) (*
 }
 
 func (a mirrorsAPI) PutMirror(ctx context.Context, q *admin.PutMirrorRequest) (*admin.Mirror, error) {
-	v, err := a.s.named(ctx, q.Target)
+	v, err := a.s.catalogue.named(ctx, q.Target)
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +55,7 @@ func (a mirrorsAPI) PutMirror(ctx context.Context, q *admin.PutMirrorRequest) (*
 }
 
 func (a mirrorsAPI) DropMirror(ctx context.Context, q *admin.DropMirrorRequest) (*admin.DropMirrorResponse, error) {
-	v, err := a.s.named(ctx, q.Target)
+	v, err := a.s.catalogue.named(ctx, q.Target)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ type nodesAPI struct {
 
 func (a nodesAPI) ListNodes(context.Context, *admin.ListNodesRequest) (*admin.ListNodesResponse, error) {
 	answer := &admin.ListNodesResponse{}
-	for _, n := range a.s.NodeList() {
+	for _, n := range a.s.repairs.NodeList() {
 		node := &admin.Node{}
 		admin.Say(node, n)
 		answer.Nodes = append(answer.Nodes, node)
@@ -27,7 +27,7 @@ func (a nodesAPI) ListNodes(context.Context, *admin.ListNodesRequest) (*admin.Li
 }
 
 func (a nodesAPI) ForecastDrain(ctx context.Context, q *admin.ForecastDrainRequest) (*admin.DrainForecast, error) {
-	f, err := a.s.drainForecast(ctx, meta.ServerID(q.Node))
+	f, err := a.s.serverMap.drainForecast(ctx, meta.ServerID(q.Node))
 	if err != nil {
 		return nil, err
 	}
@@ -37,15 +37,15 @@ func (a nodesAPI) ForecastDrain(ctx context.Context, q *admin.ForecastDrainReque
 }
 
 func (a nodesAPI) DrainNode(ctx context.Context, q *admin.DrainNodeRequest) (*admin.DrainNodeResponse, error) {
-	return &admin.DrainNodeResponse{}, a.s.drainNode(ctx, meta.ServerID(q.Node))
+	return &admin.DrainNodeResponse{}, a.s.repairs.drainNode(ctx, meta.ServerID(q.Node))
 }
 
 func (a nodesAPI) CancelDrain(ctx context.Context, q *admin.CancelDrainRequest) (*admin.CancelDrainResponse, error) {
-	return &admin.CancelDrainResponse{}, a.s.setNodeState(ctx, meta.ServerID(q.Node), cluster.NodeActive)
+	return &admin.CancelDrainResponse{}, a.s.repairs.setNodeState(ctx, meta.ServerID(q.Node), cluster.NodeActive)
 }
 
 func (a nodesAPI) RemoveNode(ctx context.Context, q *admin.RemoveNodeRequest) (*admin.RemoveNodeResponse, error) {
-	return &admin.RemoveNodeResponse{}, a.s.removeNode(ctx, meta.ServerID(q.Node), q.Force)
+	return &admin.RemoveNodeResponse{}, a.s.repairs.removeNode(ctx, meta.ServerID(q.Node), q.Force)
 }
 
 func (a nodesAPI) GetRepairStatus(ctx context.Context, q *admin.GetRepairStatusRequest) (*admin.GetRepairStatusResponse, error) {
@@ -55,17 +55,17 @@ func (a nodesAPI) GetRepairStatus(ctx context.Context, q *admin.GetRepairStatusR
 	var silent map[string]error
 	switch {
 	case q.Volume != nil:
-		v, verr := a.s.named(ctx, q.Volume)
+		v, verr := a.s.catalogue.named(ctx, q.Volume)
 		if verr != nil {
 			return nil, verr
 		}
-		sum, err = a.s.RepairStatus(ctx, v.ID)
+		sum, err = a.s.repairs.RepairStatus(ctx, v.ID)
 	case q.Server != "":
 		if err = a.s.here(q.Server); err == nil {
-			sum, err = a.s.RepairStatus(ctx, 0)
+			sum, err = a.s.repairs.RepairStatus(ctx, 0)
 		}
 	default:
-		sum, silent, err = a.s.allRepairStatus(ctx)
+		sum, silent, err = a.s.repairs.allRepairStatus(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -78,15 +78,15 @@ func (a nodesAPI) GetRepairStatus(ctx context.Context, q *admin.GetRepairStatusR
 }
 
 func (a nodesAPI) FailDisk(ctx context.Context, q *admin.FailDiskRequest) (*admin.FailDiskResponse, error) {
-	_, err := a.s.Order(ctx, meta.ServerID(q.Node), meta.Order{Kind: meta.OrderDisk, Disk: q.Disk})
+	_, err := a.s.chunkServers.Order(ctx, meta.ServerID(q.Node), meta.Order{Kind: meta.OrderDisk, Disk: q.Disk})
 	return &admin.FailDiskResponse{}, err
 }
 
 func (a nodesAPI) ReplaceDisk(ctx context.Context, q *admin.ReplaceDiskRequest) (*admin.ReplaceDiskResponse, error) {
-	_, err := a.s.Order(ctx, meta.ServerID(q.Node), meta.Order{Kind: meta.OrderDisk, Disk: q.Disk, Adopt: true})
+	_, err := a.s.chunkServers.Order(ctx, meta.ServerID(q.Node), meta.Order{Kind: meta.OrderDisk, Disk: q.Disk, Adopt: true})
 	return &admin.ReplaceDiskResponse{}, err
 }
 
 func (a nodesAPI) ScrubNodes(ctx context.Context, q *admin.ScrubNodesRequest) (*admin.ScrubNodesResponse, error) {
-	return &admin.ScrubNodesResponse{}, a.s.scrub(ctx, meta.ServerID(q.Node))
+	return &admin.ScrubNodesResponse{}, a.s.chunkServers.scrub(ctx, meta.ServerID(q.Node))
 }

@@ -152,7 +152,7 @@ func TestFollowersAnywhere(t *testing.T) {
 		}
 		if round%2 == 1 {
 			for _, h := range c.hands { // the first server asked has the volume next
-				if o := h.srv.opened(1); o != nil {
+				if o := h.srv.hosted.opened(1); o != nil {
 					if err := o.handOver(t.Context(), ""); err != nil {
 						t.Error(err)
 					}

@@ -19,12 +19,12 @@ type snapshotsAPI struct {
 
 // owned returns the volume that a request names, and the volume's owner, which is this server.
 // Errors: NoSuchVolume, Invalid, NotOwner.
-func (s *Server) owned(ctx context.Context, ref *admin.VolumeRef) (*owner, cluster.Volume, error) {
-	v, err := s.named(ctx, ref)
+func (ca *catalogue) owned(ctx context.Context, ref *admin.VolumeRef) (*owner, cluster.Volume, error) {
+	v, err := ca.named(ctx, ref)
 	if err != nil {
 		return nil, v, err
 	}
-	o, err := s.ownerFor(ctx, v.ID)
+	o, err := ca.hosted.ownerFor(ctx, v.ID)
 	return o, v, err
 }
 
@@ -41,7 +41,7 @@ func saySnapshot(i meta.SnapshotInfo) *admin.Snapshot {
 }
 
 func (a snapshotsAPI) ListSnapshots(ctx context.Context, q *admin.ListSnapshotsRequest) (*admin.ListSnapshotsResponse, error) {
-	o, v, err := a.s.owned(ctx, q.Volume)
+	o, v, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func markDropped(l *meta.SnapshotList, dropped []meta.Generation) {
 }
 
 func (a snapshotsAPI) CreateSnapshot(ctx context.Context, q *admin.CreateSnapshotRequest) (*admin.Snapshot, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (a snapshotsAPI) DeleteSnapshot(ctx context.Context, q *admin.DeleteSnapsho
 	if q.Generation == 0 {
 		return nil, meta.E("delete snapshot", meta.Invalid, q.Name, errors.New("the request does not say of which generation: ListSnapshots tells"))
 	}
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (a snapshotsAPI) DeleteSnapshot(ctx context.Context, q *admin.DeleteSnapsho
 }
 
 func (a snapshotsAPI) DiffSnapshots(ctx context.Context, q *admin.DiffSnapshotsRequest) (*admin.DiffSnapshotsResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (a snapshotsAPI) DiffSnapshots(ctx context.Context, q *admin.DiffSnapshotsR
 }
 
 func (a snapshotsAPI) RollBackVolume(ctx context.Context, q *admin.RollBackVolumeRequest) (*admin.RollBackVolumeResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (a snapshotsAPI) RollBackVolume(ctx context.Context, q *admin.RollBackVolum
 }
 
 func (a snapshotsAPI) SetSchedule(ctx context.Context, q *admin.SetScheduleRequest) (*admin.SetScheduleResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (a snapshotsAPI) SetSchedule(ctx context.Context, q *admin.SetScheduleReque
 }
 
 func (a snapshotsAPI) GetSnapshotUsage(ctx context.Context, q *admin.GetSnapshotUsageRequest) (*admin.SnapshotUsage, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (a snapshotsAPI) GetSnapshotUsage(ctx context.Context, q *admin.GetSnapshot
 }
 
 func (a snapshotsAPI) PinSnapshot(ctx context.Context, q *admin.PinSnapshotRequest) (*admin.Pin, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (a snapshotsAPI) PinSnapshot(ctx context.Context, q *admin.PinSnapshotReque
 }
 
 func (a snapshotsAPI) UnpinSnapshot(ctx context.Context, q *admin.UnpinSnapshotRequest) (*admin.UnpinSnapshotResponse, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +199,7 @@ func (a snapshotsAPI) UnpinSnapshot(ctx context.Context, q *admin.UnpinSnapshotR
 }
 
 func (a snapshotsAPI) GetSnapshotDigest(ctx context.Context, q *admin.GetSnapshotDigestRequest) (*admin.Snapshot, error) {
-	o, v, err := a.s.owned(ctx, q.Volume)
+	o, v, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func (a snapshotsAPI) GetSnapshotDigest(ctx context.Context, q *admin.GetSnapsho
 }
 
 func (a snapshotsAPI) GetSnapshotIndex(ctx context.Context, q *admin.GetSnapshotIndexRequest) (*admin.SnapshotIndex, error) {
-	o, _, err := a.s.owned(ctx, q.Volume)
+	o, _, err := a.s.catalogue.owned(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}

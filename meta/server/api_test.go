@@ -415,7 +415,7 @@ func TestErrorsTravel(t *testing.T) {
 	s := newSite(t)
 	api := s.api()
 	_, err := api.Nodes.DrainNode(t.Context(), &admin.DrainNodeRequest{Node: 9})
-	want := s.srv.drainNode(t.Context(), 9)
+	want := s.srv.repairs.drainNode(t.Context(), 9)
 	e, ok := errors.AsType[*meta.Error](err)
 	if !ok || !errors.Is(err, meta.NotFound) || err.Error() != want.Error() || e.Op == "" || e.Subject != "9" {
 		t.Errorf("%v, want %v", err, want)

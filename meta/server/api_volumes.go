@@ -21,11 +21,11 @@ type volumesAPI struct {
 
 // owner returns the owner of the volume that a request names. Errors: NoSuchVolume, NotOwner.
 func (a volumesAPI) owner(ctx context.Context, ref *admin.VolumeRef) (*owner, error) {
-	v, err := a.s.named(ctx, ref)
+	v, err := a.s.catalogue.named(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	return a.s.ownerFor(ctx, v.ID)
+	return a.s.hosted.ownerFor(ctx, v.ID)
 }
 
 // maxListed bounds the volumes opened for a list.
@@ -51,14 +51,14 @@ func (a volumesAPI) ListVolumes(ctx context.Context, q *admin.ListVolumesRequest
 	}
 	if q.Server == "" && len(all) <= maxListed {
 		// Closed volumes report no usage.
-		if _, err := a.s.openHome(ctx, cluster.VolumeActive); err != nil {
+		if _, err := a.s.hosted.openHome(ctx, cluster.VolumeActive); err != nil {
 			a.s.log.Info("not every volume could be opened to be listed", "error", err)
 		}
 	}
 	var page []cluster.Volume
 	more := false
 	for _, v := range all {
-		if uint64(v.ID) <= after || v.State == cluster.VolumeCreating || q.Server != "" && a.s.opened(v.ID) == nil {
+		if uint64(v.ID) <= after || v.State == cluster.VolumeCreating || q.Server != "" && a.s.hosted.opened(v.ID) == nil {
 			continue
 		}
 		if more = len(page) == volumesPage; more {
@@ -68,13 +68,13 @@ func (a volumesAPI) ListVolumes(ctx context.Context, q *admin.ListVolumesRequest
 	}
 	var infos []meta.VolumeInfo
 	if q.Server == "" {
-		if infos, err = a.s.describeIn(ctx, newPaths(a.s, all), page); err != nil {
+		if infos, err = a.s.catalogue.describeIn(ctx, newPaths(&a.s.junctions, all), page); err != nil {
 			return nil, err
 		}
-		a.s.usageElsewhere(ctx, infos)
+		a.s.catalogue.usageElsewhere(ctx, infos)
 	} else {
 		for _, v := range page {
-			infos = append(infos, a.s.volumeInfo(v))
+			infos = append(infos, a.s.catalogue.volumeInfo(v))
 		}
 	}
 	answer := &admin.ListVolumesResponse{}
@@ -90,19 +90,19 @@ func (a volumesAPI) ListVolumes(ctx context.Context, q *admin.ListVolumesRequest
 }
 
 func (a volumesAPI) GetVolume(ctx context.Context, q *admin.GetVolumeRequest) (*admin.Volume, error) {
-	v, err := a.s.named(ctx, q.Volume)
+	v, err := a.s.catalogue.named(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
 	// A request by name asks for all of an active volume, often before using the volume: the
 	// owner answers. Requests by number are frequent: any server answers.
 	if q.Volume.GetName() != "" && v.State == cluster.VolumeActive {
-		if _, err := a.s.ownerFor(ctx, v.ID); err != nil {
+		if _, err := a.s.hosted.ownerFor(ctx, v.ID); err != nil {
 			return nil, err
 		}
 	}
 	all := []cluster.Volume{v}
-	infos, err := a.s.describeIn(ctx, newPaths(a.s, all), all)
+	infos, err := a.s.catalogue.describeIn(ctx, newPaths(&a.s.junctions, all), all)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (a volumesAPI) CreateVolume(ctx context.Context, q *admin.CreateVolumeReque
 	if err != nil {
 		return nil, err
 	}
-	v, err := a.s.createVolume(ctx, q.Name, p, &w, q.RequestId)
+	v, err := a.s.catalogue.createVolume(ctx, q.Name, p, &w, q.RequestId)
 	return a.described(ctx, v, err)
 }
 
@@ -123,11 +123,11 @@ func (a volumesAPI) SetVolume(ctx context.Context, q *admin.SetVolumeRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	v, err := a.s.named(ctx, q.Volume)
+	v, err := a.s.catalogue.named(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
-	i, err := a.s.setVolume(ctx, v, p, &w)
+	i, err := a.s.catalogue.setVolume(ctx, v, p, &w)
 	if err != nil {
 		return nil, err
 	}
@@ -139,11 +139,11 @@ func (a volumesAPI) DeleteVolume(ctx context.Context, q *admin.DeleteVolumeReque
 	if err != nil {
 		return nil, err
 	}
-	return &admin.DeleteVolumeResponse{}, a.s.deleteVolume(ctx, v, deletion{token: q.RequestId, now: q.Now, name: q.Name})
+	return &admin.DeleteVolumeResponse{}, a.s.trash.deleteVolume(ctx, v, deletion{token: q.RequestId, now: q.Now, name: q.Name})
 }
 
 func (a volumesAPI) UndeleteVolume(ctx context.Context, q *admin.UndeleteVolumeRequest) (*admin.Volume, error) {
-	v, err := a.s.undeleteVolume(ctx, meta.VolumeID(q.Volume.GetId()), q.Volume.GetName(), q.Name, q.RequestId)
+	v, err := a.s.trash.undeleteVolume(ctx, meta.VolumeID(q.Volume.GetId()), q.Volume.GetName(), q.Name, q.RequestId)
 	return a.described(ctx, v, err)
 }
 
@@ -152,7 +152,7 @@ func (a volumesAPI) RenameVolume(ctx context.Context, q *admin.RenameVolumeReque
 	if err != nil {
 		return nil, err
 	}
-	v, err = a.s.renameVolume(ctx, v, q.Name, q.RequestId)
+	v, err = a.s.catalogue.renameVolume(ctx, v, q.Name, q.RequestId)
 	return a.described(ctx, v, err)
 }
 
@@ -161,12 +161,12 @@ func (a volumesAPI) AttachVolume(ctx context.Context, q *admin.AttachVolumeReque
 	if err != nil {
 		return nil, err
 	}
-	parent, err := a.s.named(ctx, q.Parent)
+	parent, err := a.s.catalogue.named(ctx, q.Parent)
 	if err != nil {
 		return nil, err
 	}
 	at := cluster.Attach{Parent: parent.ID, Ino: meta.Ino(q.Directory), Name: string(q.Name), Step: cluster.Attaching}
-	v, err = a.s.attachVolume(ctx, v, at, q.RequestId)
+	v, err = a.s.junctions.attachVolume(ctx, v, at, q.RequestId)
 	return a.described(ctx, v, err)
 }
 
@@ -175,7 +175,7 @@ func (a volumesAPI) DetachVolume(ctx context.Context, q *admin.DetachVolumeReque
 	if err != nil {
 		return nil, err
 	}
-	v, err = a.s.detachVolume(ctx, v, q.RequestId)
+	v, err = a.s.junctions.detachVolume(ctx, v, q.RequestId)
 	return a.described(ctx, v, err)
 }
 
@@ -184,7 +184,7 @@ func (a volumesAPI) described(ctx context.Context, v cluster.Volume, err error) 
 	if err != nil {
 		return nil, err
 	}
-	return admin.VolumeOf(a.s.described(ctx, v)), nil
+	return admin.VolumeOf(a.s.catalogue.described(ctx, v)), nil
 }
 
 // numbered returns the volume that a request names by number. A request that is done once can't
@@ -194,15 +194,15 @@ func (a volumesAPI) numbered(ctx context.Context, ref *admin.VolumeRef) (cluster
 	if name := ref.GetName(); name != "" {
 		return cluster.Volume{}, meta.E("find volume", meta.Invalid, name, errors.New("the request is done once, so it needs the number of the volume, not the name"))
 	}
-	return a.s.named(ctx, ref)
+	return a.s.catalogue.named(ctx, ref)
 }
 
 func (a volumesAPI) CheckVolume(ctx context.Context, q *admin.CheckVolumeRequest) (*admin.VolumeCheck, error) {
-	v, err := a.s.named(ctx, q.Volume)
+	v, err := a.s.catalogue.named(ctx, q.Volume)
 	if err != nil {
 		return nil, err
 	}
-	report, err := a.s.Fsck(ctx, v.ID)
+	report, err := a.s.checker.Fsck(ctx, v.ID)
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ func crashing(t *testing.T, k int, carryOut bool) (reached bool) {
 		defer close(done)
 		deadline := time.Now().Add(time.Minute)
 		for time.Now().Before(deadline) {
-			st, err := srv.RepairStatus(t.Context(), 0)
+			st, err := srv.repairs.RepairStatus(t.Context(), 0)
 			if err != nil || srv.ctx.Err() != nil || st.Copied > 0 && st.Full() {
 				return
 			}
@@ -233,7 +233,7 @@ func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 	g.mu.Unlock()
 	read := func() {
 		t.Helper()
-		o := g.s.srv.opened(1)
+		o := g.s.srv.hosted.opened(1)
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		var got []byte

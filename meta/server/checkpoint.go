@@ -128,7 +128,7 @@ func newCheckpointTask(o *owner) *task.Task {
 		}
 		refs := o.checkpoints.blobs
 		o.mu.Unlock()
-		if o.srv.blobsShort(refs) == 0 {
+		if o.srv.serverMap.blobsShort(refs) == 0 {
 			short = time.Time{}
 		} else if short.IsZero() {
 			short = time.Now()
@@ -200,8 +200,8 @@ func blobsOf(cp journal.Checkpoint) (refs []meta.BlobRef) {
 }
 
 // blobsShort counts the blobs with fewer live replicas than a new blob would get.
-func (s *Server) blobsShort(refs []meta.BlobRef) (n int) {
-	live, most := s.blobServers()
+func (sm *serverMap) blobsShort(refs []meta.BlobRef) (n int) {
+	live, most := sm.blobServers()
 	for _, r := range refs {
 		if short(r, live, most) {
 			n++
@@ -214,9 +214,9 @@ func (s *Server) blobsShort(refs []meta.BlobRef) (n int) {
 // how many replicas a blob stored now gets: fewer than the live servers if several servers
 // share a host, or have no room. To demand more replicas than most would store the checkpoint
 // again and again.
-func (s *Server) blobServers() (live map[meta.ServerID]bool, most int) {
+func (sm *serverMap) blobServers() (live map[meta.ServerID]bool, most int) {
 	live = map[meta.ServerID]bool{}
-	m := s.servers()
+	m := sm.servers()
 	for _, x := range m.Servers() {
 		if x.State == placement.Live {
 			live[x.ID] = true
@@ -287,7 +287,7 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	live, most := k.srv.blobServers()
+	live, most := k.srv.serverMap.blobServers()
 	stored := map[string]journal.File{}
 	lost := false
 	records, err := cps.clusterRecords(ctx)

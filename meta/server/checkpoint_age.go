@@ -98,8 +98,8 @@ func (cps *checkpoints) mayRest() bool {
 
 // behindJournal reports whether the checkpoint of a volume without an owner lacks entries of
 // the volume's journal.
-func (s *Server) behindJournal(ctx context.Context, v meta.VolumeID) (bool, error) {
-	j, err := s.cfg.Cluster.Follow(ctx, v)
+func (hs *hosted) behindJournal(ctx context.Context, v meta.VolumeID) (bool, error) {
+	j, err := hs.cfg.Cluster.Follow(ctx, v)
 	if err != nil {
 		return false, err
 	}

@@ -34,13 +34,13 @@ func covered(f *fakeCluster, v meta.VolumeID) error {
 func TestCheckpointAgeOutlivesOwners(t *testing.T) {
 	t.Parallel()
 	s, _ := newPlacedSite(t, func(c *Config) { c.CheckpointEvery = 8 * time.Second })
-	if _, err := s.srv.open(t.Context(), 1); err != nil {
+	if _, err := s.srv.hosted.open(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
 	s.checkpointNow() // from here the age counts
 	p := s.dial("a")
 	p.files(t, "x", 10)
-	if err := s.srv.opened(1).flush(t.Context()); err != nil {
+	if err := s.srv.hosted.opened(1).flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.Close(t.Context())
@@ -52,7 +52,7 @@ func TestCheckpointAgeOutlivesOwners(t *testing.T) {
 		}
 		s.crash()
 		s.start()
-		if _, err := s.srv.open(t.Context(), 1); err != nil {
+		if _, err := s.srv.hosted.open(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Second)
@@ -72,11 +72,11 @@ func TestClosedVolumeIsInItsCheckpoint(t *testing.T) {
 			t.Errorf("DATA: it is closed: %v", err)
 		}
 	}
-	if _, err := g.s.srv.open(t.Context(), meta.RootVolume); err != nil {
+	if _, err := g.s.srv.hosted.open(t.Context(), meta.RootVolume); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(3 * visitLook)
-	if g.s.srv.opened(meta.RootVolume) == nil {
+	if g.s.srv.hosted.opened(meta.RootVolume) == nil {
 		t.Error("the root volume was closed, so nobody keeps the cluster's records on the chunk servers")
 	}
 }
@@ -95,7 +95,7 @@ func TestStoppedVolumeGetsItsCheckpoint(t *testing.T) {
 	if _, err := p.Do(t.Context(), v, meta.OpID{}, newFile("late"), meta.LeaseNone); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.s.srv.opened(v).flush(t.Context()); err != nil {
+	if err := g.s.srv.hosted.opened(v).flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.Close(t.Context())
@@ -127,7 +127,7 @@ func TestRecordsReachTheChunkServers(t *testing.T) {
 		s.cluster.records = []cluster.Record{want}
 		s.cluster.mu.Unlock()
 		eventually(t, "the recorded checkpoint has the grant", func() error {
-			cp, _, err := s.srv.opened(1).j.Checkpoint(t.Context())
+			cp, _, err := s.srv.hosted.opened(1).j.Checkpoint(t.Context())
 			if err != nil {
 				return err
 			}

@@ -80,7 +80,7 @@ func newPlacedSite(t *testing.T, adjust func(*Config)) (*site, *placed) {
 
 func (s *site) checkpointNow() journal.Checkpoint {
 	s.t.Helper()
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	if err := o.flush(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func (s *site) checkpointNow() journal.Checkpoint {
 
 func (s *site) recorded() journal.Checkpoint {
 	s.t.Helper()
-	cp, ok, err := s.srv.opened(1).j.Checkpoint(s.t.Context())
+	cp, ok, err := s.srv.hosted.opened(1).j.Checkpoint(s.t.Context())
 	if err != nil || !ok {
 		s.t.Fatal(ok, err)
 	}
@@ -162,7 +162,7 @@ func TestCheckpointRegainsReplicas(t *testing.T) {
 			t.Fatalf("%s has replicas on %v", r.Name, r.Parts[0].Servers)
 		}
 	}
-	if n := s.srv.blobsShort(blobsOf(cp)); n != 0 {
+	if n := s.srv.serverMap.blobsShort(blobsOf(cp)); n != 0 {
 		t.Fatalf("%d blobs are short of replicas", n)
 	}
 	gone := chunks[cp.Manifest.Parts[0].Servers[0]-1]
@@ -205,7 +205,7 @@ func TestCheckpointHasAsManyReplicasAsHosts(t *testing.T) {
 			t.Fatalf("%s has replicas on %v", r.Name, r.Parts[0].Servers)
 		}
 	}
-	if n := s.srv.blobsShort(blobsOf(cp)); n != 0 {
+	if n := s.srv.serverMap.blobsShort(blobsOf(cp)); n != 0 {
 		t.Fatalf("%d blobs are short of replicas that no host has room for", n)
 	}
 	s.chunkServerAt(4, "/dc/rack/c")
@@ -226,9 +226,9 @@ func TestCheckpointByTime(t *testing.T) {
 	a := s.dial("a")
 	for range 2 {
 		a.files(t, time.Now().String(), 1)
-		durable := s.srv.opened(1).durableNow()
+		durable := s.srv.hosted.opened(1).durableNow()
 		eventually(t, "a checkpoint by time", func() error {
-			if cp, _, err := s.srv.opened(1).j.Checkpoint(t.Context()); err != nil || cp.Seq < durable {
+			if cp, _, err := s.srv.hosted.opened(1).j.Checkpoint(t.Context()); err != nil || cp.Seq < durable {
 				return meta.E("checkpoint", meta.Busy, "", err)
 			}
 			return nil

@@ -31,18 +31,18 @@ const (
 
 // neverBack reports whether an operator removed the chunk server, and the chunk server is not
 // connected.
-func (s *Server) neverBack(id meta.ServerID) bool {
-	s.mu.Lock()
-	_, here := s.links[id]
-	s.mu.Unlock()
-	n := nodeIn(s.cfg.Cluster.Nodes(), id)
+func (cs *chunkServers) neverBack(id meta.ServerID) bool {
+	cs.mu.Lock()
+	_, here := cs.links[id]
+	cs.mu.Unlock()
+	n := nodeIn(cs.cfg.Cluster.Nodes(), id)
 	return !here && n != nil && n.State == cluster.NodeRemoved
 }
 
 // failedDisk names a failed disk of a server that was not given up, or "": a chunk that the
 // server does not find may be on that disk.
-func (s *Server) failedDisk(id meta.ServerID) string {
-	for _, x := range s.sightings() {
+func (sm *serverMap) failedDisk(id meta.ServerID) string {
+	for _, x := range sm.sightings() {
 		for _, d := range x.info.Disks {
 			if x.info.ID == id && d.State == meta.DiskFailed {
 				return d.ID
@@ -87,11 +87,11 @@ func (ls *losses) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l LostChun
 			}
 		case err == nil:
 			why, some = fmt.Sprintf("has %d bytes", said.Length), true
-		case kind == meta.NoSuchChunk && k.srv.failedDisk(id) != "":
-			why, waits = fmt.Sprintf("not there, but its disk %s failed and was not given up", k.srv.failedDisk(id)), true
+		case kind == meta.NoSuchChunk && k.srv.serverMap.failedDisk(id) != "":
+			why, waits = fmt.Sprintf("not there, but its disk %s failed and was not given up", k.srv.serverMap.failedDisk(id)), true
 		case kind == meta.NoSuchChunk:
 			why = "not there"
-		case k.srv.neverBack(id):
+		case k.srv.chunkServers.neverBack(id):
 			why = "its node was removed"
 		case kind == meta.Corrupt, kind == meta.IO:
 			why, damaged = "damaged: "+said.Detail, true
@@ -138,7 +138,7 @@ func (ls *losses) lostChunks(ctx context.Context, after string) (*lostChunks, er
 	out := &lostChunks{}
 	var recs []meta.ChunkRecord
 	silent := map[meta.ChunkID]bool{} // open, and no server can be asked for the end
-	m, most := k.srv.servers(), cmp.Or(k.srv.cfg.lostPage, lostPage)
+	m, most := k.srv.serverMap.servers(), cmp.Or(k.srv.cfg.lostPage, lostPage)
 	err = ls.inspection.walkRecords(func(rec *meta.ChunkRecord) {
 		if rec.ID.Compare(from) <= 0 {
 			return

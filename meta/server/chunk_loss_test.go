@@ -87,7 +87,7 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	g.accepts(meta.Unavailable, true, sealed) // the servers may come back
 	g.accepts(meta.Unavailable, true, open)
 	for _, id := range []meta.ServerID{1, 2} {
-		if err := g.s.srv.removeNode(t.Context(), id, true); err != nil {
+		if err := g.s.srv.repairs.removeNode(t.Context(), id, true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -125,7 +125,7 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	if rec := g.record(sealed); !rec.Gone() || len(g.record(kept).Servers) == 0 {
 		t.Fatalf("%+v %+v", rec, g.record(kept))
 	}
-	r, err := g.s.srv.Fsck(t.Context(), 1)
+	r, err := g.s.srv.checker.Fsck(t.Context(), 1)
 	if err != nil || r.Lost != 600 || len(r.Accepted) != 2 || slices.ContainsFunc(r.Problems, func(s string) bool {
 		return strings.Contains(s, sealed.String()) || strings.Contains(s, open.String())
 	}) {
@@ -172,7 +172,7 @@ func TestSlowReplicaIsNotGivenUp(t *testing.T) {
 				n.mu.Lock()
 				n.failVerify = c.no
 				n.mu.Unlock()
-				g.s.srv.badReplica(id, 1, true)
+				g.s.srv.repairs.badReplica(id, 1, true)
 			}
 			accept := func(want meta.Kind) {
 				t.Helper()
@@ -242,7 +242,7 @@ func TestLossOfPart(t *testing.T) {
 		t.Fatalf("%+v", rec)
 	}
 	g.await("done", func(st *RepairStatus) bool { return full(st) && st.AcceptedLost == 2 })
-	r, err := g.s.srv.Fsck(t.Context(), 1)
+	r, err := g.s.srv.checker.Fsck(t.Context(), 1)
 	if err != nil || r.Count != 0 || r.Lost != 540 || len(r.Accepted) != 2 {
 		t.Fatalf("DATA: fsck: %+v %v", r, err)
 	}

@@ -182,7 +182,7 @@ func (s *site) chunkServerOf(id meta.ServerID, place, class string) *fakeChunks 
 	})
 	wait, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	if err := s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
+	if err := s.srv.chunkServers.AwaitServer(wait, []meta.ServerID{id}); err != nil {
 		s.t.Fatal(err)
 	}
 	return f

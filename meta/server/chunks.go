@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -41,12 +42,32 @@ type link struct {
 	gone   chan struct{}
 }
 
+// chunkServers are the chunk servers connected to this server, and the keys that sign their
+// capabilities.
+type chunkServers struct {
+	*process
+	suspected suspicion
+
+	mu      sync.Mutex
+	links   map[meta.ServerID]*link
+	keys    []meta.CapKey
+	keysAt  time.Time // when keys arrived
+	evicted []string  // identities; with keys, for chunk servers
+}
+
+// all lists the links of the connected chunk servers.
+func (cs *chunkServers) all() []*link {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return slices.Collect(maps.Values(cs.links))
+}
+
 // certified returns the identity that a chunk server's capabilities are bound to, or "" if the
 // chunk server is not connected or has no certificate.
-func (s *Server) certified(id meta.ServerID) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.links[id]; l != nil && l.who.Role != "" {
+func (cs *chunkServers) certified(id meta.ServerID) string {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if l := cs.links[id]; l != nil && l.who.Role != "" {
 		return l.who.String()
 	}
 	return ""
@@ -59,16 +80,9 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 	var acked wire.Reported // the last event handled of its generation
 	defer func() {
 		close(l.gone)
-		s.mu.Lock()
-		if id != 0 && s.links[id] == l {
-			delete(s.links, id)
-		} else {
-			id = 0
-		}
-		s.mu.Unlock()
-		if id != 0 {
-			s.unseen(id)
-			s.kickRepair()
+		if s.chunkServers.strike(id, l) {
+			s.serverMap.unseen(id)
+			s.repairs.kickRepair()
 		}
 	}()
 	for {
@@ -91,7 +105,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			}
 			if id == 0 {
 				ctx, cancel := context.WithTimeout(s.ctx, bindWait)
-				err = s.bind(ctx, who, r.Info.ID)
+				err = s.chunkServers.bind(ctx, who, r.Info.ID)
 				cancel()
 			} else if id != r.Info.ID {
 				err = meta.E("report", meta.Protocol, who.String(), fmt.Errorf("on one stream it says to be server %d and server %d", id, r.Info.ID))
@@ -104,36 +118,36 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			changed := l.report.Info.Addr != r.Info.Addr
 			l.report = r
 			l.mu.Unlock()
-			anew := s.saw(name, &r)
+			anew := s.serverMap.saw(name, &r)
 			if id == 0 {
 				id = r.Info.ID
-				s.suspected.lift(id)
+				s.chunkServers.suspected.lift(id)
 				// The clock goes before the keys, so that the chunk server judges every
 				// capability by this server's clock.
 				l.send.Enqueue(0, &wire.Reported{Now: meta.Time(time.Now().UnixNano()), Stamp: r.Stamp})
-				s.enlist(id, l, true)
+				s.chunkServers.enlist(id, l, true)
 				// The chunk server's own list of metadata servers may name few of them, or
 				// have a single name for all. Later changes go to every link.
-				l.send.Send(0, s.metaList())
+				l.send.Send(0, s.peers.metaList())
 				s.log.Info("chunk server", "server", id, "address", r.Info.Addr, "free", r.Info.Free)
-				for _, o := range s.owners() {
+				for _, o := range s.hosted.owners() {
 					o.tasks.collection.Wake()
 				}
 			} else {
 				// A second stream of the same server may have replaced this stream, and ended.
-				s.enlist(id, l, false)
+				s.chunkServers.enlist(id, l, false)
 			}
 			if changed {
 				s.tellServers()
 			}
 			if anew {
-				s.relist(r.Info.ID)
+				s.repairs.relist(r.Info.ID)
 			}
 			if n := len(r.Events); n > 0 {
 				for _, e := range r.Events {
 					s.log.Warn("chunk server reports", "server", id, "event", e.Kind, "chunk", e.Chunk, "disk", e.Disk, "detail", e.Detail)
 				}
-				s.events(id, r.Events)
+				s.repairs.events(id, r.Events)
 				acked = wire.Reported{Generation: r.Generation, Seq: r.Events[n-1].Seq}
 			} else if acked.Generation != r.Generation {
 				acked = wire.Reported{Generation: r.Generation}
@@ -169,40 +183,35 @@ const bindWait = 5 * time.Second
 // bind refuses a chunk server whose number is bound to another certificate. A chunk server
 // without a certificate (a socket of this machine's administrator, --insecure) is not
 // compared. Errors: Invalid, and those of Cluster.BindServer.
-func (s *Server) bind(ctx context.Context, who peering.Identity, id meta.ServerID) error {
+func (cs *chunkServers) bind(ctx context.Context, who peering.Identity, id meta.ServerID) error {
 	if id == 0 {
 		return meta.E("report", meta.Invalid, who.String(), errors.New("a chunk server has a number"))
 	}
 	if who.Role != peering.ChunkServer {
 		return nil
 	}
-	return s.cfg.Cluster.BindServer(ctx, id, who.String())
+	return cs.cfg.Cluster.BindServer(ctx, id, who.String())
 }
 
 // enlist makes l the link of a chunk server, and sends the capability keys on l. Both happen
 // under the lock under which takeKeys sends new keys to all links: a link enlisted during a
 // rotation gets the new keys from enlist or from takeKeys, and never older keys after newer
 // keys. Unless newest, l does not replace another link.
-func (s *Server) enlist(id meta.ServerID, l *link, newest bool) {
-	s.mu.Lock()
-	if !newest && s.links[id] != nil {
-		s.mu.Unlock()
+func (cs *chunkServers) enlist(id meta.ServerID, l *link, newest bool) {
+	cs.mu.Lock()
+	if !newest && cs.links[id] != nil {
+		cs.mu.Unlock()
 		return
 	}
-	l.send.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: slices.Clone(s.keys), Evicted: s.evicted}})
-	s.links[id] = l
-	s.mu.Unlock()
+	l.send.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: slices.Clone(cs.keys), Evicted: cs.evicted}})
+	cs.links[id] = l
+	cs.mu.Unlock()
 	l.send.Flush()
 }
 
 // liveServers lists the chunk servers with a stream, by id.
-func (s *Server) liveServers() []meta.ServerInfo {
-	s.mu.Lock()
-	links := make([]*link, 0, len(s.links))
-	for _, l := range s.links {
-		links = append(links, l)
-	}
-	s.mu.Unlock()
+func (cs *chunkServers) liveServers() []meta.ServerInfo {
+	links := cs.all()
 	infos := make([]meta.ServerInfo, 0, len(links))
 	for _, l := range links {
 		l.mu.Lock()
@@ -213,9 +222,20 @@ func (s *Server) liveServers() []meta.ServerInfo {
 	return infos
 }
 
+// strike ends the enlistment of a chunk server's link; false: l is not the server's link.
+func (cs *chunkServers) strike(id meta.ServerID, l *link) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.links[id] != l {
+		return false
+	}
+	delete(cs.links, id)
+	return true
+}
+
 // serverList returns the list of live chunk servers for clients, without disks.
-func (s *Server) serverList() *wire.Servers {
-	live := s.liveServers()
+func (cs *chunkServers) serverList() *wire.Servers {
+	live := cs.liveServers()
 	for i := range live {
 		live[i].Disks = nil
 	}
@@ -224,21 +244,15 @@ func (s *Server) serverList() *wire.Servers {
 
 // tellServers sends the list of chunk servers to every session.
 func (s *Server) tellServers() {
-	m := s.serverList()
-	s.mu.Lock()
-	all := make([]*session, 0, len(s.sessions))
-	for _, sess := range s.sessions {
-		all = append(all, sess)
-	}
-	s.mu.Unlock()
-	for _, sess := range all {
+	m := s.chunkServers.serverList()
+	for _, sess := range s.clients.all() {
 		sess.enqueue(0, m)
 		sess.flush()
 	}
 }
 
-func (s *Server) fillDisk(st *meta.StatFS) {
-	for _, i := range s.liveServers() {
+func (cs *chunkServers) fillDisk(st *meta.StatFS) {
+	for _, i := range cs.liveServers() {
 		st.DiskTotal += i.Total
 		st.DiskFree += i.Free
 	}
@@ -246,10 +260,10 @@ func (s *Server) fillDisk(st *meta.StatFS) {
 
 // Order sends an order to a chunk server and waits for the result. Errors: Unavailable (no
 // stream to the server, or no answer), and the result's error.
-func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (meta.OrderResult, error) {
-	s.mu.Lock()
-	l := s.links[id]
-	s.mu.Unlock()
+func (cs *chunkServers) Order(ctx context.Context, id meta.ServerID, o meta.Order) (meta.OrderResult, error) {
+	cs.mu.Lock()
+	l := cs.links[id]
+	cs.mu.Unlock()
 	if l == nil {
 		return meta.OrderResult{}, meta.E("order", meta.Unavailable, fmt.Sprintf("chunk server %d", id), nil)
 	}
@@ -313,17 +327,17 @@ func listReplicas(ctx context.Context, order ordering, id meta.ServerID, v meta.
 
 // sign signs a capability valid from now for life, at most capability.MaxLife: the signing key
 // is not valid for longer.
-func (s *Server) sign(life time.Duration, c capability.Claims) []byte {
+func (cs *chunkServers) sign(life time.Duration, c capability.Claims) []byte {
 	c.Expiry = meta.Time(time.Now().Add(min(life, capability.MaxLife)).UnixNano())
-	return capability.Sign(s.signKey(), c)
+	return capability.Sign(cs.signKey(), c)
 }
 
-func (s *Server) signKey() meta.CapKey {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := slices.Clone(s.keys)
+func (cs *chunkServers) signKey() meta.CapKey {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	k := slices.Clone(cs.keys)
 	slices.SortFunc(k, func(a, b meta.CapKey) int { return cmp.Compare(a.ID, b.ID) })
-	if len(k) > 1 && time.Since(s.keysAt) < keyHold {
+	if len(k) > 1 && time.Since(cs.keysAt) < keyHold {
 		return k[len(k)-2]
 	}
 	return k[len(k)-1]
@@ -338,34 +352,34 @@ const (
 
 // keyLoop rotates the capability keys at the interval of the cluster's settings. All metadata
 // servers run keyLoop; the first to find the newest key too old rotates.
-func (s *Server) keyLoop() {
+func (cs *chunkServers) keyLoop() {
 	for {
 		// Spread the checks of the servers over time.
-		wait := s.cfg.KeyLook/2 + rand.N(s.cfg.KeyLook)
+		wait := cs.cfg.KeyLook/2 + rand.N(cs.cfg.KeyLook)
 		select {
 		case <-time.After(wait):
-		case <-s.ctx.Done():
+		case <-cs.ctx.Done():
 			return
 		}
 		every := cluster.DefaultKeyLife
-		if v := s.cfg.Cluster.View(); v != nil && v.Settings.KeyLife != 0 {
+		if v := cs.cfg.Cluster.View(); v != nil && v.Settings.KeyLife != 0 {
 			every = max(v.Settings.KeyLife, cluster.MinKeyLife)
 		}
-		ctx, cancel := context.WithTimeout(s.ctx, DefaultKeyLook)
-		rotated, err := s.cfg.Cluster.FreshCapKeys(ctx, every)
+		ctx, cancel := context.WithTimeout(cs.ctx, DefaultKeyLook)
+		rotated, err := cs.cfg.Cluster.FreshCapKeys(ctx, every)
 		cancel()
 		switch {
-		case err != nil && s.ctx.Err() == nil:
-			s.log.Warn("the capability keys can't be read from etcd; the server tries again", "error", err)
+		case err != nil && cs.ctx.Err() == nil:
+			cs.log.Warn("the capability keys can't be read from etcd; the server tries again", "error", err)
 		case rotated:
-			s.log.Info("this server rotated the capability keys", "after", every)
+			cs.log.Info("this server rotated the capability keys", "after", every)
 		}
 	}
 }
 
 // bulkRights returns Plain if a volume's bytes may go over plain connections, else 0.
-func (s *Server) bulkRights(v meta.VolumeID) capability.Rights {
-	view := s.cfg.Cluster.View()
+func (cs *chunkServers) bulkRights(v meta.VolumeID) capability.Rights {
+	view := cs.cfg.Cluster.View()
 	if view == nil || !view.Settings.PlainBulk {
 		return 0
 	}
@@ -376,9 +390,9 @@ func (s *Server) bulkRights(v meta.VolumeID) capability.Rights {
 }
 
 // readCap signs a capability to read a volume's chunks.
-func (s *Server) readCap(v meta.VolumeID, sess *session) ([]byte, time.Duration, error) {
-	t := s.sign(CapLife, capability.Claims{
-		Volume: v, Rights: capability.Read | s.bulkRights(v), Client: sess.holder(),
+func (cs *chunkServers) readCap(v meta.VolumeID, sess *session) ([]byte, time.Duration, error) {
+	t := cs.sign(CapLife, capability.Claims{
+		Volume: v, Rights: capability.Read | cs.bulkRights(v), Client: sess.holder(),
 	})
 	return t, CapLife, nil
 }
@@ -432,7 +446,7 @@ func (o *owner) placeFor(s *session, n int) (meta.Policy, [][]meta.ServerID, err
 		if err != nil {
 			return policy, nil, err
 		}
-		servers, err := o.srv.place(n, &policy, placement.Writer{Host: boot}, o.srv.suspected.of(s.id))
+		servers, err := o.srv.serverMap.place(n, &policy, placement.Writer{Host: boot}, o.srv.chunkServers.suspected.of(s.id))
 		if err != nil {
 			if meta.KindOf(err) == meta.NoSpace {
 				o.noChunkRoom()
@@ -479,8 +493,8 @@ func maxLen(p meta.Policy, own bool) uint64 {
 
 // appendCap signs a capability to append to a chunk.
 func (o *owner) appendCap(s *session, c *meta.ChunkRecord, p meta.Policy) []byte {
-	rights := capability.Append | capability.Read | o.srv.bulkRights(c.ID.Volume)
-	return o.srv.sign(CapLife, capability.Claims{
+	rights := capability.Append | capability.Read | o.srv.chunkServers.bulkRights(c.ID.Volume)
+	return o.srv.chunkServers.sign(CapLife, capability.Claims{
 		Volume: c.ID.Volume, Chunk: c.ID, Rights: rights, Fence: c.Fence, MaxLen: maxLen(p, c.Own),
 		Client: s.holder(), Class: p.Class,
 	})
@@ -650,7 +664,7 @@ func (cl *collection) deleteSome() (more bool) {
 	if k.await(k.ctx, wait) != nil {
 		return false
 	}
-	m := k.srv.servers()
+	m := k.srv.serverMap.servers()
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, deletesAtOnce)

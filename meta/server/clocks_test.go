@@ -37,8 +37,8 @@ func TestChunkServersClocks(t *testing.T) {
 	}
 	// hold is a client with a capability that ends after life.
 	hold := func(life time.Duration) *chunkclient.Client {
-		token := g.s.srv.sign(life, capability.Claims{Volume: meta.RootVolume, Rights: capability.Read})
-		cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second,
+		token := g.s.srv.chunkServers.sign(life, capability.Claims{Volume: meta.RootVolume, Rights: capability.Read})
+		cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.chunkServers.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second,
 			ReadChunkCap: func(meta.ChunkID) []byte { return token }})
 		t.Cleanup(func() { cl.Close() })
 		return cl
@@ -54,7 +54,7 @@ func TestChunkServersClocks(t *testing.T) {
 		}
 		cancel()
 	}
-	h := g.s.srv.Health(t.Context())
+	h := g.s.srv.health.Health(t.Context())
 	if len(h.Clocks) != 1 || h.Clocks[0].ID != 3 || h.Clocks[0].Ahead < 10*time.Minute || h.Clocks[0].Ahead > 20*time.Minute {
 		t.Errorf("health tells %+v", h.Clocks)
 	}

@@ -66,13 +66,13 @@ func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
 // uncloned checks again that a volume whose row now says deleted has no clones. A clone made
 // before the row changed is found here; a later attempt to clone reads the changed row and
 // fails. If the volume has clones, uncloned undoes the deletion.
-func (s *Server) uncloned(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
-	all, err := s.cfg.Cluster.Volumes(ctx)
+func (ca *catalogue) uncloned(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
+	all, err := ca.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return v, err
 	}
 	if err := dependent("delete volume", v, all); err != nil {
-		_, uerr := s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(x *cluster.Volume) error {
+		_, uerr := ca.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(x *cluster.Volume) error {
 			x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
 			x.Undoes(token)
 			return nil
@@ -98,12 +98,12 @@ func isDropped(all []cluster.Volume, v meta.VolumeID, at meta.Generation) bool {
 }
 
 // cloneOp answers a request of another server about clones.
-func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
+func (af *adminFrames) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := af.catalogue.find(ctx, m)
 	if err != nil {
 		return err
 	}
-	o, err := s.ownerFor(ctx, v.ID)
+	o, err := af.hosted.ownerFor(ctx, v.ID)
 	if err != nil {
 		return err
 	}
@@ -512,16 +512,16 @@ func (cl *clones) forgetDropped(ctx context.Context, dropped []meta.Generation) 
 
 // settleOrigin notifies the owner of a clone's origin that the clone is gone. If the
 // notification fails, the origin's owner finds out later from the table of volumes.
-func (s *Server) settleOrigin(ctx context.Context, from *cluster.Origin) {
+func (ps *peers) settleOrigin(ctx context.Context, from *cluster.Origin) {
 	if from == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerPatience)
 	defer cancel()
-	err := s.atOwner(ctx, from.Volume, func(o *owner) error { return o.clones.cloneGone(ctx) },
+	err := ps.atOwner(ctx, from.Volume, func(o *owner) error { return o.clones.cloneGone(ctx) },
 		&wire.Admin{Op: wire.AdminCloneSettle, Volume: from.Volume}, nil)
 	if err != nil {
-		s.log.Info("the origin could not be told that its clone is gone; the origin finds out later", "origin", from.Volume, "error", err)
+		ps.log.Info("the origin could not be told that its clone is gone; the origin finds out later", "origin", from.Volume, "error", err)
 	}
 }
 
@@ -533,9 +533,9 @@ const (
 
 // atOwner calls here with the owner of a volume, or, if another server owns the volume, sends
 // there to that server and passes the answer to to, if not nil.
-func (s *Server) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner) error, there *wire.Admin, to func(*wire.AdminRe) error) error {
-	return s.whereOwned(ctx, v, here, func(addr string) error {
-		re, err := s.askPeer(ctx, addr, there)
+func (ps *peers) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner) error, there *wire.Admin, to func(*wire.AdminRe) error) error {
+	return ps.whereOwned(ctx, v, here, func(addr string) error {
+		re, err := ps.askPeer(ctx, addr, there)
 		if err == nil {
 			err = re.Status.Error()
 		}
@@ -549,14 +549,14 @@ func (s *Server) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner)
 // whereOwned calls here with the owner of a volume, or, if another server owns the volume,
 // calls there with that server's address. While the error is NotOwner or Unavailable, it tries
 // again, until ctx ends.
-func (s *Server) whereOwned(ctx context.Context, v meta.VolumeID, here func(*owner) error, there func(addr string) error) error {
+func (ps *peers) whereOwned(ctx context.Context, v meta.VolumeID, here func(*owner) error, there func(addr string) error) error {
 	for {
-		o, err := s.ownerFor(ctx, v)
+		o, err := ps.hosted.ownerFor(ctx, v)
 		if err == nil {
 			err = here(o)
 		}
 		var e *meta.Error
-		if errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "" && e.Subject != s.cfg.Addr {
+		if errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "" && e.Subject != ps.cfg.Addr {
 			err = there(e.Subject)
 		}
 		if !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.Unavailable) {
@@ -573,8 +573,8 @@ func (s *Server) whereOwned(ctx context.Context, v meta.VolumeID, here func(*own
 
 // openStore opens the local copy of a volume's state. The state of a clone without a
 // checkpoint begins as a copy of the origin's state.
-func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error) {
-	c := s.cfg.Cluster
+func (op *opener) openStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error) {
+	c := op.cfg.Cluster
 	if have {
 		return c.OpenStore(ctx, v, cp, true)
 	}
@@ -587,7 +587,7 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 	}
 	from := row.Origin.Volume
 	// settled: the copy must contain every answered operation, above all the snapshot.
-	if o := s.opened(from); o != nil && o.settled(ctx) == nil {
+	if o := op.hosted.opened(from); o != nil && o.settled(ctx) == nil {
 		o.mu.Lock()
 		ok := o.ctx.Err() == nil && !o.stClosed
 		if ok {
@@ -607,13 +607,13 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 	if errors.Is(err, meta.NotFound) {
 		ask, cancel := context.WithTimeoutCause(ctx, maxLoad, errors.New("the origin's owner makes no checkpoint"))
 		defer cancel()
-		err = s.whereOwned(ask, from, func(o *owner) error {
+		err = op.peers.whereOwned(ask, from, func(o *owner) error {
 			if err := o.flush(ask); err != nil {
 				return err
 			}
 			return o.checkpoints.checkpoint(ask)
 		}, func(addr string) error {
-			c, err := s.api.peers.client(addr, false)
+			c, err := op.api.peers.client(addr, false)
 			if err == nil {
 				_, err = c.Volumes.CheckpointVolume(ask, &admin.CheckpointVolumeRequest{Volume: admin.Numbered(from)})
 			}
@@ -629,7 +629,7 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 	defer func() {
 		// If release fails, the pin ends with its lease.
 		if err := release(context.WithoutCancel(ctx)); err != nil {
-			s.log.Warn("a checkpoint's pin could not be taken back", "volume", from, "error", err)
+			op.log.Warn("a checkpoint's pin could not be taken back", "volume", from, "error", err)
 		}
 	}()
 	return c.BaseStore(ctx, v, nil, cp, func(st Store) error {

@@ -22,7 +22,7 @@ import (
 // exactIn fails if fsck finds anything in a volume.
 func (s *site) exactIn(v meta.VolumeID) {
 	s.t.Helper()
-	r, err := s.srv.Fsck(s.t.Context(), v)
+	r, err := s.srv.checker.Fsck(s.t.Context(), v)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func (s *site) exactIn(v meta.VolumeID) {
 // pins lists the notes of a volume's clones.
 func (s *site) pins(v meta.VolumeID) []namespace.ClonePin {
 	s.t.Helper()
-	o, err := s.srv.open(s.t.Context(), v)
+	o, err := s.srv.hosted.open(s.t.Context(), v)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -341,7 +341,7 @@ func TestDroppedNameIsAnothers(t *testing.T) {
 	if _, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil {
 		t.Fatal(err)
 	}
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	if err := s.cluster.DeleteVolume(t.Context(), c); err != nil { // nobody tells the owner
 		t.Fatal(err)
 	}
@@ -399,7 +399,7 @@ func TestChunkOfDeletedClone(t *testing.T) {
 func TestPlacesComeTogether(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	known, unknown := meta.ChunkID{Volume: 71, Counter: 1}, meta.ChunkID{Volume: 72, Counter: 1}
 	later := time.Now().Add(time.Hour) // fresh, however slow the machine is
 	o.mu.Lock()
@@ -559,17 +559,17 @@ func TestCloneFromCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	srv := s.srv
-	srv.mu.Lock()
-	op := srv.volumes[1]
-	delete(srv.volumes, 1) // as far as the server knows, another server serves the origin
-	srv.mu.Unlock()
+	srv.hosted.mu.Lock()
+	op := srv.hosted.volumes[1]
+	delete(srv.hosted.volumes, 1) // as far as the server knows, another server serves the origin
+	srv.hosted.mu.Unlock()
 	defer func() {
-		srv.mu.Lock()
-		srv.volumes[1] = op
-		srv.mu.Unlock()
+		srv.hosted.mu.Lock()
+		srv.hosted.volumes[1] = op
+		srv.hosted.mu.Unlock()
 	}()
 	for try := range 2 { // made, and then found
-		st, err := srv.openStore(t.Context(), row.ID, journal.Checkpoint{}, false)
+		st, err := srv.opener.openStore(t.Context(), row.ID, journal.Checkpoint{}, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -613,7 +613,7 @@ func TestCloneCostsTheSame(t *testing.T) {
 		if err := a.Sync(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
-		o := s.srv.opened(1)
+		o := s.srv.hosted.opened(1)
 		o.mu.Lock()
 		before := o.newest()
 		o.mu.Unlock()

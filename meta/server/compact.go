@@ -308,7 +308,7 @@ func (c *compaction) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*v
 	}
 	began := time.Now()
 	c.walks.Add(1)
-	m := k.srv.servers()
+	m := k.srv.serverMap.servers()
 	target := min(compactTarget, maxLen(policy, false))
 	f := fragments{c: c, r: r, m: m, rule: placement.JoinRule{Least: k.srv.cfg.JoinLeast, Small: k.srv.cfg.JoinSmall}, may: map[meta.ChunkID]bool{}}
 	err = namespace.LiveExtents(r, func(ino meta.Ino, e meta.Extent, kept bool) bool {
@@ -658,7 +658,7 @@ func (f *filler) step(some []move) error {
 	if err != nil || len(some) == 0 {
 		return err
 	}
-	m := k.srv.servers()
+	m := k.srv.serverMap.servers()
 	if f.target.IsZero() {
 		if err := f.begin(recs, m); err != nil {
 			return err
@@ -779,7 +779,7 @@ func (f *filler) begin(recs []meta.ChunkRecord, m *placement.Map) error {
 		together = together && ok && s.State == placement.Live
 	}
 	if !together {
-		placed, err := k.srv.place(1, &f.policy, placement.Writer{}, nil)
+		placed, err := k.srv.serverMap.place(1, &f.policy, placement.Writer{}, nil)
 		if err != nil {
 			return err
 		}
@@ -810,7 +810,7 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 	for i := range recs {
 		from := f.compaction.readable(&recs[i], m)
 		for _, id := range from {
-			if info, ok := k.srv.Resolve(id); ok && !known[id] {
+			if info, ok := k.srv.chunkServers.Resolve(id); ok && !known[id] {
 				info.Disks = nil
 				order.Sources = append(order.Sources, info)
 				known[id] = true
@@ -825,8 +825,8 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 		for i := range or.Chunks {
 			or.Chunks[i].Servers = m.Nearest(to, or.Chunks[i].Servers)
 		}
-		or.Cap = k.srv.sign(patience+time.Minute, capability.Claims{
-			Volume: k.vol, Rights: capability.Read, Client: k.srv.certified(to), // the server that shows the capability
+		or.Cap = k.srv.chunkServers.sign(patience+time.Minute, capability.Claims{
+			Volume: k.vol, Rights: capability.Read, Client: k.srv.chunkServers.certified(to), // the server that shows the capability
 		})
 	})
 }

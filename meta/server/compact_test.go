@@ -144,7 +144,7 @@ func TestLooksInVainTakeTurns(t *testing.T) {
 	}
 	a.do(t, &meta.SetAttr{Ino: goes, Mask: meta.SetSize}, meta.LeaseNone)
 	a.snapshot(t, "s")
-	o, err := s.srv.open(t.Context(), 1)
+	o, err := s.srv.hosted.open(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,7 @@ func (o *owner) tally(ctx context.Context) StoredBytes {
 	if fresh {
 		return sum
 	}
-	for _, x := range o.srv.sightings() {
+	for _, x := range o.srv.serverMap.sightings() {
 		if !x.live {
 			continue
 		}

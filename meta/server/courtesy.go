@@ -68,16 +68,16 @@ func (s *session) isLate() bool { return s.idle() > s.srv.cfg.SessionTTL }
 
 // lateClients lists, for the health report, the clients that use a volume here and have been
 // late for a while, the latest heard first.
-func (s *Server) lateClients(now time.Time) (l []meta.ClientHealth) {
-	s.mu.Lock()
+func (cl *clients) lateClients(now time.Time) (l []meta.ClientHealth) {
+	cl.mu.Lock()
 	var late []*session
-	for _, sess := range s.sessions {
-		if idle := sess.idle(); sess.role == wire.RoleClient && sess.away.Load() && idle > 2*s.cfg.SessionTTL && idle < cutOffTold {
+	for _, sess := range cl.sessions {
+		if idle := sess.idle(); sess.role == wire.RoleClient && sess.away.Load() && idle > 2*cl.cfg.SessionTTL && idle < cutOffTold {
 			late = append(late, sess)
 		}
 	}
-	s.mu.Unlock()
-	owners := s.owners()
+	cl.mu.Unlock()
+	owners := cl.hosted.owners()
 	for _, sess := range late {
 		if slices.ContainsFunc(owners, func(o *owner) bool { return o.has(sess) }) {
 			l = append(l, meta.ClientHealth{Name: sess.name, Identity: sess.holder(), At: now.Add(-sess.idle()), Kept: true,
@@ -89,12 +89,12 @@ func (s *Server) lateClients(now time.Time) (l []meta.ClientHealth) {
 }
 
 // deadAmong returns the late sessions whose process certainly ended.
-func (s *Server) deadAmong(late []*session) (dead []*session) {
-	if s.cfg.Dead == nil {
+func (cl *clients) deadAmong(late []*session) (dead []*session) {
+	if cl.cfg.Dead == nil {
 		return nil
 	}
 	for _, sess := range late {
-		if s.cfg.Dead(sess.host, sess.pid, sess.start) {
+		if cl.cfg.Dead(sess.host, sess.pid, sess.start) {
 			dead = append(dead, sess)
 		}
 	}
@@ -103,10 +103,10 @@ func (s *Server) deadAmong(late []*session) (dead []*session) {
 
 // tooMany returns the late sessions beyond maxLate or maxLateLeases: the sessions late for the
 // longest time.
-func (s *Server) tooMany(late []*session) []*session {
+func (cl *clients) tooMany(late []*session) []*session {
 	leases := map[*session]int{}
 	sum := 0
-	for _, o := range s.owners() {
+	for _, o := range cl.hosted.owners() {
 		o.mu.Lock()
 		for _, sess := range late {
 			leases[sess] += o.leases.Count(sess)

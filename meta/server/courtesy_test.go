@@ -19,7 +19,7 @@ func (s *site) late(name string, use func(p *peer)) (*peer, *session) {
 	if err := p.Sync(s.t.Context(), 1); err != nil {
 		s.t.Fatal(err)
 	}
-	return p, s.srv.session(p.ID())
+	return p, s.srv.clients.session(p.ID())
 }
 
 // standsStill keeps a session late for some looks of the server, and tells whether the session
@@ -71,7 +71,7 @@ func TestLateSessionIsKept(t *testing.T) {
 		}},
 		{"the volume as it was", func(t *testing.T, s *site, other *peer, ino meta.Ino) {
 			ctx := t.Context()
-			if err := s.srv.opened(1).lateEnd(ctx); err != nil {
+			if err := s.srv.hosted.opened(1).lateEnd(ctx); err != nil {
 				t.Error(err)
 			}
 		}},
@@ -91,7 +91,7 @@ func TestLateSessionIsKept(t *testing.T) {
 				p.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "gone"}, meta.LeaseShared)
 			})
 			if c.name == "room" {
-				o := s.srv.opened(1)
+				o := s.srv.hosted.opened(1)
 				policy, err := o.policy()
 				if err != nil {
 					t.Fatal(err)
@@ -157,14 +157,14 @@ func TestTooManyLateSessions(t *testing.T) {
 		x.renewed.Store(-int64(time.Hour) * int64(1+i%(maxLate+1)))
 		late = append(late, x)
 	}
-	over := s.srv.tooMany(late)
+	over := s.srv.clients.tooMany(late)
 	if len(over) != 2 || over[0] != late[maxLate] || over[1] != late[maxLate-1] {
 		t.Errorf("%d are too many", len(over))
 	}
-	if over := s.srv.tooMany(late[:maxLate]); over != nil {
+	if over := s.srv.clients.tooMany(late[:maxLate]); over != nil {
 		t.Errorf("%d are too many of %d", len(over), maxLate)
 	}
-	if dead := s.srv.deadAmong(late); len(dead) != 1 || dead[0] != late[7] {
+	if dead := s.srv.clients.deadAmong(late); len(dead) != 1 || dead[0] != late[7] {
 		t.Errorf("%d are dead", len(dead))
 	}
 }

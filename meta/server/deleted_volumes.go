@@ -19,11 +19,11 @@ import (
 // that can't be read proves nothing.
 
 // knownServers lists all chunk servers ever seen, as far as this server knows.
-func (s *Server) knownServers() (all []meta.ServerID) {
-	for _, n := range s.cfg.Cluster.Nodes() {
+func (sm *serverMap) knownServers() (all []meta.ServerID) {
+	for _, n := range sm.cfg.Cluster.Nodes() {
 		all = append(all, n.ID)
 	}
-	for _, x := range s.sightings() {
+	for _, x := range sm.sightings() {
 		all = append(all, x.info.ID)
 	}
 	slices.Sort(all)
@@ -33,14 +33,14 @@ func (s *Server) knownServers() (all []meta.ServerID) {
 // sweepDeleted deletes chunks of deleted volumes, if this server owns the root volume. since
 // remembers when a deleted volume was first seen here: chunks that the volume's clients were
 // still writing may arrive for a while, at most RepairGrace.
-func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
-	o := s.opened(meta.RootVolume)
+func (tr *trash) sweepDeleted(since map[meta.VolumeID]time.Time) error {
+	o := tr.hosted.opened(meta.RootVolume)
 	if o == nil || o.await(o.ctx, o.recovered) != nil || o.quarantined() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
 	defer cancel()
-	all, err := s.cfg.Cluster.DeletedVolumes(ctx)
+	all, err := tr.cfg.Cluster.DeletedVolumes(ctx)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
 	var errs []error
 	for _, d := range all {
 		// A volume restored from an older checkpoint is not deleted.
-		if _, err := s.cfg.Cluster.Volume(ctx, d.Volume); !errors.Is(err, meta.NoSuchVolume) || d.Volume == meta.RootVolume {
+		if _, err := tr.cfg.Cluster.Volume(ctx, d.Volume); !errors.Is(err, meta.NoSuchVolume) || d.Volume == meta.RootVolume {
 			errs = append(errs, err)
 			continue
 		}
@@ -61,14 +61,14 @@ func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
 			since[d.Volume] = time.Now()
 		}
 		for _, id := range d.On {
-			if _, ok := s.Resolve(id); !ok {
+			if _, ok := tr.chunkServers.Resolve(id); !ok {
 				continue // the server is away: swept when it is back
 			}
 			left, err := o.sweepServer(ctx, id, d.Volume)
 			if err != nil {
 				errs = append(errs, err)
-			} else if left == 0 && again && time.Since(first) >= s.cfg.RepairGrace {
-				errs = append(errs, s.cfg.Cluster.SweptVolume(ctx, d.Volume, id))
+			} else if left == 0 && again && time.Since(first) >= tr.cfg.RepairGrace {
+				errs = append(errs, tr.cfg.Cluster.SweptVolume(ctx, d.Volume, id))
 			}
 		}
 	}
@@ -79,10 +79,10 @@ func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
 // checkpoints included, and returns how many it deleted.
 func (o *owner) sweepServer(ctx context.Context, id meta.ServerID, v meta.VolumeID) (n int, err error) {
 	var chunks []meta.ChunkID
-	if err := o.srv.listChunks(id, v, func(c meta.ChunkID) { chunks = append(chunks, c) }); err != nil {
+	if err := o.srv.chunkServers.listChunks(id, v, func(c meta.ChunkID) { chunks = append(chunks, c) }); err != nil {
 		return 0, err
 	}
-	if err := o.srv.listChunks(id, 0, func(c meta.ChunkID) {
+	if err := o.srv.chunkServers.listChunks(id, 0, func(c meta.ChunkID) {
 		if c.Term < blobTerm && meta.VolumeID(c.Counter>>32) == v {
 			chunks = append(chunks, c)
 		}

@@ -31,7 +31,7 @@ func TestDeletedVolumeGoesFromServersThatWereAway(t *testing.T) {
 	since := map[meta.VolumeID]time.Time{}
 	sweep := func(times int) (err error) {
 		for range times {
-			err = l.s.srv.sweepDeleted(since)
+			err = l.s.srv.trash.sweepDeleted(since)
 			time.Sleep(time.Millisecond)
 		}
 		return err

@@ -129,12 +129,9 @@ func (r *retry) failed(err error, now time.Time) {
 }
 
 // digestDir is the folder of a volume's known blocks.
-func (s *Server) digestDir(v meta.VolumeID) string {
-	return filepath.Join(s.cfg.DigestDir, fmt.Sprintf("volume-%d", v))
+func (tr *trash) digestDir(v meta.VolumeID) string {
+	return filepath.Join(tr.cfg.DigestDir, fmt.Sprintf("volume-%d", v))
 }
-
-// digestsHere reports whether owners of this process compute digests.
-func (s *Server) digestsHere() bool { return s.cfg.Chunks != nil && s.cfg.DigestDir != "" }
 
 // digestBusy records whether the owner computes a digest now.
 func (d *digesting) digestBusy(yes bool) {
@@ -431,7 +428,7 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		if err := t.take(k.ctx, 0, 0); err != nil {
 			return err
 		}
-		if t.blocks, err = known.Open(k.ctx, k.srv.digestDir(k.vol)); err != nil {
+		if t.blocks, err = known.Open(k.ctx, k.srv.trash.digestDir(k.vol)); err != nil {
 			return err
 		}
 		defer func() {
@@ -503,12 +500,12 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 }
 
 // forgetDigests removes the known blocks of a deleted volume.
-func (s *Server) forgetDigests(v meta.VolumeID) {
-	if s.cfg.DigestDir == "" {
+func (tr *trash) forgetDigests(v meta.VolumeID) {
+	if tr.cfg.DigestDir == "" {
 		return
 	}
-	if err := os.RemoveAll(s.digestDir(v)); err != nil {
-		s.log.Warn("known blocks of a deleted volume", "volume", v, "error", err)
+	if err := os.RemoveAll(tr.digestDir(v)); err != nil {
+		tr.log.Warn("known blocks of a deleted volume", "volume", v, "error", err)
 	}
 }
 

@@ -236,7 +236,7 @@ func TestDigestGrows(t *testing.T) {
 	<-reading
 	d.take(t, small, "s")
 	eventually(t, "the other volume waits", func() error {
-		o := d.srv.opened(small)
+		o := d.srv.hosted.opened(small)
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		return unless(o.digesting.busy)
@@ -321,7 +321,7 @@ func TestUnpacedDigest(t *testing.T) {
 			t.Errorf("%d of %d blocks of volume %d were read", n, blocks, i)
 		}
 	}
-	o := d.srv.opened(volumes[0])
+	o := d.srv.hosted.opened(volumes[0])
 	for _, unpaced := range []bool{false, true} {
 		o.digesting.awaitDigest(1000, unpaced)
 		if awaited, now := o.digesting.isAwaited(1000); !awaited || now != unpaced {
@@ -343,7 +343,7 @@ func TestAwaitedOfTheName(t *testing.T) {
 	for _, name := range []string{"x", "y", "z"} {
 		a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
 	}
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	eventually(t, "the schedule was looked at", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -423,7 +423,7 @@ func TestDigestFails(t *testing.T) {
 		t.Error("the whole one, too?")
 	}
 	// A caller's question speeds nothing up.
-	o := d.srv.opened(1)
+	o := d.srv.hosted.opened(1)
 	if _, err := d.AwaitDigest(t.Context(), 1, "torn", false); err != nil {
 		t.Fatal(err)
 	}
@@ -529,7 +529,7 @@ func TestArrivals(t *testing.T) {
 		t.Fatalf("%+v, %d orders", i, verified(f))
 	}
 	d.chunks.cut(f, 9*digest.BlockSize)
-	o := d.srv.opened(1)
+	o := d.srv.hosted.opened(1)
 	again := func() {
 		o.digesting.mu.Lock()
 		for _, r := range o.digesting.tried {
@@ -631,7 +631,7 @@ func TestDigestOfAnew(t *testing.T) {
 		name := fmt.Sprint("s", n)
 		a.snapshot(t, name)
 		a.create(t, fmt.Sprint("f", n))
-		old, o := a.of(t, 1, name), s.srv.opened(1)
+		old, o := a.of(t, 1, name), s.srv.hosted.opened(1)
 		// A deletion begins, but no owner is told to continue the deletion.
 		o.mu.Lock()
 		_, err := o.run(&meta.DropSnapshot{At: old.At, Max: 1}, 0)

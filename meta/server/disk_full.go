@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -23,35 +24,44 @@ type shortage struct {
 	hard bool // refuse also changes that free space
 }
 
+// diskRoom watches the disks of journal and state.
+type diskRoom struct {
+	*process
+	hosted   *hosted
+	peers    *peers
+	roomless roomless
+	tight    atomic.Pointer[shortage] // nil: the disks have room
+}
+
 // roomLoop watches the disks of the journal and the state.
-func (s *Server) roomLoop() {
+func (dr *diskRoom) roomLoop() {
 	t := time.NewTicker(roomEvery)
 	defer t.Stop()
 	for {
-		s.lookForRoom()
+		dr.lookForRoom()
 		select {
-		case <-s.ctx.Done():
+		case <-dr.ctx.Done():
 			return
 		case <-t.C:
 		}
 	}
 }
 
-func (s *Server) lookForRoom() {
-	free, total, err := s.cfg.Room()
+func (dr *diskRoom) lookForRoom() {
+	free, total, err := dr.cfg.Room()
 	if err != nil {
 		return // the next write shows the error
 	}
 	soft := min(roomSoft, total/8)
-	s.roomless.look(free, soft)
-	was := s.tight.Load()
+	dr.roomless.look(free, soft)
+	was := dr.tight.Load()
 	if was != nil {
 		soft += soft / 8 // hysteresis
 	}
 	if free >= soft {
 		if was != nil {
-			s.tight.Store(nil)
-			s.log.Info("the metadata disk has room again: changes are taken", "free", free)
+			dr.tight.Store(nil)
+			dr.log.Info("the metadata disk has room again: changes are taken", "free", free)
 		}
 		return
 	}
@@ -59,8 +69,8 @@ func (s *Server) lookForRoom() {
 	if was != nil && was.hard == hard {
 		return
 	}
-	s.log.Error("the metadata disk is nearly full: changes are refused until there is room", "free", free, "wanted", soft, "frees", !hard)
-	s.tight.Store(&shortage{hard: hard, err: meta.E("journal", meta.NoSpace, s.cfg.Name, fmt.Errorf("%d bytes are free on the metadata disk, changes need %d", free, soft))})
+	dr.log.Error("the metadata disk is nearly full: changes are refused until there is room", "free", free, "wanted", soft, "frees", !hard)
+	dr.tight.Store(&shortage{hard: hard, err: meta.E("journal", meta.NoSpace, dr.cfg.Name, fmt.Errorf("%d bytes are free on the metadata disk, changes need %d", free, soft))})
 }
 
 // frees reports whether an operation frees space, on the metadata disk or on chunk servers.

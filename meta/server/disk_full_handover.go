@@ -57,20 +57,20 @@ func (r *roomless) rests(rest time.Duration) bool {
 }
 
 // roomlessLoop gives volumes away while the disk has no room.
-func (s *Server) roomlessLoop() {
+func (dr *diskRoom) roomlessLoop() {
 	t := time.NewTicker(roomlessLook)
 	defer t.Stop()
 	kept := map[meta.VolumeID]time.Time{} // the last offer that no server took
 	resting := false
 	for {
 		select {
-		case <-s.ctx.Done():
+		case <-dr.ctx.Done():
 			return
 		case <-t.C:
 		}
-		if !s.roomless.low.Load() {
-			if rests := s.roomless.rests(roomlessRest); resting && !rests {
-				s.goHome() // volumes whose home is here may come back
+		if !dr.roomless.low.Load() {
+			if rests := dr.roomless.rests(roomlessRest); resting && !rests {
+				dr.hosted.goHome() // volumes whose home is here may come back
 			} else {
 				resting = rests
 			}
@@ -78,13 +78,13 @@ func (s *Server) roomlessLoop() {
 			continue
 		}
 		resting = true
-		for _, o := range s.owners() {
+		for _, o := range dr.hosted.owners() {
 			if time.Since(kept[o.vol]) < roomlessAgain {
 				continue
 			}
-			if err := s.giveAway(o); err != nil && s.ctx.Err() == nil {
+			if err := dr.giveAway(o); err != nil && dr.ctx.Err() == nil {
 				if kept[o.vol].IsZero() {
-					o.log.Error("the metadata disk fills up, and no other server takes the volume: free space on it, or on another server's", "free", s.roomless.free.Load(), "wanted", s.roomless.want.Load(), "error", err)
+					o.log.Error("the metadata disk fills up, and no other server takes the volume: free space on it, or on another server's", "free", dr.roomless.free.Load(), "wanted", dr.roomless.want.Load(), "error", err)
 				}
 				kept[o.vol] = time.Now()
 			}
@@ -93,24 +93,24 @@ func (s *Server) roomlessLoop() {
 }
 
 // giveAway asks other servers, in the order of homes, to take a volume.
-func (s *Server) giveAway(o *owner) error {
-	view := s.cfg.Cluster.View()
+func (dr *diskRoom) giveAway(o *owner) error {
+	view := dr.cfg.Cluster.View()
 	if view == nil {
 		return nil
 	}
 	var errs []error
 	for _, m := range cluster.Rank(o.vol, view.MetaServers) {
-		if m.Name == s.cfg.Name || s.leavers.has(m.Name) {
+		if m.Name == dr.cfg.Name || dr.hosted.leavers.has(m.Name) {
 			continue
 		}
-		ask, cancel := context.WithTimeoutCause(s.ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
-		re, err := s.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: o.vol, Entry: s.cfg.Addr})
+		ask, cancel := context.WithTimeoutCause(dr.ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
+		re, err := dr.peers.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: o.vol, Entry: dr.cfg.Addr})
 		cancel()
 		if err == nil {
 			err = re.Status.Error()
 		}
 		if err == nil || o.ctx.Err() != nil {
-			o.log.Warn("the metadata disk fills up: the volume was given to another server", "server", m.Name, "free", s.roomless.free.Load(), "wanted", s.roomless.want.Load())
+			o.log.Warn("the metadata disk fills up: the volume was given to another server", "server", m.Name, "free", dr.roomless.free.Load(), "wanted", dr.roomless.want.Load())
 			return nil
 		}
 		errs = append(errs, err)
@@ -123,19 +123,19 @@ func (s *Server) giveAway(o *owner) error {
 
 // mayTake refuses a volume offered by a server without room, if this server has no room
 // either.
-func (s *Server) mayTake(m *wire.Admin) error {
-	if m.Name != "" || m.Entry == "" || !s.roomless.low.Load() && s.tight.Load() == nil {
+func (dr *diskRoom) mayTake(m *wire.Admin) error {
+	if m.Name != "" || m.Entry == "" || !dr.roomless.low.Load() && dr.tight.Load() == nil {
 		return nil // offered by a server that is stopping or can't open the volume: a server must take it
 	}
-	return meta.E("take volume", meta.NoSpace, s.cfg.Name, errors.New("its metadata disk has too little room, too"))
+	return meta.E("take volume", meta.NoSpace, dr.cfg.Name, errors.New("its metadata disk has too little room, too"))
 }
 
 // roomHealth adds the metadata disk to the health report if the disk has no room.
-func (s *Server) roomHealth(h *meta.ServerHealth) {
-	if s.roomless.low.Load() {
+func (dr *diskRoom) roomHealth(h *meta.ServerHealth) {
+	if dr.roomless.low.Load() {
 		h.MetaDisk = &meta.MetaDiskHealth{
-			Path: s.cfg.RoomPath, Free: s.roomless.free.Load(), Wanted: s.roomless.want.Load(),
-			Refusing: s.tight.Load() != nil && len(s.owners()) > 0,
+			Path: dr.cfg.RoomPath, Free: dr.roomless.free.Load(), Wanted: dr.roomless.want.Load(),
+			Refusing: dr.tight.Load() != nil && len(dr.hosted.owners()) > 0,
 		}
 	}
 }

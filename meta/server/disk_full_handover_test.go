@@ -36,7 +36,7 @@ func TestFullMetadataDiskHandsOver(t *testing.T) {
 	})
 	at := func() (all []int) {
 		for i, h := range c.hands {
-			if o := h.srv.opened(1); o != nil && o.ctx.Err() == nil {
+			if o := h.srv.hosted.opened(1); o != nil && o.ctx.Err() == nil {
 				all = append(all, i)
 			}
 		}
@@ -70,7 +70,7 @@ func TestFullMetadataDiskHandsOver(t *testing.T) {
 	if refused > 0 || failed > 0 {
 		t.Errorf("%d changes were refused and %d failed although two servers have room: %v", refused, failed, last)
 	}
-	if h := c.hands[0].srv.Health(t.Context()); h.MetaDisk == nil || h.MetaDisk.Refusing || h.MetaDisk.Path != "/disk-of-m0" {
+	if h := c.hands[0].srv.health.Health(t.Context()); h.MetaDisk == nil || h.MetaDisk.Refusing || h.MetaDisk.Path != "/disk-of-m0" {
 		t.Errorf("health of the one without room: %+v", h.MetaDisk)
 	}
 
@@ -95,7 +95,7 @@ func TestFullMetadataDiskHandsOver(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	if h := c.hands[third].srv.Health(t.Context()); h.MetaDisk == nil || !h.MetaDisk.Refusing {
+	if h := c.hands[third].srv.health.Health(t.Context()); h.MetaDisk == nil || !h.MetaDisk.Refusing {
 		t.Errorf("health of the owner: %+v", h.MetaDisk)
 	}
 	free[0].Store(1 << 30)

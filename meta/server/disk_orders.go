@@ -10,15 +10,15 @@ import (
 
 // scrub orders chunk server only, or all connected chunk servers if only is 0, to read and
 // verify all replicas.
-func (s *Server) scrub(ctx context.Context, only meta.ServerID) error {
+func (cs *chunkServers) scrub(ctx context.Context, only meta.ServerID) error {
 	asked := 0
 	var errs []error
-	for _, i := range s.liveServers() {
+	for _, i := range cs.liveServers() {
 		if only != 0 && i.ID != only {
 			continue
 		}
 		asked++
-		if _, err := s.Order(ctx, i.ID, meta.Order{Kind: meta.OrderScrub}); err != nil {
+		if _, err := cs.Order(ctx, i.ID, meta.Order{Kind: meta.OrderScrub}); err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -81,7 +81,7 @@ func TestVolumesSpread(t *testing.T) {
 	for _, v := range ids {
 		p.file(t, v, "x")
 		for _, h := range c.hands {
-			if o := h.srv.opened(v); (o != nil) != (h == c.homeOf(v)) {
+			if o := h.srv.hosted.opened(v); (o != nil) != (h == c.homeOf(v)) {
 				t.Errorf("volume %d is open at %s: %v; its home is %s", v, h.name, o != nil, c.homeOf(v).name)
 			}
 		}
@@ -143,7 +143,7 @@ func TestVolumesComeHome(t *testing.T) {
 	}
 	h.start()
 	eventually(t, "the volume comes home", func() error {
-		if o := h.srv.opened(v); o == nil {
+		if o := h.srv.hosted.opened(v); o == nil {
 			return errors.New("not yet")
 		}
 		return nil
@@ -179,22 +179,22 @@ func TestStoppingServerIsRelieved(t *testing.T) {
 		return nil
 	})
 	// The volume's journal stands still: every client that asks meanwhile waits.
-	o := h.srv.opened(v)
+	o := h.srv.hosted.opened(v)
 	o.mu.Lock()
 	stopped := make(chan struct{})
 	go func() { h.stop(); close(stopped) }()
 	eventually(t, "the next one is about to take it", func() error {
-		if next.srv.coming(v) == nil {
+		if next.srv.hosted.coming(v) == nil {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	if at, mine := next.srv.home(v); !mine {
+	if at, mine := next.srv.hosted.home(v); !mine {
 		t.Errorf("%s believes that the home is %s, which told it that it stops", next.name, at.Name)
 	}
 	asked := make(chan error, 1)
 	go func() {
-		_, err := next.srv.ownerFor(context.Background(), v)
+		_, err := next.srv.hosted.ownerFor(context.Background(), v)
 		asked <- err
 	}()
 	select {
@@ -207,7 +207,7 @@ func TestStoppingServerIsRelieved(t *testing.T) {
 		t.Errorf("who asked the next owner too early: %v", err)
 	}
 	<-stopped
-	if next.srv.opened(v) == nil {
+	if next.srv.hosted.opened(v) == nil {
 		t.Errorf("nobody but %s stopped, and %s did not take its volume", h.name, next.name)
 	}
 	p.file(t, v, "y")
@@ -239,15 +239,15 @@ func TestTakingFails(t *testing.T) {
 	}
 	p := h.dial("a")
 	p.file(t, v, "x")
-	_, err := other.srv.openAs(t.Context(), v, cluster.VolumeActive, "unix:"+filepath.Join(c.dir, "nobody"))
+	_, err := other.srv.hosted.openAs(t.Context(), v, cluster.VolumeActive, "unix:"+filepath.Join(c.dir, "nobody"))
 	if !errors.Is(err, meta.NotOwner) {
 		t.Errorf("an owner that can't be asked: %v", err)
 	}
-	o := h.srv.opened(v)
+	o := h.srv.hosted.opened(v)
 	o.mu.Lock()
 	o.leaving = make(chan struct{}) // as if another had asked before
 	o.mu.Unlock()
-	if _, err = other.srv.openAs(t.Context(), v, cluster.VolumeActive, "unix:"+h.addr()); !errors.Is(err, meta.NotOwner) {
+	if _, err = other.srv.hosted.openAs(t.Context(), v, cluster.VolumeActive, "unix:"+h.addr()); !errors.Is(err, meta.NotOwner) {
 		t.Errorf("an owner that refuses: %v", err)
 	}
 	o.mu.Lock()
@@ -298,12 +298,12 @@ func TestHomeThatCantOpen(t *testing.T) {
 	full[home.name].Store(true)
 	p := home.dial("a")
 	p.file(t, v, "x")
-	if home.srv.opened(v) != nil || other.srv.opened(v) == nil {
+	if home.srv.hosted.opened(v) != nil || other.srv.hosted.opened(v) == nil {
 		t.Fatal("the volume is not served elsewhere")
 	}
 	full[home.name].Store(false)
 	eventually(t, "it comes home", func() error {
-		if home.srv.opened(v) == nil {
+		if home.srv.hosted.opened(v) == nil {
 			return errors.New("not yet")
 		}
 		return nil
@@ -316,7 +316,7 @@ func TestHomeThatCantOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, h := range c.hands {
-		if _, err := h.srv.ownerFor(t.Context(), row.ID); h == c.homeOf(row.ID) && !errors.Is(err, meta.NoSpace) {
+		if _, err := h.srv.hosted.ownerFor(t.Context(), row.ID); h == c.homeOf(row.ID) && !errors.Is(err, meta.NoSpace) {
 			t.Errorf("%s says %v", h.name, err)
 		}
 	}

@@ -55,7 +55,7 @@ func ofAnEpochBefore(t *testing.T, do func(a *peer, epoch uint64, op meta.Op) er
 	if err := chmod(1, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.srv.endSession(s.srv.session(a.ID()), errors.New("test"))
+	s.srv.clients.endSession(s.srv.clients.session(a.ID()), errors.New("test"))
 	if err := chmod(1, 0o601); !errors.Is(err, meta.SessionExpired) {
 		t.Errorf("a batch from before tells %v", err)
 	}
@@ -94,7 +94,7 @@ func TestWaitingOperationEndsWithItsSession(t *testing.T) {
 		_, _, err := a.DoBatch(t.Context(), 1, client.AnyEpoch, []client.BatchOp{{Op: &meta.SetAttr{Ino: ino, Mask: meta.SetUID, UID: 7}}})
 		batch <- err
 	}()
-	o, sess := s.srv.opened(1), s.srv.session(a.ID())
+	o, sess := s.srv.hosted.opened(1), s.srv.clients.session(a.ID())
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		sess.mu.Lock()
 		waiting := len(sess.cancels)

@@ -198,7 +198,7 @@ func (c *crew) check(b *busy) {
 // the volume.
 func (c *crew) serving() *hand {
 	for _, h := range c.hands {
-		if h.srv.opened(1) != nil {
+		if h.srv.hosted.opened(1) != nil {
 			return h
 		}
 	}
@@ -388,7 +388,7 @@ func TestEtcdSetBack(t *testing.T) {
 	c.cli = s.Client()
 	for _, h := range c.hands {
 		h.start()
-		if _, err := h.srv.open(t.Context(), 1); !errors.Is(err, meta.Ahead) {
+		if _, err := h.srv.hosted.open(t.Context(), 1); !errors.Is(err, meta.Ahead) {
 			t.Fatalf("%s opens a volume whose journal was set back: %v", h.name, err)
 		}
 	}

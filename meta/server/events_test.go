@@ -316,7 +316,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	s.keepEvents(meta.MinEvents)
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	ask := func(wait time.Duration) *admin.ReadEventsResponse {
 		t.Helper()
 		ans, err := o.events(t.Context(), eventsQuery{wait: wait})

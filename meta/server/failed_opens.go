@@ -114,27 +114,27 @@ func liesHere(err error) bool {
 // handOn asks other servers to take a volume that could not be opened here. It returns the
 // error for the requester: NotOwner with the new owner's address, or why if no server takes
 // the volume.
-func (s *Server) handOn(v meta.VolumeID, why error) error {
-	view := s.cfg.Cluster.View()
-	if view == nil || s.ctx.Err() != nil {
+func (hs *hosted) handOn(v meta.VolumeID, why error) error {
+	view := hs.cfg.Cluster.View()
+	if view == nil || hs.ctx.Err() != nil {
 		return why
 	}
 	for _, m := range cluster.Rank(v, view.MetaServers) {
-		if m.Name == s.cfg.Name || s.leavers.has(m.Name) {
+		if m.Name == hs.cfg.Name || hs.leavers.has(m.Name) {
 			continue
 		}
-		ask, cancel := context.WithTimeoutCause(s.ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
-		re, err := s.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: v})
+		ask, cancel := context.WithTimeoutCause(hs.ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
+		re, err := hs.peers.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: v})
 		cancel()
 		if err == nil {
 			err = re.Status.Error()
 		}
 		if err == nil {
-			s.log.Warn("a volume can't be opened here, and is served elsewhere", "volume", v, "server", m.Name, "error", why)
+			hs.log.Warn("a volume can't be opened here, and is served elsewhere", "volume", v, "server", m.Name, "error", why)
 			return meta.E("open volume", meta.NotOwner, m.Addr, why)
 		}
-		s.log.Info("a server did not take a volume that can't be opened here", "volume", v, "server", m.Name, "error", err)
+		hs.log.Info("a server did not take a volume that can't be opened here", "volume", v, "server", m.Name, "error", err)
 	}
-	s.log.Error("a volume can't be opened here, and no other server takes it: no server serves the volume", "volume", v, "error", why)
+	hs.log.Error("a volume can't be opened here, and no other server takes it: no server serves the volume", "volume", v, "error", why)
 	return why
 }

@@ -33,9 +33,9 @@ type VolumeForecast struct {
 
 // drainForecast makes the forecast from the policies of all volumes. Errors:
 // Cluster.Volumes's.
-func (s *Server) drainForecast(ctx context.Context, id meta.ServerID) (DrainForecast, error) {
+func (sm *serverMap) drainForecast(ctx context.Context, id meta.ServerID) (DrainForecast, error) {
 	f := DrainForecast{Node: id, Volumes: []VolumeForecast{}}
-	now := s.servers()
+	now := sm.servers()
 	then := now.With(id, placement.Draining)
 	for _, x := range now.Servers() {
 		for _, d := range x.Disks {
@@ -47,7 +47,7 @@ func (s *Server) drainForecast(ctx context.Context, id meta.ServerID) (DrainFore
 			}
 		}
 	}
-	all, err := s.cfg.Cluster.Volumes(ctx)
+	all, err := sm.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return f, err
 	}

@@ -37,7 +37,7 @@ func TestDrainForecast(t *testing.T) {
 	if !slices.Equal(f.Volumes, want) || f.Node != 3 || f.Used != 1<<39 || f.Room == 0 {
 		t.Errorf("%+v, want %+v", f, want)
 	}
-	if n := g.s.srv.servers().AtBest(); n.Most(&meta.Policy{Replicas: 3}, nil) != 3 {
+	if n := g.s.srv.serverMap.servers().AtBest(); n.Most(&meta.Policy{Replicas: 3}, nil) != 3 {
 		t.Error("to ask has begun the drain")
 	}
 	g.add(4, "/dc2/r5/n5")

@@ -27,7 +27,7 @@ const (
 
 // placesIn returns the places of chunks of a single volume. Chunks without a record have no
 // servers. With seal, open chunks are sealed first.
-func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID, seal bool) (places []meta.ChunkPlace, err error) {
+func (ps *peers) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID, seal bool) (places []meta.ChunkPlace, err error) {
 	entry := ""
 	if seal {
 		entry = sealFirst
@@ -41,7 +41,7 @@ func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.Chunk
 	if err != nil {
 		panic("server: names are plain data: " + err.Error())
 	}
-	err = s.atOwner(ctx, v, func(o *owner) (err error) {
+	err = ps.atOwner(ctx, v, func(o *owner) (err error) {
 		places, err = o.foreign.placesOf(ctx, ids, seal)
 		return err
 	}, &wire.Admin{Op: wire.AdminChunkPlaces, Volume: v, Entry: entry, Body: body}, func(re *wire.AdminRe) error {
@@ -59,14 +59,14 @@ func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.Chunk
 
 // checkForeign compares the bytes that a clone needs of other volumes' chunks with the records
 // of the chunks' owners, and reports problems in r.
-func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
+func (ch *checker) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
 	byVolume := map[meta.VolumeID][]meta.ChunkID{}
 	for _, id := range slices.SortedFunc(maps.Keys(need), meta.ChunkID.Compare) {
 		byVolume[id.Volume] = append(byVolume[id.Volume], id)
 	}
 	for v, ids := range byVolume {
 		for some := range slices.Chunk(ids, 4096) {
-			places, err := s.placesIn(ctx, v, some, false)
+			places, err := ch.peers.placesIn(ctx, v, some, false)
 			if err != nil {
 				return err
 			}
@@ -165,7 +165,7 @@ func (fo *foreign) learnPlaces(ids []meta.ChunkID) {
 		}
 		some, into := ids[from:to], learnt[from:to]
 		wg.Go(func() {
-			places, err := k.srv.placesIn(ctx, some[0].Volume, some, false)
+			places, err := k.srv.peers.placesIn(ctx, some[0].Volume, some, false)
 			for i, id := range some {
 				p := &into[i]
 				if p.err = err; err != nil {
@@ -238,8 +238,8 @@ func (fo *foreign) serveForeignCap(s *session, id uint64, chunk meta.ChunkID) {
 	if !ok || p.err != nil {
 		re.Status = wire.StatusOf(meta.E("read capability", meta.NoSuchChunk, chunk.String(), errors.New("no file was seen to lie in it: open the file again")))
 	} else {
-		re.Cap = k.srv.sign(CapLife, capability.Claims{
-			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | k.srv.bulkRights(chunk.Volume)&k.srv.bulkRights(k.vol),
+		re.Cap = k.srv.chunkServers.sign(CapLife, capability.Claims{
+			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | k.srv.chunkServers.bulkRights(chunk.Volume)&k.srv.chunkServers.bulkRights(k.vol),
 			Client: s.holder(),
 		})
 	}

@@ -10,6 +10,15 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
+// checker checks volumes.
+type checker struct {
+	*process
+	chunkServers *chunkServers
+	hosted       *hosted
+	junctions    *junctionTree
+	peers        *peers
+}
+
 // FsckReport is the result of a check of a volume.
 type FsckReport struct {
 	Volume   meta.VolumeID `json:"volume"`
@@ -74,8 +83,8 @@ func (r frozenReader) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 // Fsck checks a volume's state, with all counts made again, and asks the chunk servers for
 // every chunk in the state. It reads the state at a single journal entry: changes go on
 // meanwhile.
-func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error) {
-	o, err := s.ownerFor(ctx, v)
+func (ch *checker) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error) {
+	o, err := ch.hosted.ownerFor(ctx, v)
 	if err != nil {
 		return nil, err
 	}
@@ -149,10 +158,10 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 	for _, p := range report.Problems {
 		r.Problems = append(r.Problems, p.String())
 	}
-	if err := s.checkJunctions(ctx, o, report.Junctions, r); err != nil {
+	if err := ch.junctions.checkJunctions(ctx, o, report.Junctions, r); err != nil {
 		return nil, err
 	}
-	if err := s.checkForeign(ctx, foreign, r); err != nil {
+	if err := ch.checkForeign(ctx, foreign, r); err != nil {
 		return nil, err
 	}
 	c.of.Store(uint64(len(chunks)))
@@ -165,7 +174,7 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 			r.Accepted = append(r.Accepted, rec.ID.String())
 		}
 		one := &FsckReport{}
-		if err := s.checkReplicas(ctx, rec, ends[rec.ID], one); err != nil {
+		if err := ch.checkReplicas(ctx, rec, ends[rec.ID], one); err != nil {
 			return nil, err
 		}
 		if one.Count > 0 {
@@ -178,7 +187,7 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 				continue
 			}
 			one = &FsckReport{}
-			if err := s.checkReplicas(ctx, *now, ends[rec.ID], one); err != nil {
+			if err := ch.checkReplicas(ctx, *now, ends[rec.ID], one); err != nil {
 				return nil, err
 			}
 		}
@@ -193,18 +202,18 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 // checkReplicas asks the servers in a chunk's record for the replica, and adds the problems to
 // r. end is where the chunk's last extent ends. Errors: Unavailable (a server does not answer,
 // and was not removed).
-func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint64, r *FsckReport) error {
+func (ch *checker) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint64, r *FsckReport) error {
 	if len(c.Servers) == 0 && !c.Gone() && c.Live > 0 {
 		r.problem("chunk %s of %d live bytes is on no server, and nobody accepted that it is lost", c.ID, c.Live)
 	}
 	for _, srv := range c.Servers {
-		res, err := s.Order(ctx, srv, meta.Order{Kind: meta.OrderStat, Chunk: c.ID})
+		res, err := ch.chunkServers.Order(ctx, srv, meta.Order{Kind: meta.OrderStat, Chunk: c.ID})
 		switch {
 		case errors.Is(err, meta.NoSuchChunk):
 			if c.State == meta.ChunkSealed && c.Length > 0 || c.Live > 0 {
 				r.problem("chunk %s of %d live bytes is not on server %d", c.ID, c.Live, srv)
 			}
-		case errors.Is(err, meta.Unavailable) && s.neverBack(srv):
+		case errors.Is(err, meta.Unavailable) && ch.chunkServers.neverBack(srv):
 			r.problem("chunk %s of %d live bytes: server %d was removed", c.ID, c.Live, srv)
 		case err != nil && !provesBad(meta.KindOf(err)):
 			return err
@@ -224,8 +233,8 @@ func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint
 }
 
 // checks lists the running checks.
-func (s *Server) checks() (all []CheckStatus) {
-	for _, o := range s.owners() {
+func (ch *checker) checks() (all []CheckStatus) {
+	for _, o := range ch.hosted.owners() {
 		o.mu.Lock()
 		if c := o.check; c != nil {
 			all = append(all, CheckStatus{Volume: o.vol, Records: c.records.Load(), Chunks: c.chunks.Load(), Of: c.of.Load()})

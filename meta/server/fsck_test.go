@@ -34,7 +34,7 @@ func TestFsckUnderLoad(t *testing.T) {
 	var checks time.Duration
 	for range 20 {
 		began := time.Now()
-		r, err := s.srv.Fsck(t.Context(), 1)
+		r, err := s.srv.checker.Fsck(t.Context(), 1)
 		if err != nil || r.Count > 0 {
 			t.Fatalf("DATA: fsck: %v %+v", err, r)
 		}
@@ -42,7 +42,7 @@ func TestFsckUnderLoad(t *testing.T) {
 	}
 	cancel()
 	t.Logf("%d changes during 20 checks of %v each; the worst waited %v", <-done, checks/20, time.Duration(worst.Load()))
-	if len(s.srv.checks()) > 0 {
+	if len(s.srv.checker.checks()) > 0 {
 		t.Fatal("a check is still under way")
 	}
 }

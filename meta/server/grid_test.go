@@ -118,7 +118,7 @@ func (g *grid) add(id meta.ServerID, at string) *gridNode {
 	}()
 	wait, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	if err := g.s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
+	if err := g.s.srv.chunkServers.AwaitServer(wait, []meta.ServerID{id}); err != nil {
 		g.t.Fatal(err)
 	}
 	return n
@@ -140,7 +140,7 @@ func (n *gridNode) halt() {
 		return
 	}
 	connected := func(x sighting) bool { return x.info.ID == n.info.ID && x.live }
-	for deadline := time.Now().Add(time.Minute); slices.ContainsFunc(srv.sightings(), connected); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); slices.ContainsFunc(srv.serverMap.sightings(), connected); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			n.g.t.Errorf("a minute after chunk server %d ended the metadata server still counts it as connected", n.info.ID)
 			return
@@ -381,7 +381,7 @@ func (g *grid) force(p *peer, pol meta.Policy) {
 
 func (g *grid) status() *RepairStatus {
 	g.t.Helper()
-	st, err := g.s.srv.RepairStatus(g.t.Context(), 0)
+	st, err := g.s.srv.repairs.RepairStatus(g.t.Context(), 0)
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -419,7 +419,7 @@ func (g *grid) dump() {
 }
 
 func (g *grid) records() (all []meta.ChunkRecord) {
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err := namespace.Chunks(o.view(), func(c meta.ChunkRecord) bool { all = append(all, c); return true }); err != nil {
@@ -451,7 +451,7 @@ func (g *grid) exact(replicas int) {
 	if err := g.inexact(replicas); err != nil {
 		g.t.Error(err)
 	}
-	r, err := g.s.srv.Fsck(g.t.Context(), 1)
+	r, err := g.s.srv.checker.Fsck(g.t.Context(), 1)
 	if err != nil || r.Count != 0 {
 		g.t.Errorf("DATA: fsck: %v %+v", err, r)
 	}

@@ -365,16 +365,16 @@ func (gs *groupSnapshots) surelyNone(ctx context.Context) error {
 // ownerOfMember is ownerFor, but also accepts a volume in the trash, since such a volume may
 // be restored with its snapshots. Errors: those of ownerFor; NoSuchVolume only if the volume
 // is deleted for good; Busy if the volume keeps changing its state.
-func (s *Server) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, error) {
+func (hs *hosted) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, error) {
 	for range 4 {
-		row, err := s.cfg.Cluster.Volume(ctx, v)
+		row, err := hs.cfg.Cluster.Volume(ctx, v)
 		if err != nil {
 			return nil, err
 		}
 		if row.State == cluster.VolumeDeleting {
 			return nil, meta.E("delete group", meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
 		}
-		o, err := s.ownerAs(ctx, v, row.State)
+		o, err := hs.ownerAs(ctx, v, row.State)
 		if !errors.Is(err, meta.NoSuchVolume) {
 			return o, err
 		}

@@ -305,7 +305,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 					return
 				}
 				for _, v := range []meta.VolumeID{1, second} {
-					o, err := s.srv.ownerFor(ctx, v)
+					o, err := s.srv.hosted.ownerFor(ctx, v)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -399,7 +399,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		if _, err := a.TakeGroup(t.Context(), "h", all, false); !errors.Is(err, meta.Exists) {
 			t.Fatal(err)
 		}
-		o := s.srv.opened(all[0])
+		o := s.srv.hosted.opened(all[0])
 		a.shots(t, all[0])
 		if _, err := a.DeleteSnapshot(t.Context(), all[0], "h"); err != nil {
 			t.Fatal(err)
@@ -463,7 +463,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 			t.Fatalf("a hold that was over was released: %v", err)
 		}
 		s.cluster.began("g", time.Now().Add(-2*groupOverdue))
-		o, err := s.srv.ownerFor(t.Context(), 1)
+		o, err := s.srv.hosted.ownerFor(t.Context(), 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -619,7 +619,7 @@ func TestNoMemberForSure(t *testing.T) {
 	a := s.dial("a")
 	a.toStep(t, "g", groupReleased, 1)
 	a.abortGroup(t, "g", 1)
-	o, err := s.srv.ownerFor(t.Context(), 1)
+	o, err := s.srv.hosted.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -678,7 +678,7 @@ func TestReleaseNeedsTheRight(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
 	a := s.dial("a")
-	o, err := s.srv.ownerFor(t.Context(), 1)
+	o, err := s.srv.hosted.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -789,7 +789,7 @@ func TestMemberGoesWhileListed(t *testing.T) {
 	s := patient(t, 0)
 	a := s.dial("a")
 	a.toStep(t, "g", groupReleased, 1)
-	o, err := s.srv.ownerFor(t.Context(), 1)
+	o, err := s.srv.hosted.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -817,7 +817,7 @@ func TestGroupRecordUnreadable(t *testing.T) {
 	t.Parallel()
 	s := patient(t, 0)
 	a := s.dial("a")
-	o, err := s.srv.ownerFor(t.Context(), 1)
+	o, err := s.srv.hosted.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,19 +33,19 @@ func (handedOver) Error() string { return "the volume was handed over" }
 // returns the store; entries journaled just before the release may still be missing. Errors:
 // NotOwner (the owner keeps the volume; the subject is the owner's address), and those of
 // loadState.
-func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (Store, error) {
-	log, err := s.cfg.Cluster.Follow(ctx, v)
+func (op *opener) takeOver(ctx context.Context, v meta.VolumeID, from string) (Store, error) {
+	log, err := op.cfg.Cluster.Follow(ctx, v)
 	if err != nil {
 		return nil, err
 	}
-	st, pos, _, err := s.loadState(ctx, v, log, nil)
+	st, pos, _, err := op.loadState(ctx, v, log, nil)
 	if err != nil {
 		return nil, err
 	}
 	keep := func(err error) (Store, error) {
-		return nil, meta.E("take volume", meta.NotOwner, from, errors.Join(err, s.standbys.give(v, st)))
+		return nil, meta.E("take volume", meta.NotOwner, from, errors.Join(err, op.standbys.give(v, st)))
 	}
-	if err := s.cfg.Cluster.Expect(ctx, v); err != nil {
+	if err := op.cfg.Cluster.Expect(ctx, v); err != nil {
 		return keep(err)
 	}
 	// The owner first journals everything answered. Entries are applied as they come, so that
@@ -55,12 +55,12 @@ func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (St
 	wg.Go(func() {
 		err := log.Follow(following, pos, func(e journal.Entry) error { return replay(st, e) }, nil)
 		if following.Err() == nil {
-			s.log.Warn("a volume's journal could not be followed before the take-over", "volume", v, "error", err)
+			op.log.Warn("a volume's journal could not be followed before the take-over", "volume", v, "error", err)
 		}
 	})
 	ask, cancel := context.WithTimeoutCause(ctx, handOverWait, errors.New("the owner did not hand over in time"))
 	defer cancel()
-	re, err := s.askPeer(ask, from, &wire.Admin{Op: wire.AdminHandOver, Volume: v, Name: s.cfg.Name, Entry: s.cfg.Addr})
+	re, err := op.peers.askPeer(ask, from, &wire.Admin{Op: wire.AdminHandOver, Volume: v, Name: op.cfg.Name, Entry: op.cfg.Addr})
 	stop()
 	wg.Wait()
 	if err == nil {
@@ -118,7 +118,7 @@ func (o *owner) handOver(ctx context.Context, to string) error {
 	cancel()
 	o.dismiss(to, why)
 	o.log.Info("the volume was handed over", "to", to, "drained", drained.Round(time.Millisecond), "journaled", journaled.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond), "error", err)
-	o.srv.wg.Go(func() { o.srv.retire(o) }) // the next owner does not wait for the end
+	o.srv.wg.Go(func() { o.srv.hosted.retire(o) }) // the next owner does not wait for the end
 	return err
 }
 
@@ -156,7 +156,7 @@ func (o *owner) close(ctx context.Context) error {
 				continue
 			}
 			ask, cancel := context.WithTimeoutCause(ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
-			re, err := o.srv.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: o.vol, Name: o.srv.cfg.Name, Entry: o.srv.cfg.Addr})
+			re, err := o.srv.peers.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: o.vol, Name: o.srv.cfg.Name, Entry: o.srv.cfg.Addr})
 			cancel()
 			if err == nil {
 				err = re.Status.Error()

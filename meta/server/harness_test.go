@@ -561,7 +561,7 @@ func newSiteWith(t *testing.T, ttl time.Duration, adjust func(*Config)) *site {
 // checkOwners checks the invariants of the owners' state in memory.
 func (s *site) checkOwners() {
 	s.t.Helper()
-	for _, o := range s.srv.owners() {
+	for _, o := range s.srv.hosted.owners() {
 		o.mu.Lock()
 		err := errors.Join(o.leases.Check(), o.quota.Check())
 		o.mu.Unlock()
@@ -632,7 +632,7 @@ func (s *site) start() {
 	}
 	s.srv, s.done = srv, make(chan error, 1)
 	go func() { s.done <- srv.Serve(l) }()
-	if err := srv.OpenAll(context.Background()); err != nil {
+	if err := srv.hosted.OpenAll(context.Background()); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -17,12 +17,24 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
+// healthReport describes the health of this server and of the volumes with their home here.
+type healthReport struct {
+	*process
+	clients   *clients
+	enrolment *enrolment
+	hosted    *hosted
+	repairs   *repairs
+	room      *diskRoom
+	serverMap *serverMap
+	standbys  *standbys
+}
+
 // VolumesHealth returns the reports on volumes here that need attention, ordered by volume id,
 // with ids above after, up to meta.HealthListed of them. left is the number of further
 // reports.
-func (s *Server) VolumesHealth(after meta.VolumeID) (page []meta.VolumeHealth, left int) {
+func (hr *healthReport) VolumesHealth(after meta.VolumeID) (page []meta.VolumeHealth, left int) {
 	var h meta.ServerHealth
-	s.volumesHealth(&h, true)
+	hr.volumesHealth(&h, true)
 	page = slices.DeleteFunc(h.Volumes, func(v meta.VolumeHealth) bool { return v.ID <= after })
 	slices.SortFunc(page, func(a, b meta.VolumeHealth) int { return cmp.Compare(a.ID, b.ID) })
 	left = bound(&page)
@@ -31,34 +43,34 @@ func (s *Server) VolumesHealth(after meta.VolumeID) (page []meta.VolumeHealth, l
 
 // Health returns what might be wrong, as far as this server knows. It takes a few seconds at
 // most: a fact not found out by then is reported as unknown.
-func (s *Server) Health(ctx context.Context) *meta.ServerHealth {
+func (hr *healthReport) Health(ctx context.Context) *meta.ServerHealth {
 	now := time.Now()
-	h := &meta.ServerHealth{Name: s.cfg.Name, Now: now}
-	if c := s.cfg.Creds; c != nil && !c.IsInsecure() {
+	h := &meta.ServerHealth{Name: hr.cfg.Name, Now: now}
+	if c := hr.cfg.Creds; c != nil && !c.IsInsecure() {
 		own := certHealth(c.Identity())
 		h.Certificate = &own
 	}
 	var asked sync.WaitGroup
-	asked.Go(func() { h.Etcd = s.cfg.Cluster.Etcd(ctx) })
-	if view := s.cfg.Cluster.View(); view != nil {
+	asked.Go(func() { h.Etcd = hr.cfg.Cluster.Etcd(ctx) })
+	if view := hr.cfg.Cluster.View(); view != nil {
 		for _, m := range view.Members {
 			if m.Role == peering.Meta && !m.Evicted {
 				h.MetaServers = append(h.MetaServers, m.Name)
 			}
 		}
 	}
-	s.nodesHealth(h)
-	s.roomHealth(h)
-	s.volumesHealth(h, false)
-	standbys, _ := s.standbys.status()
+	hr.nodesHealth(h)
+	hr.room.roomHealth(h)
+	hr.volumesHealth(h, false)
+	standbys, _ := hr.standbys.status()
 	for _, f := range standbys {
 		if f.lags() {
 			h.Standbys = append(h.Standbys, meta.StandbyHealth{Volume: f.Volume, Behind: f.Behind, Error: f.Error})
 		}
 	}
-	h.Certificates = s.certs.ending(now)
-	h.CutOff = append(s.lateClients(now), s.cutOff.since(now.Add(-cutOffTold))...)
-	h.Chunks = s.chunksHealth()
+	h.Certificates = hr.enrolment.certs.ending(now)
+	h.CutOff = append(hr.clients.lateClients(now), hr.clients.cutOff.since(now.Add(-cutOffTold))...)
+	h.Chunks = hr.chunksHealth()
 	asked.Wait()
 	h.Left = bound(&h.Away) + bound(&h.BadDisks) + bound(&h.Clocks) + bound(&h.Volumes) + bound(&h.Standbys) + bound(&h.Certificates) + bound(&h.CutOff)
 	return h
@@ -77,12 +89,12 @@ func certHealth(id peering.Identity) meta.CertHealth {
 }
 
 // nodesHealth adds the state of chunk servers and their disks to h.
-func (s *Server) nodesHealth(h *meta.ServerHealth) {
+func (hr *healthReport) nodesHealth(h *meta.ServerHealth) {
 	ahead := map[meta.ServerID]time.Duration{}
-	for _, x := range s.sightings() {
+	for _, x := range hr.serverMap.sightings() {
 		ahead[x.info.ID] = x.ahead
 	}
-	for _, n := range s.NodeList() {
+	for _, n := range hr.repairs.NodeList() {
 		if n.State == cluster.NodeRemoved {
 			continue
 		}
@@ -125,11 +137,11 @@ func diskRank(state string) int {
 // volumesHealth adds the volumes that are open here, and the volumes that no server could
 // open, to h. With chunks, the reports include findings of the last inspection that can wait:
 // see chunksHealth. A volume being handed over is left to its next owner.
-func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
+func (hr *healthReport) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
-	best, all := s.servers().AtBest(), s.registered()
-	given := s.abandoned.told(time.Now())
-	for _, o := range s.owners() {
+	best, all := hr.serverMap.servers().AtBest(), hr.serverMap.registered()
+	given := hr.clients.abandoned.told(time.Now())
+	for _, o := range hr.hosted.owners() {
 		v := meta.VolumeHealth{ID: o.vol}
 		o.mu.Lock()
 		if o.failed != nil {
@@ -184,8 +196,8 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 			h.Volumes = append(h.Volumes, v)
 		}
 	}
-	h.Volumes = append(h.Volumes, s.unservedHealth()...)
-	if view := s.cfg.Cluster.View(); view != nil {
+	h.Volumes = append(h.Volumes, hr.unservedHealth()...)
+	if view := hr.cfg.Cluster.View(); view != nil {
 		for id, of := range given { // of volumes that are closed, or served elsewhere by now
 			if row, ok := view.Volume(id); ok {
 				v := meta.VolumeHealth{ID: id, Name: row.Name}
@@ -201,16 +213,16 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 
 // unservedHealth returns the volumes that neither this server nor another server could open
 // just now.
-func (s *Server) unservedHealth() (all []meta.VolumeHealth) {
-	failed := s.unable.unserved(time.Now())
+func (hr *healthReport) unservedHealth() (all []meta.VolumeHealth) {
+	failed := hr.hosted.unable.unserved(time.Now())
 	names := map[meta.VolumeID]string{}
-	if view := s.cfg.Cluster.View(); view != nil && len(failed) > 0 {
+	if view := hr.cfg.Cluster.View(); view != nil && len(failed) > 0 {
 		for _, v := range view.Volumes {
 			names[v.ID] = v.Name
 		}
 	}
 	for id, why := range failed {
-		if s.opened(id) == nil {
+		if hr.hosted.opened(id) == nil {
 			all = append(all, meta.VolumeHealth{ID: id, Name: cmp.Or(names[id], fmt.Sprint("volume ", id)), Failed: why.Error()})
 		}
 	}
@@ -231,9 +243,9 @@ func volumeRank(v *meta.VolumeHealth) int {
 // chunksHealth sums the last inspections of the open volumes. Closed volumes have nothing to
 // report: a volume is closed only when all its chunks are as they should be, and opened again
 // when a chunk server goes (visitLoop). So frequent health requests keep no volume open.
-func (s *Server) chunksHealth() meta.ChunkHealth {
+func (hr *healthReport) chunksHealth() meta.ChunkHealth {
 	var sum RepairStatus
-	for _, o := range s.owners() {
+	for _, o := range hr.hosted.owners() {
 		o.mu.Lock()
 		parted := o.failed != nil
 		o.mu.Unlock()
@@ -248,9 +260,9 @@ func (s *Server) chunksHealth() meta.ChunkHealth {
 		o.inspection.mu.Unlock()
 		sum.Add(&st)
 	}
-	s.repairs.mu.Lock()
-	sum.Copying = s.repairs.running
-	s.repairs.mu.Unlock()
+	hr.repairs.mu.Lock()
+	sum.Copying = hr.repairs.running
+	hr.repairs.mu.Unlock()
 	return meta.ChunkHealth{Volumes: sum.Volumes, Unscanned: sum.Unscanned, Chunks: sum.Chunks, Lost: sum.Lost, Endangered: sum.Endangered, UnderReplicated: sum.UnderReplicated,
 		Corrupt: sum.Corrupt, Misplaced: sum.Misplaced, Draining: sum.Draining, Surplus: sum.Surplus, Blocked: sum.Blocked, Unreachable: sum.Unreachable, LastReachable: sum.LastReachable, ShortBytes: sum.ShortBytes, Copying: sum.Copying, CopyBytes: sum.CopyBytes}
 }

@@ -23,7 +23,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	told := func() (names []string) {
-		for _, c := range s.srv.Health(t.Context()).CutOff {
+		for _, c := range s.srv.health.Health(t.Context()).CutOff {
 			names = append(names, c.Name)
 		}
 		return names
@@ -35,7 +35,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	if err := b.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sess := s.srv.session(a.ID())
+	sess := s.srv.clients.session(a.ID())
 	a.Leave() // as a killed process leaves
 	eventually(t, "its session ends", func() error {
 		sess.renewed.Store(-int64(2 * DefaultCourtesy))
@@ -57,7 +57,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	// client has left in order by then.
 	x := s.dial("w4:/mnt (pid 1)")
 	x.create(t, "x")
-	sess = s.srv.session(x.ID())
+	sess = s.srv.clients.session(x.ID())
 	x.Leave()
 	sess.renewed.Store(int64(time.Since(s.srv.epoch) - time.Second))
 	if err := s.dial("w4:/mnt (pid 2)").Close(t.Context()); err != nil {
@@ -84,9 +84,9 @@ func TestCutOffClientsAreTold(t *testing.T) {
 func TestVolumesThatFail(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	<-s.srv.opened(1).recovered
+	<-s.srv.hosted.opened(1).recovered
 	told := func() (l []string) {
-		for _, v := range s.srv.Health(t.Context()).Volumes {
+		for _, v := range s.srv.health.Health(t.Context()).Volumes {
 			l = append(l, fmt.Sprint(v.ID, " ", v.Failed))
 		}
 		return l
@@ -101,31 +101,31 @@ func TestVolumesThatFail(t *testing.T) {
 		s.cluster.noOwner = err
 	}
 	refuse(meta.E("own", meta.Unavailable, "etcd", nil))
-	if _, err := s.srv.open(t.Context(), v.ID); !errors.Is(err, meta.Unavailable) {
+	if _, err := s.srv.hosted.open(t.Context(), v.ID); !errors.Is(err, meta.Unavailable) {
 		t.Fatal(err)
 	}
 	if l := told(); len(l) != 0 {
 		t.Errorf("etcd did not answer: %v", l)
 	}
 	refuse(meta.E("own", meta.Corrupt, "its journal", nil))
-	if _, err := s.srv.open(t.Context(), v.ID); !errors.Is(err, meta.Corrupt) {
+	if _, err := s.srv.hosted.open(t.Context(), v.ID); !errors.Is(err, meta.Corrupt) {
 		t.Fatal(err)
 	}
 	if l := told(); len(l) != 1 || !strings.HasPrefix(l[0], "2 ") || !strings.Contains(l[0], "its journal") {
 		t.Errorf("of what can't be opened: %v", l)
 	}
-	if l, left := s.srv.VolumesHealth(0); len(l) != 1 || l[0].ID != v.ID || l[0].Failed == "" || left != 0 {
+	if l, left := s.srv.health.VolumesHealth(0); len(l) != 1 || l[0].ID != v.ID || l[0].Failed == "" || left != 0 {
 		t.Errorf("asked for volumes alone: %+v, and %d more", l, left)
 	}
-	if l, _ := s.srv.VolumesHealth(v.ID); len(l) != 0 {
+	if l, _ := s.srv.health.VolumesHealth(v.ID); len(l) != 0 {
 		t.Errorf("after the last one: %+v", l)
 	}
-	if l := s.srv.unable.unserved(time.Now().Add(2 * unservedTold)); len(l) != 0 {
+	if l := s.srv.hosted.unable.unserved(time.Now().Add(2 * unservedTold)); len(l) != 0 {
 		t.Errorf("nobody tries any more: %v", l)
 	}
 	refuse(nil)
-	eventually(t, "it is opened", func() error { _, err := s.srv.open(t.Context(), v.ID); return err })
-	o := s.srv.opened(v.ID)
+	eventually(t, "it is opened", func() error { _, err := s.srv.hosted.open(t.Context(), v.ID); return err })
+	o := s.srv.hosted.opened(v.ID)
 	<-o.recovered
 	if l := told(); len(l) != 0 {
 		t.Errorf("though it is open: %v", l)
@@ -182,10 +182,10 @@ func TestEndingCertificatesAreTold(t *testing.T) {
 	if _, err := api.Health.GetServerHealth(t.Context(), &admin.GetServerHealthRequest{}); err != nil {
 		t.Errorf("an administrator asks: %v", err)
 	}
-	if l := s.srv.certs.of([]string{"admin/x"}); len(l) != 1 || !l[0].Ends.Equal(creds.Identity().Expires) {
+	if l := s.srv.enrolment.certs.of([]string{"admin/x"}); len(l) != 1 || !l[0].Ends.Equal(creds.Identity().Expires) {
 		t.Errorf("of who is connected: %v", l)
 	}
-	h := s.srv.Health(t.Context())
+	h := s.srv.health.Health(t.Context())
 	if len(h.Certificates) != 0 {
 		t.Errorf("%+v", h)
 	}

@@ -32,11 +32,32 @@ type opening struct {
 	gone  chan struct{} // closed when the volume is off the list
 }
 
+// hosted are the volumes served here, and decides which volumes this server takes and gives away.
+type hosted struct {
+	*process
+	opener    *opener
+	peers     *peers
+	room      *diskRoom
+	serverMap *serverMap
+	standbys  *standbys
+	trash     *trash
+	homeWake  chan struct{} // capacity 1: to homeLoop
+	leavers   leavers
+	unable    unable
+
+	mu      sync.Mutex
+	volumes map[meta.VolumeID]*opening
+	// atRest are closed volumes with this server as home, closed in order by their last
+	// owners. While the list of metadata servers is unchanged, no other server takes such a
+	// volume, so homeLoop does not ask etcd for each volume at every change.
+	atRest map[meta.VolumeID]bool
+}
+
 // opened returns the owner of a volume served here, without waiting; nil: none.
-func (s *Server) opened(v meta.VolumeID) *owner {
-	s.mu.Lock()
-	op := s.volumes[v]
-	s.mu.Unlock()
+func (hs *hosted) opened(v meta.VolumeID) *owner {
+	hs.mu.Lock()
+	op := hs.volumes[v]
+	hs.mu.Unlock()
 	if op == nil {
 		return nil
 	}
@@ -49,10 +70,10 @@ func (s *Server) opened(v meta.VolumeID) *owner {
 }
 
 // owners lists the owners of the volumes open here, by volume id.
-func (s *Server) owners() (all []*owner) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, op := range s.volumes {
+func (hs *hosted) owners() (all []*owner) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	for _, op := range hs.volumes {
 		select {
 		case <-op.done:
 			if op.o != nil {
@@ -65,45 +86,52 @@ func (s *Server) owners() (all []*owner) {
 	return all
 }
 
+// count counts the volumes on the list, those being opened included.
+func (hs *hosted) count() int {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	return len(hs.volumes)
+}
+
 // open takes a volume, or waits for an open already under way. Errors: NoSuchVolume (also if
 // the volume is being deleted), NotOwner (the subject is the owner's address), Unavailable.
-func (s *Server) open(ctx context.Context, v meta.VolumeID) (*owner, error) {
-	return s.openAs(ctx, v, cluster.VolumeActive, "")
+func (hs *hosted) open(ctx context.Context, v meta.VolumeID) (*owner, error) {
+	return hs.openAs(ctx, v, cluster.VolumeActive, "")
 }
 
 // openAs takes a volume; the volume's row must have the given state. If from is not empty,
 // openAs takes the volume from its owner at that address (see takeOver).
-func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
+func (hs *hosted) openAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
 	for {
-		if err := s.unable.now(v); err != nil {
+		if err := hs.unable.now(v); err != nil {
 			return nil, err
 		}
-		s.mu.Lock()
-		if s.closing {
-			s.mu.Unlock()
+		hs.mu.Lock()
+		if hs.stops() {
+			hs.mu.Unlock()
 			return nil, stopping("open volume", v)
 		}
-		op := s.volumes[v]
+		op := hs.volumes[v]
 		if op == nil {
 			op = &opening{state: state, done: make(chan struct{}), gone: make(chan struct{})}
-			s.volumes[v] = op
-			delete(s.atRest, v)
-			s.wg.Go(func() {
-				op.o, op.err = s.openOwner(v, state, from)
-				if s.unable.note(v, op.err) {
-					op.err = s.handOn(v, op.err)
+			hs.volumes[v] = op
+			delete(hs.atRest, v)
+			hs.wg.Go(func() {
+				op.o, op.err = hs.opener.openOwner(v, state, from)
+				if hs.unable.note(v, op.err) {
+					op.err = hs.handOn(v, op.err)
 				}
-				s.unable.tell(v, op.err)
+				hs.unable.tell(v, op.err)
 				if op.err != nil {
-					s.mu.Lock()
-					delete(s.volumes, v)
-					s.mu.Unlock()
+					hs.mu.Lock()
+					delete(hs.volumes, v)
+					hs.mu.Unlock()
 					close(op.gone)
 				}
 				close(op.done)
 			})
 		}
-		s.mu.Unlock()
+		hs.mu.Unlock()
 		select {
 		case <-op.done:
 		case <-ctx.Done():
@@ -115,7 +143,7 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 		}
 		select {
 		case <-op.gone: // the volume was lost: take it again
-		case <-s.ctx.Done():
+		case <-hs.ctx.Done():
 			return nil, stopping("open volume", v)
 		case <-ctx.Done():
 			return nil, meta.E("open volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
@@ -132,18 +160,11 @@ func stopping(op string, v meta.VolumeID) error {
 	return meta.E(op, meta.NotOwner, "", fmt.Errorf("volume %d: %w", v, errStopping))
 }
 
-// stops reports that the server is stopping.
-func (s *Server) stops() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closing
-}
-
 // coming returns the opening of a volume being opened here, nil if none is.
-func (s *Server) coming(v meta.VolumeID) *opening {
-	s.mu.Lock()
-	op := s.volumes[v]
-	s.mu.Unlock()
+func (hs *hosted) coming(v meta.VolumeID) *opening {
+	hs.mu.Lock()
+	op := hs.volumes[v]
+	hs.mu.Unlock()
 	if op == nil {
 		return nil
 	}
@@ -156,40 +177,40 @@ func (s *Server) coming(v meta.VolumeID) *opening {
 }
 
 // home returns the server that should serve a volume, and whether that is this server.
-func (s *Server) home(v meta.VolumeID) (at cluster.MetaServer, mine bool) {
-	view := s.cfg.Cluster.View()
+func (hs *hosted) home(v meta.VolumeID) (at cluster.MetaServer, mine bool) {
+	view := hs.cfg.Cluster.View()
 	if view != nil {
 		for _, m := range cluster.Rank(v, view.MetaServers) {
-			if !s.leavers.has(m.Name) {
-				return m, m.Name == s.cfg.Name
+			if !hs.leavers.has(m.Name) {
+				return m, m.Name == hs.cfg.Name
 			}
 		}
 	}
-	return cluster.MetaServer{Name: s.cfg.Name, Addr: s.cfg.Addr}, true
+	return cluster.MetaServer{Name: hs.cfg.Name, Addr: hs.cfg.Addr}, true
 }
 
 // elsewhere is the error for a call about a volume that another server serves, or that is not
 // served yet.
-func (s *Server) elsewhere(v meta.VolumeID) error {
-	at, mine := s.home(v)
+func (hs *hosted) elsewhere(v meta.VolumeID) error {
+	at, mine := hs.home(v)
 	if mine {
 		at.Addr = ""
 	}
-	return meta.E("find owner", meta.NotOwner, at.Addr, fmt.Errorf("volume %d is not served by %s", v, s.cfg.Name))
+	return meta.E("find owner", meta.NotOwner, at.Addr, fmt.Errorf("volume %d is not served by %s", v, hs.cfg.Name))
 }
 
 // ownerFor returns the owner of a volume here, opening the volume if its home is here. Errors:
 // those of open; NotOwner names the server to ask.
-func (s *Server) ownerFor(ctx context.Context, v meta.VolumeID) (*owner, error) {
-	return s.ownerAs(ctx, v, cluster.VolumeActive)
+func (hs *hosted) ownerFor(ctx context.Context, v meta.VolumeID) (*owner, error) {
+	return hs.ownerAs(ctx, v, cluster.VolumeActive)
 }
 
 // ownerAs is ownerFor for a volume whose row must have the given state.
-func (s *Server) ownerAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState) (*owner, error) {
-	if o := s.opened(v); o != nil && o.ctx.Err() == nil {
+func (hs *hosted) ownerAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState) (*owner, error) {
+	if o := hs.opened(v); o != nil && o.ctx.Err() == nil {
 		return o.serving(state)
 	}
-	if op := s.coming(v); op != nil && op.state == state {
+	if op := hs.coming(v); op != nil && op.state == state {
 		// A client sent here by the owner before waits here.
 		select {
 		case <-op.done:
@@ -201,40 +222,40 @@ func (s *Server) ownerAs(ctx context.Context, v meta.VolumeID, state cluster.Vol
 			return nil, meta.E("open volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
 		}
 	}
-	if _, mine := s.home(v); mine {
-		o, err := s.openAs(ctx, v, state, "")
+	if _, mine := hs.home(v); mine {
+		o, err := hs.openAs(ctx, v, state, "")
 		if err != nil {
 			return nil, err
 		}
 		return o.serving(state)
 	}
-	h, err := s.cfg.Cluster.Holder(ctx, v)
+	h, err := hs.cfg.Cluster.Holder(ctx, v)
 	if err != nil {
 		return nil, err
 	}
-	if h.Held && h.Name != s.cfg.Name {
+	if h.Held && h.Name != hs.cfg.Name {
 		return nil, meta.E("find owner", meta.NotOwner, h.Addr, fmt.Errorf("volume %d is owned by %s", v, h.Name))
 	}
-	return nil, s.elsewhere(v)
+	return nil, hs.elsewhere(v)
 }
 
 // grant is how long a lease granted to a client now may last: no client's lease outlives this
 // server's own lease at etcd by more than Grace. Zero: no lease may be granted.
-func (s *Server) grant() time.Duration {
-	if s.cfg.Unsafe.NoLease {
-		return s.cfg.SessionTTL
+func (hs *hosted) grant() time.Duration {
+	if hs.cfg.Unsafe.NoLease {
+		return hs.cfg.SessionTTL
 	}
-	left := s.cfg.Cluster.Standing()
+	left := hs.cfg.Cluster.Standing()
 	if left <= 0 {
 		return 0
 	}
-	return min(s.cfg.SessionTTL, left+s.cfg.Grace)
+	return min(hs.cfg.SessionTTL, left+hs.cfg.Grace)
 }
 
 // LeaseLost gives up every volume owned under a lease that is over. The caller must not take
 // volumes under a new lease before LeaseLost returns.
-func (s *Server) LeaseLost() {
-	for _, o := range s.owners() {
+func (hs *hosted) LeaseLost() {
+	for _, o := range hs.owners() {
 		if o.outsideLease() {
 			o.lose(errLeaseLost)
 		}
@@ -244,28 +265,28 @@ func (s *Server) LeaseLost() {
 var errLeaseLost = errors.New("the lease that the right to serve hangs on was lost")
 
 // forget takes an owner that no longer serves off the list.
-func (s *Server) forget(o *owner) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if op := s.volumes[o.vol]; op != nil && op.o == o {
-		delete(s.volumes, o.vol)
+func (hs *hosted) forget(o *owner) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if op := hs.volumes[o.vol]; op != nil && op.o == o {
+		delete(hs.volumes, o.vol)
 		close(op.gone)
 	}
 }
 
 // retire ends an owner after its sessions were sent to another server.
-func (s *Server) retire(o *owner) {
+func (hs *hosted) retire(o *owner) {
 	if err := o.closeStore(); err != nil {
 		o.log.Warn("closing the store", "error", err)
 	}
-	s.forget(o)
-	s.goHome()
+	hs.forget(o)
+	hs.goHome()
 }
 
 // goHome wakes homeLoop.
-func (s *Server) goHome() {
+func (hs *hosted) goHome() {
 	select {
-	case s.homeWake <- struct{}{}:
+	case hs.homeWake <- struct{}{}:
 	default:
 	}
 }
@@ -279,34 +300,34 @@ const (
 
 // homeLoop opens the volumes with their home here that the owner before did not release, and
 // asks other owners for theirs.
-func (s *Server) homeLoop() {
+func (hs *hosted) homeLoop() {
 	var servers []cluster.MetaServer
 	changed := time.Now()
 	var again bool
 	for {
-		next := s.cfg.Cluster.Changed()
-		view := s.cfg.Cluster.View()
+		next := hs.cfg.Cluster.Changed()
+		view := hs.cfg.Cluster.View()
 		if view != nil {
 			if !slices.Equal(servers, view.MetaServers) {
 				servers, changed = view.MetaServers, time.Now()
-				s.mu.Lock()
-				clear(s.atRest)
-				s.mu.Unlock()
-				s.leavers.forget(servers)
-				s.tellMetas()
+				hs.mu.Lock()
+				clear(hs.atRest)
+				hs.mu.Unlock()
+				hs.leavers.forget(servers)
+				hs.peers.tellMetas()
 			}
-			again = s.bringHome(view, time.Since(changed) >= s.cfg.HomeAfter)
+			again = hs.bringHome(view, time.Since(changed) >= hs.cfg.HomeAfter)
 		}
 		var poll <-chan time.Time
-		if again || time.Since(changed) < s.cfg.HomeAfter {
+		if again || time.Since(changed) < hs.cfg.HomeAfter {
 			poll = time.After(homeLook)
 		}
 		select {
-		case <-s.ctx.Done():
+		case <-hs.ctx.Done():
 			return
 		case <-poll:
 		case <-next:
-		case <-s.homeWake:
+		case <-hs.homeWake:
 		}
 	}
 }
@@ -314,17 +335,17 @@ func (s *Server) homeLoop() {
 // takeKeys takes the cluster's capability keys after a rotation, and sends the keys to the
 // chunk servers before this server signs with the new key. The same order lists the evicted
 // clients: chunk servers end the connections of evicted clients.
-func (s *Server) takeKeys(view *cluster.View) {
+func (cs *chunkServers) takeKeys(view *cluster.View) {
 	keys, evicted := view.CapKeys, view.AllEvicted()
 	if len(keys) == 0 {
 		return
 	}
-	s.mu.Lock()
-	rotated := !slices.EqualFunc(s.keys, keys, func(a, b meta.CapKey) bool { return a.ID == b.ID })
-	same := !rotated && slices.Equal(s.evicted, evicted)
-	s.evicted = evicted
+	cs.mu.Lock()
+	rotated := !slices.EqualFunc(cs.keys, keys, func(a, b meta.CapKey) bool { return a.ID == b.ID })
+	same := !rotated && slices.Equal(cs.evicted, evicted)
+	cs.evicted = evicted
 	if !same {
-		for _, l := range s.links {
+		for _, l := range cs.links {
 			l.send.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: keys, Evicted: evicted}})
 			go l.send.Flush()
 		}
@@ -332,37 +353,37 @@ func (s *Server) takeKeys(view *cluster.View) {
 	if rotated {
 		// The newest key signs after a delay (signKey). By then a chunk server that is slow to
 		// take keys knows the key, too.
-		s.keys, s.keysAt = slices.Clone(keys), time.Now()
+		cs.keys, cs.keysAt = slices.Clone(keys), time.Now()
 	}
-	s.mu.Unlock()
+	cs.mu.Unlock()
 	if rotated {
-		s.log.Info("capability keys were rotated", "newest", keys[len(keys)-1].ID)
+		cs.log.Info("capability keys were rotated", "newest", keys[len(keys)-1].ID)
 	}
 }
 
 // bringHome tries to open the volumes with their home here. again: some volumes need another
 // try soon.
-func (s *Server) bringHome(view *cluster.View, calm bool) (again bool) {
-	if !slices.ContainsFunc(view.MetaServers, func(m cluster.MetaServer) bool { return m.Name == s.cfg.Name }) {
+func (hs *hosted) bringHome(view *cluster.View, calm bool) (again bool) {
+	if !slices.ContainsFunc(view.MetaServers, func(m cluster.MetaServer) bool { return m.Name == hs.cfg.Name }) {
 		return false // this server has not joined yet, or is stopping
 	}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	slots := make(chan struct{}, homeWorkers)
 	for _, v := range view.Volumes {
-		if v.State == cluster.VolumeTrash || s.rests(v) || cluster.Rank(v.ID, view.MetaServers)[0].Name != s.cfg.Name {
+		if v.State == cluster.VolumeTrash || hs.rests(v) || cluster.Rank(v.ID, view.MetaServers)[0].Name != hs.cfg.Name {
 			continue
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			bring := s.bringOneHome
+			bring := hs.bringOneHome
 			if v.State == cluster.VolumeDeleting {
-				bring = s.finishDeletion
+				bring = hs.finishDeletion
 			}
 			later, rests := bring(v, calm)
 			if rests {
-				s.letRest(v.ID)
+				hs.letRest(v.ID)
 			}
 			mu.Lock()
 			again = again || later
@@ -374,69 +395,69 @@ func (s *Server) bringHome(view *cluster.View, calm bool) (again bool) {
 }
 
 // rests reports whether homeLoop need not try to open a volume: the volume is open or at rest.
-func (s *Server) rests(v cluster.Volume) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if op := s.volumes[v.ID]; op != nil {
+func (hs *hosted) rests(v cluster.Volume) bool {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if op := hs.volumes[v.ID]; op != nil {
 		select {
 		case <-op.done:
 			return op.o != nil
 		default:
 		}
 	}
-	return s.atRest[v.ID] && v.State != cluster.VolumeDeleting
+	return hs.atRest[v.ID] && v.State != cluster.VolumeDeleting
 }
 
 // letRest notes that a volume is closed, so that homeLoop leaves it alone.
-func (s *Server) letRest(v meta.VolumeID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.volumes[v] == nil {
-		s.atRest[v] = true
+func (hs *hosted) letRest(v meta.VolumeID) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if hs.volumes[v] == nil {
+		hs.atRest[v] = true
 	}
 }
 
 // finishDeletion continues a deletion that a server left unfinished when it went away.
-func (s *Server) finishDeletion(v cluster.Volume, calm bool) (again, rests bool) {
+func (hs *hosted) finishDeletion(v cluster.Volume, calm bool) (again, rests bool) {
 	if !calm {
 		return true, false
 	}
-	err := s.deleteVolume(s.ctx, v, deletion{now: true})
-	if err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
-		s.log.Info("a volume's deletion is not finished yet", "volume", v.ID, "error", err)
+	err := hs.trash.deleteVolume(hs.ctx, v, deletion{now: true})
+	if err != nil && hs.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
+		hs.log.Info("a volume's deletion is not finished yet", "volume", v.ID, "error", err)
 		return true, false
 	}
 	return false, false
 }
 
-func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool) {
+func (hs *hosted) bringOneHome(row cluster.Volume, calm bool) (again, rests bool) {
 	v := row.ID
-	if s.coming(v) != nil || s.unable.now(v) != nil {
+	if hs.coming(v) != nil || hs.unable.now(v) != nil {
 		return true, false
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(hs.ctx, 5*time.Second)
 	defer cancel()
-	h, err := s.cfg.Cluster.Holder(ctx, v)
+	h, err := hs.cfg.Cluster.Holder(ctx, v)
 	switch {
 	case err != nil:
-		return s.ctx.Err() == nil, false
-	case h.Held && h.Name == s.cfg.Name:
+		return hs.ctx.Err() == nil, false
+	case h.Held && h.Name == hs.cfg.Name:
 		// The holder is an earlier process with our name: open waits until its lease ends or
 		// the process is known dead.
-		_, err := s.open(ctx, v)
+		_, err := hs.open(ctx, v)
 		return err != nil, false
 	case h.Held:
 		if !calm {
 			return true, false
 		}
-		if s.roomless.rests(roomlessRest) {
+		if hs.room.roomless.rests(roomlessRest) {
 			return false, false // roomlessLoop wakes homeLoop
 		}
-		if _, warm := s.standbys.position(v); !warm && s.cfg.Followers > 0 {
+		if _, warm := hs.standbys.position(v); !warm && hs.cfg.Followers > 0 {
 			return true, false
 		}
-		if _, err := s.openAs(ctx, v, cluster.VolumeActive, h.Addr); err != nil {
-			s.log.Info("a volume does not come home yet", "volume", v, "owner", h.Name, "error", err)
+		if _, err := hs.openAs(ctx, v, cluster.VolumeActive, h.Addr); err != nil {
+			hs.log.Info("a volume does not come home yet", "volume", v, "owner", h.Name, "error", err)
 			return true, false
 		}
 		return false, false
@@ -447,13 +468,13 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 		if row.State != cluster.VolumeActive {
 			return false, true
 		}
-		if behind, err := s.behindJournal(ctx, v); err != nil || !behind {
-			return err != nil && s.ctx.Err() == nil, err == nil
+		if behind, err := hs.behindJournal(ctx, v); err != nil || !behind {
+			return err != nil && hs.ctx.Err() == nil, err == nil
 		}
 	}
-	if _, err := s.open(ctx, v); err != nil {
-		if s.ctx.Err() == nil {
-			s.log.Warn("a volume with its home here could not be opened", "volume", v, "error", err)
+	if _, err := hs.open(ctx, v); err != nil {
+		if hs.ctx.Err() == nil {
+			hs.log.Warn("a volume with its home here could not be opened", "volume", v, "error", err)
 		}
 		return !errors.Is(err, meta.NoSuchVolume), false
 	}
@@ -461,9 +482,9 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 }
 
 // metaList is the list of meta servers sent to sessions and chunk servers.
-func (s *Server) metaList() *wire.Metas {
+func (ps *peers) metaList() *wire.Metas {
 	m := &wire.Metas{}
-	if view := s.cfg.Cluster.View(); view != nil {
+	if view := ps.cfg.Cluster.View(); view != nil {
 		for _, x := range view.MetaServers {
 			m.Servers = append(m.Servers, wire.MetaServer{Name: x.Name, Addr: x.Addr})
 		}
@@ -472,30 +493,29 @@ func (s *Server) metaList() *wire.Metas {
 }
 
 // tellMetas sends the list of meta servers to all sessions and chunk servers connected.
-func (s *Server) tellMetas() {
-	m := s.metaList()
-	s.mu.Lock()
-	var sessions []*session
-	for _, sess := range s.sessions {
-		sessions = append(sessions, sess)
-	}
-	var senders []*wire.Sender
-	for _, l := range s.links {
-		senders = append(senders, l.send)
-	}
-	s.mu.Unlock()
-	for _, sess := range sessions {
+func (ps *peers) tellMetas() {
+	m := ps.metaList()
+	for _, sess := range ps.clients.all() {
 		sess.enqueue(0, m)
 		go sess.flush()
 	}
-	for _, snd := range senders {
-		snd.Enqueue(0, m)
-		go snd.Flush()
+	for _, l := range ps.chunkServers.all() {
+		l.send.Enqueue(0, m)
+		go l.send.Flush()
 	}
 }
 
+// peers are the cluster's other metadata servers.
+type peers struct {
+	*process
+	adminFrames  *adminFrames
+	chunkServers *chunkServers
+	clients      *clients
+	hosted       *hosted
+}
+
 // servePeer answers another meta server's requests, one at a time.
-func (s *Server) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session) {
+func (ps *peers) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session) {
 	for {
 		t, id, body, err := rd.Next()
 		if err != nil || t != wire.TAdmin || maySend(who.who, t) != nil {
@@ -505,7 +525,7 @@ func (s *Server) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session
 		if wire.Decode(body, m) != nil {
 			return
 		}
-		frame, err := wire.Encode(nil, v, id, s.admin(s.ctx, who, m))
+		frame, err := wire.Encode(nil, v, id, ps.adminFrames.admin(ps.ctx, who, m))
 		if err != nil {
 			frame = wire.Append(nil, v, id, &wire.AdminRe{Status: wire.StatusOf(err)})
 		}
@@ -517,15 +537,15 @@ func (s *Server) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session
 
 // askPeer sends a request to another meta server and returns the reply. Errors: Unavailable,
 // AccessDenied, Protocol, Version.
-func (s *Server) askPeer(ctx context.Context, addr string, m *wire.Admin) (*wire.AdminRe, error) {
-	conn, err := peering.Dial(ctx, addr, s.cfg.Creds, peering.Meta)
+func (ps *peers) askPeer(ctx context.Context, addr string, m *wire.Admin) (*wire.AdminRe, error) {
+	conn, err := peering.Dial(ctx, addr, ps.cfg.Creds, peering.Meta)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	hello := wire.Hello{Min: wire.Version, Max: wire.Version, Role: wire.RolePeer, Name: s.cfg.Name, Cluster: s.cfg.Cluster.ID()}
+	hello := wire.Hello{Min: wire.Version, Max: wire.Version, Role: wire.RolePeer, Name: ps.cfg.Name, Cluster: ps.cfg.Cluster.ID()}
 	rd := wire.NewReader(conn)
 	ask := wire.Append(nil, wire.Version, 0, &hello)
 	var ans wire.Hello

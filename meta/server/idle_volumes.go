@@ -59,9 +59,9 @@ type serverStanding struct {
 }
 
 // standing tells how the chunk servers stand, by id.
-func (s *Server) standing() (all []serverStanding) {
-	nodes := s.cfg.Cluster.Nodes()
-	for _, x := range s.sightings() {
+func (sm *serverMap) standing() (all []serverStanding) {
+	nodes := sm.cfg.Cluster.Nodes()
+	for _, x := range sm.sightings() {
 		st := serverStanding{id: x.info.ID, live: x.live}
 		if n := nodeIn(nodes, x.info.ID); n != nil {
 			st.node = n.State
@@ -94,19 +94,19 @@ func worse(was, now []serverStanding) bool {
 
 // due lists the closed volumes of this home to visit now. Volumes with a snapshot due come
 // first, unless they could not be opened; then the volumes unvisited for the longest time.
-func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
+func (v *visits) due(hs *hosted, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
 	every := between(len(view.Volumes))
 	wants := map[meta.VolumeID]bool{}
 	for i := range view.Volumes {
 		x := &view.Volumes[i]
-		if x.State != cluster.VolumeActive && x.State != cluster.VolumeTrash || now.Before(v.not[x.ID]) || s.opened(x.ID) != nil {
+		if x.State != cluster.VolumeActive && x.State != cluster.VolumeTrash || now.Before(v.not[x.ID]) || hs.opened(x.ID) != nil {
 			continue
 		}
 		snapshot := x.State == cluster.VolumeActive && v.wantsSnapshot(x, now)
 		if !snapshot && now.Sub(v.at[x.ID]) < every {
 			continue
 		}
-		if _, mine := s.home(x.ID); mine {
+		if _, mine := hs.home(x.ID); mine {
 			ids = append(ids, x.ID)
 			wants[x.ID] = snapshot && v.not[x.ID].IsZero()
 		}
@@ -150,19 +150,19 @@ func (v *visits) wantsSnapshot(x *cluster.Volume, now time.Time) bool {
 }
 
 // visit opens up to visitPace of the volumes that are due.
-func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
-	standing := s.standing()
+func (v *visits) visit(hs *hosted, view *cluster.View, now time.Time) {
+	standing := hs.serverMap.standing()
 	if worse(v.seen, standing) {
 		clear(v.at)
 		clear(v.not)
 	}
 	v.seen = standing
 	pace := visitPace
-	for _, id := range v.due(s, view, now) {
+	for _, id := range v.due(hs, view, now) {
 		if pace == 0 {
 			break
 		}
-		h, err := s.cfg.Cluster.Holder(s.ctx, id)
+		h, err := hs.cfg.Cluster.Holder(hs.ctx, id)
 		if err != nil {
 			pace-- // tried again with the next look
 			continue
@@ -176,35 +176,35 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 		if x, ok := view.Volume(id); ok {
 			state = x.State // a volume in the trash has chunks, too
 		}
-		if _, err := s.openAs(s.ctx, id, state, ""); err == nil {
+		if _, err := hs.openAs(hs.ctx, id, state, ""); err == nil {
 			v.at[id] = now
 			delete(v.not, id)
-		} else if s.ctx.Err() == nil {
+		} else if hs.ctx.Err() == nil {
 			v.not[id] = time.Now().Add(visitAgain) // the attempt may have taken long
-			s.log.Info("a volume could not be visited", "volume", id, "error", err)
+			hs.log.Info("a volume could not be visited", "volume", id, "error", err)
 		}
 	}
 }
 
 // visitLoop visits closed volumes, and closes idle volumes.
-func (s *Server) visitLoop() {
+func (hs *hosted) visitLoop() {
 	v := visits{at: map[meta.VolumeID]time.Time{}, not: map[meta.VolumeID]time.Time{}}
 	idle := map[*owner]time.Time{} // since when
 	t := time.NewTicker(visitLook)
 	defer t.Stop()
 	for {
 		select {
-		case <-s.ctx.Done():
+		case <-hs.ctx.Done():
 			return
 		case <-t.C:
 		}
-		view := s.cfg.Cluster.View()
+		view := hs.cfg.Cluster.View()
 		if view == nil {
 			continue
 		}
 		now := time.Now()
-		v.visit(s, view, now)
-		for _, o := range s.owners() {
+		v.visit(hs, view, now)
+		for _, o := range hs.owners() {
 			if !o.unused() {
 				delete(idle, o)
 				continue
@@ -212,7 +212,7 @@ func (s *Server) visitLoop() {
 			if idle[o].IsZero() {
 				idle[o] = now
 			}
-			if now.Sub(idle[o]) < s.cfg.IdleClose || !o.checkpoints.mayRest() {
+			if now.Sub(idle[o]) < hs.cfg.IdleClose || !o.checkpoints.mayRest() {
 				continue
 			}
 			delete(idle, o)
@@ -220,8 +220,8 @@ func (s *Server) visitLoop() {
 				continue // some chunks need work
 			}
 			v.at[o.vol] = now
-			ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
-			if err := o.handOver(ctx, ""); err != nil && s.ctx.Err() == nil {
+			ctx, cancel := context.WithTimeout(hs.ctx, 10*time.Second)
+			if err := o.handOver(ctx, ""); err != nil && hs.ctx.Err() == nil {
 				o.log.Info("an idle volume could not be closed", "error", err)
 			}
 			cancel()
@@ -260,8 +260,8 @@ func (o *owner) unused() bool {
 
 // openHome opens the volumes in one of the states with their home here until ctx ends. closed
 // is the number of volumes that could not be opened, without volumes that another server owns.
-func (s *Server) openHome(ctx context.Context, states ...cluster.VolumeState) (closed int, err error) {
-	all, err := s.cfg.Cluster.Volumes(ctx)
+func (hs *hosted) openHome(ctx context.Context, states ...cluster.VolumeState) (closed int, err error) {
+	all, err := hs.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -269,7 +269,7 @@ func (s *Server) openHome(ctx context.Context, states ...cluster.VolumeState) (c
 	var not atomic.Int64
 	slots := make(chan struct{}, homeWorkers)
 	for _, v := range all {
-		if _, mine := s.home(v.ID); !mine || !slices.Contains(states, v.State) || s.opened(v.ID) != nil {
+		if _, mine := hs.home(v.ID); !mine || !slices.Contains(states, v.State) || hs.opened(v.ID) != nil {
 			continue
 		}
 		slots <- struct{}{}
@@ -279,17 +279,17 @@ func (s *Server) openHome(ctx context.Context, states ...cluster.VolumeState) (c
 				not.Add(1)
 				return
 			}
-			_, err := s.openAs(ctx, v.ID, v.State, "")
+			_, err := hs.openAs(ctx, v.ID, v.State, "")
 			if errors.Is(err, meta.NoSuchVolume) {
 				// The volume was deleted meanwhile, or moved into the trash or out of it: then its
 				// chunks still count.
-				if x, rerr := s.cfg.Cluster.Volume(ctx, v.ID); errors.Is(rerr, meta.NoSuchVolume) || rerr == nil && !slices.Contains(states, x.State) {
+				if x, rerr := hs.cfg.Cluster.Volume(ctx, v.ID); errors.Is(rerr, meta.NoSuchVolume) || rerr == nil && !slices.Contains(states, x.State) {
 					return
 				}
 			}
 			if err != nil && !errors.Is(err, meta.NotOwner) {
 				not.Add(1)
-				s.log.Info("how a volume's chunks stand is not known yet", "volume", v.Name, "error", err)
+				hs.log.Info("how a volume's chunks stand is not known yet", "volume", v.Name, "error", err)
 			}
 		})
 	}
@@ -298,13 +298,13 @@ func (s *Server) openHome(ctx context.Context, states ...cluster.VolumeState) (c
 }
 
 // others lists the live meta servers except this server.
-func (s *Server) others() (l []cluster.MetaServer) {
-	view := s.cfg.Cluster.View()
+func (ps *peers) others() (l []cluster.MetaServer) {
+	view := ps.cfg.Cluster.View()
 	if view == nil {
 		return nil
 	}
 	for _, m := range view.MetaServers {
-		if m.Name != s.cfg.Name {
+		if m.Name != ps.cfg.Name {
 			l = append(l, m)
 		}
 	}
@@ -313,8 +313,8 @@ func (s *Server) others() (l []cluster.MetaServer) {
 
 // clusterRepairStatus sums the repair status of all meta servers. It fails if any server does
 // not answer.
-func (s *Server) clusterRepairStatus(ctx context.Context) (*RepairStatus, error) {
-	sum, silent, err := s.allRepairStatus(ctx)
+func (r *repairs) clusterRepairStatus(ctx context.Context) (*RepairStatus, error) {
+	sum, silent, err := r.allRepairStatus(ctx)
 	for server, err := range silent { // in any order: one is enough
 		return nil, meta.E("ask all metadata servers", meta.Unavailable, server, err)
 	}
@@ -326,8 +326,8 @@ const repairAskWait = 5 * time.Second
 
 // allRepairStatus sums the repair status of all metadata servers. silent maps each server that
 // did not answer to its error.
-func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent map[string]error, err error) {
-	if sum, err = s.RepairStatus(ctx, 0); err != nil {
+func (r *repairs) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent map[string]error, err error) {
+	if sum, err = r.RepairStatus(ctx, 0); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, repairAskWait)
@@ -335,10 +335,10 @@ func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent
 	var mu sync.Mutex
 	var asked sync.WaitGroup
 	silent = map[string]error{}
-	for _, m := range s.others() {
+	for _, m := range r.peers.others() {
 		asked.Go(func() {
 			var st RepairStatus
-			c, err := s.api.peers.client(m.Addr, false)
+			c, err := r.api.peers.client(m.Addr, false)
 			if err == nil {
 				var answer *admin.GetRepairStatusResponse
 				if answer, err = c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{Server: m.Name}); err == nil {
@@ -359,18 +359,18 @@ func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent
 }
 
 // usageElsewhere fills in the usage and policy of volumes owned by other servers.
-func (s *Server) usageElsewhere(ctx context.Context, all []meta.VolumeInfo) {
+func (ca *catalogue) usageElsewhere(ctx context.Context, all []meta.VolumeInfo) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	for _, m := range s.others() {
-		c, err := s.api.peers.client(m.Addr, false)
+	for _, m := range ca.peers.others() {
+		c, err := ca.api.peers.client(m.Addr, false)
 		if err != nil {
-			s.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
+			ca.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
 			continue
 		}
 		for theirs, err := range c.EachVolume(ctx, &admin.ListVolumesRequest{Server: m.Name}) {
 			if err != nil {
-				s.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
+				ca.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
 				break
 			}
 			at, found := slices.BinarySearchFunc(all, theirs.ID, func(v meta.VolumeInfo, id meta.VolumeID) int { return cmp.Compare(v.ID, id) })
@@ -382,10 +382,10 @@ func (s *Server) usageElsewhere(ctx context.Context, all []meta.VolumeInfo) {
 }
 
 // pathElsewhere asks the owner of a volume for the path of a directory.
-func (s *Server) pathElsewhere(ctx context.Context, addr string, v meta.VolumeID, dir meta.Ino) ([]string, error) {
+func (ps *peers) pathElsewhere(ctx context.Context, addr string, v meta.VolumeID, dir meta.Ino) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	re, err := s.askPeer(ctx, addr, &wire.Admin{Op: wire.AdminPathOf, Volume: v, Ino: dir})
+	re, err := ps.askPeer(ctx, addr, &wire.Admin{Op: wire.AdminPathOf, Volume: v, Ino: dir})
 	if err == nil {
 		err = re.Status.Error()
 	}

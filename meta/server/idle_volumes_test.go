@@ -64,7 +64,7 @@ func closed(g *grid, ids []meta.VolumeID) {
 	g.t.Helper()
 	within(g, 90*time.Second, "all volumes are closed", func() error {
 		for _, v := range ids {
-			if g.s.srv.opened(v) != nil {
+			if g.s.srv.hosted.opened(v) != nil {
 				return fmt.Errorf("volume %d is open", v)
 			}
 		}
@@ -165,16 +165,16 @@ func TestTrashKeepsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	within(g, 60*time.Second, "the chunks of both volumes are known", func() error {
-		st, err := g.s.srv.RepairStatus(t.Context(), 0)
+		st, err := g.s.srv.repairs.RepairStatus(t.Context(), 0)
 		if err == nil && st.Unscanned > 0 {
 			err = fmt.Errorf("%d volumes are not looked through", st.Unscanned)
 		}
 		return err
 	})
-	if st, err := g.s.srv.RepairStatus(t.Context(), 0); err != nil || st.Nodes[1].Chunks != 1 {
+	if st, err := g.s.srv.repairs.RepairStatus(t.Context(), 0); err != nil || st.Nodes[1].Chunks != 1 {
 		t.Errorf("DATA: chunks of a volume in the trash are not counted: %+v %v", st, err)
 	}
-	if err := g.s.srv.removeNode(t.Context(), 1, false); meta.KindOf(err) != meta.Busy {
+	if err := g.s.srv.repairs.removeNode(t.Context(), 1, false); meta.KindOf(err) != meta.Busy {
 		t.Errorf("DATA: a chunk server with the replicas of a volume in the trash was removed: %v", err)
 	}
 }
@@ -200,7 +200,7 @@ func TestVisitsForSchedules(t *testing.T) {
 	last := map[meta.VolumeID]time.Time{}
 	for now := began; now.Before(began.Add(3 * time.Hour)); now = now.Add(step) {
 		pace := int(step/visitLook) * visitPace
-		for _, id := range v.due(s.srv, view, now) {
+		for _, id := range v.due(&s.srv.hosted, view, now) {
 			if pace--; pace < 0 {
 				break
 			}
@@ -275,7 +275,7 @@ func TestVisitsOfBroken(t *testing.T) {
 	}
 	view.Volumes[0].Keep = "30d:1d"
 	delete(v.not, 1000) // the volume was not tried yet
-	ids := v.due(s.srv, view, now)
+	ids := v.due(&s.srv.hosted, view, now)
 	if len(ids) != len(view.Volumes) || ids[0] != 1000 {
 		t.Fatal(ids)
 	}
@@ -298,7 +298,7 @@ func TestScheduleOfClosedVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	within(g, 90*time.Second, "a snapshot is taken", func() error {
-		o := g.s.srv.opened(id)
+		o := g.s.srv.hosted.opened(id)
 		if o == nil {
 			return errors.New("it is closed")
 		}
@@ -362,7 +362,7 @@ func TestRepairStatusWaitsForNobody(t *testing.T) {
 	g.s.addr += "2" // where the client does not find the server
 	g.s.start()
 	began := time.Now()
-	st, err := g.s.srv.RepairStatus(t.Context(), 0)
+	st, err := g.s.srv.repairs.RepairStatus(t.Context(), 0)
 	if err != nil || st.Unscanned != 1 || st.Full() {
 		t.Errorf("%+v, %v", st, err)
 	}
@@ -372,7 +372,7 @@ func TestRepairStatusWaitsForNobody(t *testing.T) {
 	// The drain itself needs no volume at all.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := g.s.srv.drainNode(ctx, 2); err != nil {
+	if err := g.s.srv.repairs.drainNode(ctx, 2); err != nil {
 		t.Error(err)
 	}
 	if !slices.ContainsFunc(g.s.cluster.Nodes(), func(n cluster.Node) bool { return n.ID == 2 && n.State == cluster.NodeDraining }) {

@@ -490,7 +490,7 @@ func (ix *indexing) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
 
 func (ix *indexing) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.ChunkID, err error) {
 	k := ix.k
-	servers, err := k.srv.place(1, policy, placement.Writer{}, nil)
+	servers, err := k.srv.serverMap.place(1, policy, placement.Writer{}, nil)
 	if err != nil {
 		return id, err
 	}
@@ -518,8 +518,8 @@ func (ix *indexing) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta
 	if err := k.await(k.ctx, wait); err != nil {
 		return id, err
 	}
-	rights := capability.Append | capability.Read | k.srv.bulkRights(k.vol)
-	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: k.srv.sign(capability.MaxLife, capability.Claims{
+	rights := capability.Append | capability.Read | k.srv.chunkServers.bulkRights(k.vol)
+	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: k.srv.chunkServers.sign(capability.MaxLife, capability.Claims{
 		Volume: k.vol, Chunk: id, Rights: rights, Fence: fence, MaxLen: n,
 		Client: k.srv.cfg.Identity, Class: policy.Class,
 	})}

@@ -448,7 +448,7 @@ func TestIndexTooLarge(t *testing.T) {
 		ans, err := a.SnapshotIndex(t.Context(), 1, "one")
 		return errors.Join(err, unless(ans.State == adminapi.IndexState_INDEX_NONE && strings.Contains(ans.Detail, "limit exceeded")))
 	})
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	o.indexing.mu.Lock()
 	for at, r := range o.indexing.wanted {
 		if until := time.Until(r.due); until < indexAgain-time.Minute {
@@ -480,7 +480,7 @@ func TestLeftIndexesGo(t *testing.T) {
 		})
 	}
 	indexes := func() (all []meta.Generation, err error) {
-		o, err := g.s.srv.ownerFor(t.Context(), 1)
+		o, err := g.s.srv.hosted.ownerFor(t.Context(), 1)
 		if err != nil {
 			return nil, err
 		}
@@ -490,7 +490,7 @@ func TestLeftIndexesGo(t *testing.T) {
 		return slices.Sorted(maps.Keys(l)), err
 	}
 	// Such a program begins to delete the snapshot: the snapshot's state is 2 from then on.
-	o, err := g.s.srv.ownerFor(t.Context(), 1)
+	o, err := g.s.srv.hosted.ownerFor(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -522,7 +522,7 @@ func TestLeftIndexesGo(t *testing.T) {
 		l := a.snapshots(t).Snapshots
 		return unless(len(l) == 1 && l[0].Name == "stays")
 	})
-	if o, err = g.s.srv.ownerFor(t.Context(), 1); err != nil {
+	if o, err = g.s.srv.hosted.ownerFor(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
 	o.mu.Lock()

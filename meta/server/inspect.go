@@ -186,8 +186,8 @@ func (in *inspection) listAnew() {
 }
 
 // relist makes every owner list a server again.
-func (s *Server) relist(id meta.ServerID) {
-	for _, o := range s.owners() {
+func (r *repairs) relist(id meta.ServerID) {
+	for _, o := range r.hosted.owners() {
 		o.inspection.mu.Lock()
 		delete(o.inspection.listed, id)
 		o.inspection.changed[id] = time.Now()
@@ -197,21 +197,21 @@ func (s *Server) relist(id meta.ServerID) {
 }
 
 // events handles a chunk server's notices about replicas and disks.
-func (s *Server) events(id meta.ServerID, l []meta.ReplicaEvent) {
+func (r *repairs) events(id meta.ServerID, l []meta.ReplicaEvent) {
 	for _, e := range l {
 		switch e.Kind {
 		case meta.EventCorrupt, meta.EventLost:
-			s.badReplica(e.Chunk, id, e.Kind == meta.EventCorrupt)
+			r.badReplica(e.Chunk, id, e.Kind == meta.EventCorrupt)
 		case meta.EventDiskFailed, meta.EventDiskBack:
-			s.relist(id)
+			r.relist(id)
 		}
 	}
 }
 
 // badReplica notes a notice about a bad replica. The server is asked about the replica before
 // any repair.
-func (s *Server) badReplica(chunk meta.ChunkID, server meta.ServerID, corrupt bool) {
-	o := s.opened(chunk.Volume)
+func (r *repairs) badReplica(chunk meta.ChunkID, server meta.ServerID, corrupt bool) {
+	o := r.hosted.opened(chunk.Volume)
 	if o == nil {
 		return // the volume's owner gets the same notice on its own stream
 	}
@@ -238,7 +238,7 @@ func (in *inspection) lookAround() error {
 	k := in.k
 	began := time.Now()
 	in.words.readAgain()
-	m := k.srv.servers()
+	m := k.srv.serverMap.servers()
 	in.forgetStored(m)
 	policy, err := k.policy()
 	if err != nil {
@@ -281,7 +281,7 @@ func (in *inspection) listServers(m *placement.Map, policy *meta.Policy) *lists 
 	in.mu.Lock()
 	was := in.listed
 	in.mu.Unlock()
-	for _, x := range k.srv.sightings() {
+	for _, x := range k.srv.serverMap.sightings() {
 		s, ok := m.Server(x.info.ID)
 		if !ok || s.State != placement.Live && s.State != placement.Draining {
 			continue
@@ -564,7 +564,7 @@ func (in *inspection) walkRecords(each func(*meta.ChunkRecord)) error {
 // the part elsewhere.
 func (in *inspection) blobsOn() map[meta.ServerID]NodeChunks {
 	k := in.k
-	live, most := k.srv.blobServers()
+	live, most := k.srv.serverMap.blobServers()
 	k.mu.Lock()
 	refs := in.checkpoints.blobs
 	k.mu.Unlock()

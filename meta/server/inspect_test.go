@@ -123,9 +123,9 @@ func TestChangeWhileListedIsSeen(t *testing.T) {
 			t.Fatal("the server is not listed")
 		}
 	}
-	g.s.srv.relist(1)
+	g.s.srv.repairs.relist(1)
 	next()
-	g.s.srv.events(1, []meta.ReplicaEvent{{Kind: meta.EventDiskFailed}})
+	g.s.srv.repairs.events(1, []meta.ReplicaEvent{{Kind: meta.EventDiskFailed}})
 	close(hold)
 	next()
 }

@@ -50,15 +50,28 @@ type Trust struct {
 // maxStrangers bounds the connections without a certificate.
 const maxStrangers = 16
 
+// enrolment decides which processes may connect: it enrols processes without a certificate, renews
+// certificates, and ends the connections of evicted identities.
+type enrolment struct {
+	*process
+	chunkServers *chunkServers
+	clients      *clients
+	hosted       *hosted
+	refusals     *peering.Refusals
+	certs        seenCerts
+	// strangers has a slot for each connection without a certificate.
+	strangers chan struct{}
+}
+
 // stranger serves a connection without a certificate. The peer may only show one join token.
 // The connection gets no session, and its frames are no longer than MaxHello.
-func (s *Server) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hello) error {
+func (en *enrolment) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hello) error {
 	const op = "join"
 	select {
-	case s.strangers <- struct{}{}:
-		defer func() { <-s.strangers }()
+	case en.strangers <- struct{}{}:
+		defer func() { <-en.strangers }()
 	default:
-		return meta.E(op, meta.Unavailable, s.cfg.Name, errors.New("too many are joining at once"))
+		return meta.E(op, meta.Unavailable, en.cfg.Name, errors.New("too many are joining at once"))
 	}
 	ans.Role = wire.RoleEnrol
 	if _, err := conn.Write(wire.Append(nil, v, 0, ans)); err != nil {
@@ -75,12 +88,12 @@ func (s *Server) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hel
 	if err != nil || t != wire.TAdmin || m.Op != wire.AdminJoin {
 		err = meta.E(op, meta.AccessDenied, conn.RemoteAddr().String(), errors.New("without a certificate all one may do is show a join token"))
 	} else {
-		ctx, cancel := context.WithTimeout(s.ctx, 8*time.Second)
-		err = s.join(ctx, m, re)
+		ctx, cancel := context.WithTimeout(en.ctx, 8*time.Second)
+		err = en.join(ctx, m, re)
 		cancel()
 	}
 	if err != nil {
-		s.refusals.Warn(s.log, "nobody joined", "peer", conn.RemoteAddr().String(), "error", err)
+		en.refusals.Warn(en.log, "nobody joined", "peer", conn.RemoteAddr().String(), "error", err)
 	}
 	re.Status = wire.StatusOf(err)
 	conn.Write(wire.Append(nil, v, id, re))
@@ -89,7 +102,7 @@ func (s *Server) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hel
 
 // join signs the first certificate of the bearer of a join token. The error does not say why a
 // token is not valid.
-func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+func (en *enrolment) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	const op = "join"
 	var q wire.JoinRequest
 	if err := json.Unmarshal(m.Body, &q); err != nil {
@@ -100,10 +113,10 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	if err != nil {
 		return no
 	}
-	if s.cfg.Trust == nil {
-		return meta.E(op, meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates"))
+	if en.cfg.Trust == nil {
+		return meta.E(op, meta.NotSupported, en.cfg.Name, errors.New("this cluster has no certificates"))
 	}
-	have, err := s.cfg.Trust.Members.Token(ctx, token.ID)
+	have, err := en.cfg.Trust.Members.Token(ctx, token.ID)
 	if errors.Is(err, meta.NotFound) {
 		return no
 	}
@@ -116,8 +129,8 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	if have.Name != "" && q.Name != have.Name {
 		return meta.E(op, meta.AccessDenied, q.Name, fmt.Errorf("the token is for the name %s", have.Name))
 	}
-	id := peering.Identity{Cluster: s.cfg.Cluster.ID(), Role: have.Role, Name: q.Name}
-	a, err := s.cfg.Trust.Authority(ctx)
+	id := peering.Identity{Cluster: en.cfg.Cluster.ID(), Role: have.Role, Name: q.Name}
+	a, err := en.cfg.Trust.Authority(ctx)
 	if err != nil {
 		return err
 	}
@@ -128,7 +141,7 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	// Record the member before the certificate leaves the server: every name in use is on the
 	// list.
 	member := cluster.Member{Role: id.Role, Name: id.Name, Joined: meta.Time(time.Now().UnixNano()), Token: token.ID, Key: peering.KeyDigest(request)}
-	if member, err = s.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
+	if member, err = en.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
 		return err
 	}
 	id.Admission = member.Admission
@@ -136,10 +149,10 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	if err != nil {
 		return err
 	}
-	s.log.Info("joined the cluster", "identity", id.String(), "token", token.ID)
+	en.log.Info("joined the cluster", "identity", id.String(), "token", token.ID)
 	a2 := wire.JoinAnswer{Cluster: id.Cluster, Role: string(id.Role), Name: id.Name, Chain: chain, Authority: a.CertPEM()}
 	if id.Role == peering.Meta {
-		a2.Key = s.cfg.Trust.ClusterKey
+		a2.Key = en.cfg.Trust.ClusterKey
 	}
 	return reportJSON(re, a2)
 }
@@ -155,37 +168,37 @@ func (t *Trust) Renewed(ctx context.Context, who peering.Identity, log *slog.Log
 }
 
 // renew signs a new certificate for an identity with a valid certificate.
-func (s *Server) renew(ctx context.Context, who peering.Identity, request []byte) (chain []byte, err error) {
+func (en *enrolment) renew(ctx context.Context, who peering.Identity, request []byte) (chain []byte, err error) {
 	const op = "renew certificate"
 	if who.Role == "" {
 		return nil, meta.E(op, meta.AccessDenied, who.String(), errors.New("it has no certificate to renew"))
 	}
-	if s.cfg.Trust == nil {
-		return nil, meta.E(op, meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates"))
+	if en.cfg.Trust == nil {
+		return nil, meta.E(op, meta.NotSupported, en.cfg.Name, errors.New("this cluster has no certificates"))
 	}
-	a, err := s.cfg.Trust.Authority(ctx)
+	a, err := en.cfg.Trust.Authority(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if chain, err = a.Sign(who, request); err != nil {
 		return nil, err
 	}
-	s.log.Info("certificate renewed", "identity", who.String())
+	en.log.Info("certificate renewed", "identity", who.String())
 	next, err := peering.IdentityIn(chain)
 	if err != nil {
 		return nil, err
 	}
-	s.certs.signed(next)
-	s.cfg.Trust.Renewed(ctx, who, s.log)
+	en.certs.signed(next)
+	en.cfg.Trust.Renewed(ctx, who, en.log)
 	return chain, nil
 }
 
 // trust returns the Trust for the methods about identities. Errors: NotSupported.
-func (s *Server) trust() (*Trust, error) {
-	if s.cfg.Trust == nil {
-		return nil, meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, and can't tell clients apart; 'penstock cluster init' makes a cluster with certificates"))
+func (en *enrolment) trust() (*Trust, error) {
+	if en.cfg.Trust == nil {
+		return nil, meta.E("admin", meta.NotSupported, en.cfg.Name, errors.New("this cluster has no certificates, and can't tell clients apart; 'penstock cluster init' makes a cluster with certificates"))
 	}
-	return s.cfg.Trust, nil
+	return en.cfg.Trust, nil
 }
 
 // makeToken makes a join token. Only the answer contains the token's secret.
@@ -215,13 +228,13 @@ func grantsAfter(all []cluster.Grant, after uint64) []cluster.Grant {
 }
 
 // mayConnect refuses an evicted identity, and a role that the certificate does not permit.
-func (s *Server) mayConnect(who peering.Identity, as wire.Role) error {
+func (en *enrolment) mayConnect(who peering.Identity, as wire.Role) error {
 	evicted := func(v *cluster.View) bool { return v != nil && who.Role != "" && v.Evicted(who) }
-	no := evicted(s.cfg.Cluster.View())
+	no := evicted(en.cfg.Cluster.View())
 	if no {
 		// Another server may have admitted the identity again a moment ago.
-		ctx, cancel := context.WithTimeout(s.ctx, currentWait)
-		v, err := s.cfg.Cluster.Current(ctx)
+		ctx, cancel := context.WithTimeout(en.ctx, currentWait)
+		v, err := en.cfg.Cluster.Current(ctx)
 		cancel()
 		no = err != nil || evicted(v)
 	}
@@ -233,16 +246,16 @@ func (s *Server) mayConnect(who peering.Identity, as wire.Role) error {
 
 // guardLoop applies every new view of the cluster: evictions, revoked grants, and capability
 // keys.
-func (s *Server) guardLoop() {
+func (en *enrolment) guardLoop() {
 	for {
-		changed := s.cfg.Cluster.Changed()
-		s.guard()
-		if view := s.cfg.Cluster.View(); view != nil {
-			s.takeKeys(view)
+		changed := en.cfg.Cluster.Changed()
+		en.guard()
+		if view := en.cfg.Cluster.View(); view != nil {
+			en.chunkServers.takeKeys(view)
 		}
 		select {
 		case <-changed:
-		case <-s.ctx.Done():
+		case <-en.ctx.Done():
 			return
 		}
 	}
@@ -250,27 +263,22 @@ func (s *Server) guardLoop() {
 
 // guard ends sessions with an evicted identity, takes volumes from sessions whose grants for
 // the volumes were revoked, and closes the connections of evicted chunk servers.
-func (s *Server) guard() {
-	view := s.cfg.Cluster.View()
-	if view == nil || s.cfg.Unsafe.NoRevoke {
+func (en *enrolment) guard() {
+	view := en.cfg.Cluster.View()
+	if view == nil || en.cfg.Unsafe.NoRevoke {
 		return
 	}
-	s.mu.Lock()
-	var all []*session
-	for _, sess := range s.sessions {
-		if sess.who.Role != "" {
-			all = append(all, sess)
+	for _, sess := range en.clients.all() {
+		if sess.who.Role == "" {
+			continue
 		}
-	}
-	s.mu.Unlock()
-	for _, sess := range all {
 		if view.Evicted(sess.who) {
-			s.endSession(sess, errors.New("its identity was evicted"))
+			en.clients.endSession(sess, errors.New("its identity was evicted"))
 			continue
 		}
 		for _, v := range sess.lostVolumes(view) {
-			s.log.Warn("a grant was revoked", "session", sess.name, "identity", sess.who.String(), "volume", v)
-			if o := s.opened(v); o != nil {
+			en.log.Warn("a grant was revoked", "session", sess.name, "identity", sess.who.String(), "volume", v)
+			if o := en.hosted.opened(v); o != nil {
 				// The session's open chunks are sealed under a higher fence, which voids every
 				// capability to append. The session may enter again with the grants left.
 				o.endSession(sess.id, sess)
@@ -279,13 +287,7 @@ func (s *Server) guard() {
 			}
 		}
 	}
-	s.mu.Lock()
-	links := make([]*link, 0, len(s.links))
-	for _, l := range s.links {
-		links = append(links, l)
-	}
-	s.mu.Unlock()
-	for _, l := range links {
+	for _, l := range en.chunkServers.all() {
 		if l.who.Role != "" && view.Evicted(l.who) {
 			l.conn.Close()
 		}

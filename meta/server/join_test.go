@@ -31,7 +31,7 @@ type scribbler struct {
 const blockSize = 4096
 
 func (g *grid) scribbler(p *peer, name string, blocks int) *scribbler {
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, ReadCap: g.s.srv.SystemReadCap, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.chunkServers.Resolve, ReadCap: g.s.srv.chunkServers.SystemReadCap, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	g.t.Cleanup(func() { cl.Close() })
 	return &scribbler{g: g, p: p, cl: cl, ino: p.create(g.t, name).Attr.Ino, want: make([]byte, blocks*blockSize), r: rand.New(rand.NewPCG(1, 2))}
 }
@@ -80,7 +80,7 @@ func (s *scribbler) write(blocks []int) error {
 
 // extents is the owner's map of the file.
 func (s *scribbler) extents() (all []meta.Extent) {
-	o := s.g.s.srv.opened(1)
+	o := s.g.s.srv.hosted.opened(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err := namespace.FileExtents(o.view(), s.ino, 0, 1<<60, func(e meta.Extent, _ bool) bool { all = append(all, e); return true }); err != nil {
@@ -194,7 +194,7 @@ func TestJoinUnderWriters(t *testing.T) {
 	}
 	t.Logf("%d extents before, %d in %d chunks after %d writes beside; %d bytes in %d extents were moved, %d chunks filled, %d steps failed", before, len(after), len(chunks), rounds*64,
 		stats.compactedBytes.Load(), stats.compactedExtents.Load(), stats.compacted.Load(), stats.compactFailed.Load())
-	if r, err := g.s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
+	if r, err := g.s.srv.checker.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
 		t.Errorf("DATA: fsck: %v %+v", err, r)
 	}
 }
@@ -214,7 +214,7 @@ func (s *scribbler) rests(why string) {
 func (s *scribbler) looks() {
 	t := s.g.t
 	t.Helper()
-	o := s.g.s.srv.opened(1)
+	o := s.g.s.srv.hosted.opened(1)
 	look := o.compaction.looks.Load()
 	eventually(t, "three looks", func() error { return unless(o.compaction.looks.Load() >= look+4) })
 }
@@ -310,7 +310,7 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 		t.Errorf("%d blocks are used", n)
 	}
 	s.check()
-	if r, err := g.s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
+	if r, err := g.s.srv.checker.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
 		t.Errorf("DATA: fsck: %v %+v", err, r)
 	}
 }
@@ -330,7 +330,7 @@ func TestJoinObeysThePolicy(t *testing.T) {
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 2, Topology: "/dc/a", Class: "ssd"})
 	g.await("the classes are known", func(*RepairStatus) bool {
-		s, ok := g.s.srv.servers().Server(4)
+		s, ok := g.s.srv.serverMap.servers().Server(4)
 		return ok && len(s.Disks) == 1 && s.Disks[0].Class == "hdd"
 	})
 	type where struct {
@@ -426,7 +426,7 @@ func TestJoinOfSplitPieces(t *testing.T) {
 	if err := s.write(all); err != nil {
 		t.Fatal(err)
 	}
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	var looked []move
 	for i := range blocks { // three blocks as one piece each
 		for _, e := range s.extents() {
@@ -477,7 +477,7 @@ func TestJoinLeavesWhoHoldsOn(t *testing.T) {
 	}
 	holdOn(true)
 	on.Store(true)
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	eventually(t, "it is asked", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -503,7 +503,7 @@ func TestJoinIsTriedAgain(t *testing.T) {
 	g.realServer(1, racks[0])
 	p := g.s.dial("a")
 	s := g.scribbler(p, "f", 64)
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	tight := &shortage{err: meta.E("journal", meta.NoSpace, "test", nil)}
 	g.s.srv.filling <- struct{}{} // joins wait until all is written
 	for _, b := range perm(s.r, 0, 64) {
@@ -514,7 +514,7 @@ func TestJoinIsTriedAgain(t *testing.T) {
 	if n := len(s.extents()); n < 32 {
 		t.Fatalf("%d extents", n)
 	}
-	g.s.srv.tight.Store(tight)
+	g.s.srv.room.tight.Store(tight)
 	<-g.s.srv.filling
 	moved := g.s.srv.stats.compactedExtents.Load()
 	looks := o.compaction.looks.Load()
@@ -522,7 +522,7 @@ func TestJoinIsTriedAgain(t *testing.T) {
 	if n := g.s.srv.stats.compactedExtents.Load() - moved; n != 0 {
 		t.Errorf("%d extents were moved without room", n)
 	}
-	g.s.srv.tight.Store(nil)
+	g.s.srv.room.tight.Store(nil)
 	eventually(t, "joined", func() error { return unless(len(s.extents()) < 8) })
 	s.check()
 }

@@ -30,11 +30,20 @@ const (
 	treeGrace = 5 * time.Second
 )
 
+// junctionTree attaches volumes below directories of other volumes.
+type junctionTree struct {
+	*process
+	hosted *hosted
+	peers  *peers
+	trash  *trash
+	tree   turns // of attaching and detaching a volume
+}
+
 // attachVolume attaches a volume to a directory of another volume. An attachment already made
 // stays, without an error. Errors: Exists (the name is taken, or the volume is attached
 // elsewhere), NotFound and NotDir (the directory), Invalid (the volume would lie below
 // itself), NoSuchVolume.
-func (s *Server) attachVolume(ctx context.Context, v cluster.Volume, at cluster.Attach, token uint64) (cluster.Volume, error) {
+func (jt *junctionTree) attachVolume(ctx context.Context, v cluster.Volume, at cluster.Attach, token uint64) (cluster.Volume, error) {
 	var none cluster.Volume
 	if v.Did(token) && !(v.Attach != nil && v.Attach.Step == cluster.Attaching) {
 		return v, nil
@@ -42,11 +51,11 @@ func (s *Server) attachVolume(ctx context.Context, v cluster.Volume, at cluster.
 	if v.ID == meta.RootVolume {
 		return none, meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
 	}
-	parent, err := s.ownerFor(ctx, at.Parent)
+	parent, err := jt.hosted.ownerFor(ctx, at.Parent)
 	if err != nil {
 		return none, err
 	}
-	unlock, err := s.tree.begin(ctx, v.ID)
+	unlock, err := jt.tree.begin(ctx, v.ID)
 	if err != nil {
 		return none, err
 	}
@@ -54,18 +63,18 @@ func (s *Server) attachVolume(ctx context.Context, v cluster.Volume, at cluster.
 	// The parent is not deleted meanwhile.
 	parent.hanging.RLock()
 	defer parent.hanging.RUnlock()
-	if p, err := s.cfg.Cluster.Volume(ctx, at.Parent); err != nil {
+	if p, err := jt.cfg.Cluster.Volume(ctx, at.Parent); err != nil {
 		return none, err
 	} else if p.State != cluster.VolumeActive {
 		return none, meta.E("attach", meta.NoSuchVolume, p.Name, fmt.Errorf("it is %s", p.State))
 	}
-	if err := s.noCycle(ctx, v.ID, at.Parent); err != nil {
+	if err := jt.noCycle(ctx, v.ID, at.Parent); err != nil {
 		return none, err
 	}
 	if parent.mirror.isMirror() {
 		return none, meta.E("attach", meta.ReadOnly, parent.subject(), errors.New("it is a mirror's target"))
 	}
-	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+	v, err = jt.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
 		switch {
 		case v.State != cluster.VolumeActive:
 			return meta.E("attach", meta.NoSuchVolume, v.Name, fmt.Errorf("it is %s", v.State))
@@ -82,16 +91,16 @@ func (s *Server) attachVolume(ctx context.Context, v cluster.Volume, at cluster.
 	if err != nil {
 		return none, err
 	}
-	return s.settle(ctx, parent, v)
+	return jt.settle(ctx, parent, v)
 }
 
 // noCycle refuses to attach a volume below itself.
-func (s *Server) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
+func (jt *junctionTree) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
 	for range maxNested {
 		if parent == v {
 			return meta.E("attach", meta.Invalid, fmt.Sprint(v), errors.New("the volume would lie below itself"))
 		}
-		p, err := s.cfg.Cluster.Volume(ctx, parent)
+		p, err := jt.cfg.Cluster.Volume(ctx, parent)
 		if err != nil {
 			return err
 		}
@@ -107,7 +116,7 @@ func (s *Server) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
 const maxNested = 64
 
 // detachVolume takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
-func (s *Server) detachVolume(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
+func (jt *junctionTree) detachVolume(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
 	var none cluster.Volume
 	if detachedBy(&v, token) {
 		return v, nil
@@ -115,25 +124,25 @@ func (s *Server) detachVolume(ctx context.Context, v cluster.Volume, token uint6
 	if v.Attach == nil {
 		return none, meta.E("detach", meta.NotAttached, v.Name, nil)
 	}
-	parent, err := s.ownerFor(ctx, v.Attach.Parent)
+	parent, err := jt.hosted.ownerFor(ctx, v.Attach.Parent)
 	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 		return none, err
 	}
-	unlock, err := s.tree.begin(ctx, v.ID)
+	unlock, err := jt.tree.begin(ctx, v.ID)
 	if err != nil {
 		return none, err
 	}
 	defer unlock()
 	was := *v.Attach
 	if token != 0 {
-		if v, err = s.cfg.Cluster.Volume(ctx, v.ID); err != nil {
+		if v, err = jt.cfg.Cluster.Volume(ctx, v.ID); err != nil {
 			return none, err
 		}
 		if detachedBy(&v, token) { // meanwhile
 			return v, nil
 		}
 	}
-	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+	v, err = jt.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
 		if v.Attach == nil || !v.Attach.Same(was) {
 			return meta.E("detach", meta.Busy, v.Name, errors.New("it is being attached elsewhere: try again"))
 		}
@@ -144,7 +153,7 @@ func (s *Server) detachVolume(ctx context.Context, v cluster.Volume, token uint6
 	if err != nil {
 		return none, err
 	}
-	return s.settle(ctx, parent, v)
+	return jt.settle(ctx, parent, v)
 }
 
 // detachedBy reports whether the request with this token detached the volume, even if the
@@ -156,7 +165,7 @@ func detachedBy(v *cluster.Volume, token uint64) bool {
 // settle does the step recorded in a row as under way: first the parent's entry, then the row.
 // parent is nil if the parent volume does not exist any more. The caller holds the volume's
 // lock, and this server owns the parent.
-func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (cluster.Volume, error) {
+func (jt *junctionTree) settle(ctx context.Context, parent *owner, v cluster.Volume) (cluster.Volume, error) {
 	if v.Attach == nil || v.Attach.Step == cluster.Attached && parent != nil && parent.leadsTo(*v.Attach) == v.ID {
 		return v, nil
 	}
@@ -188,7 +197,7 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 		// both rows now. For a junction already made, the check ran before.
 		var err error
 		if parent.leadsTo(at) != v.ID {
-			if err = s.noCycle(ctx, v.ID, at.Parent); err != nil && !errors.Is(err, meta.Invalid) && !errors.Is(err, meta.Loop) {
+			if err = jt.noCycle(ctx, v.ID, at.Parent); err != nil && !errors.Is(err, meta.Invalid) && !errors.Is(err, meta.Loop) {
 				return v, err // the row keeps the step, and noCycle runs again
 			}
 		}
@@ -207,7 +216,7 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 			return v, err // the outcome is unknown: the row keeps the step
 		}
 	}
-	w, err := s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(v *cluster.Volume) error {
+	w, err := jt.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(v *cluster.Volume) error {
 		if v.Attach == nil || *v.Attach != at {
 			return meta.E("attach", meta.Busy, v.Name, errors.New("it is being changed: try again"))
 		}
@@ -235,22 +244,22 @@ func (o *owner) leadsTo(at cluster.Attach) meta.VolumeID {
 }
 
 // treeLoop finishes the steps of servers that died, and empties the trash.
-func (s *Server) treeLoop() {
+func (jt *junctionTree) treeLoop() {
 	type step struct {
 		at       cluster.Attach
 		revision int64
 		since    time.Time
 	}
 	seen := map[meta.VolumeID]step{}
-	t := time.NewTicker(cmp.Or(s.cfg.treeLook, treeLook))
+	t := time.NewTicker(cmp.Or(jt.cfg.treeLook, treeLook))
 	defer t.Stop()
 	for {
 		select {
-		case <-s.ctx.Done():
+		case <-jt.ctx.Done():
 			return
 		case <-t.C:
 		}
-		view := s.cfg.Cluster.View()
+		view := jt.cfg.Cluster.View()
 		if view == nil {
 			continue
 		}
@@ -260,7 +269,7 @@ func (s *Server) treeLoop() {
 		for i := range view.Volumes {
 			v := &view.Volumes[i]
 			if v.State == cluster.VolumeTrash && now.After(goTime(v.Until)) {
-				if _, mine := s.home(v.ID); mine {
+				if _, mine := jt.hosted.home(v.ID); mine {
 					purge = append(purge, *v)
 				}
 			}
@@ -270,13 +279,13 @@ func (s *Server) treeLoop() {
 			under[v.ID] = true
 			if was, ok := seen[v.ID]; !ok || was.at != *v.Attach || was.revision != v.Revision {
 				seen[v.ID] = step{*v.Attach, v.Revision, now}
-			} else if _, mine := s.home(v.Attach.Parent); mine && now.Sub(was.since) >= cmp.Or(s.cfg.treeGrace, treeGrace) {
-				if err := s.settleLeft(v.ID); err != nil && s.ctx.Err() == nil {
-					s.log.Info("where a volume hangs is not settled yet", "volume", v.Name, "error", err)
+			} else if _, mine := jt.hosted.home(v.Attach.Parent); mine && now.Sub(was.since) >= cmp.Or(jt.cfg.treeGrace, treeGrace) {
+				if err := jt.settleLeft(v.ID); err != nil && jt.ctx.Err() == nil {
+					jt.log.Info("where a volume hangs is not settled yet", "volume", v.Name, "error", err)
 				}
 			}
 		}
-		s.startPurges(purge)
+		jt.trash.startPurges(purge)
 		for id := range seen {
 			if !under[id] {
 				delete(seen, id)
@@ -286,38 +295,38 @@ func (s *Server) treeLoop() {
 }
 
 // settleLeft finishes a volume's step for a server that died.
-func (s *Server) settleLeft(id meta.VolumeID) error {
-	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+func (jt *junctionTree) settleLeft(id meta.VolumeID) error {
+	ctx, cancel := context.WithTimeout(jt.ctx, 10*time.Second)
 	defer cancel()
-	v, err := s.cfg.Cluster.Volume(ctx, id)
+	v, err := jt.cfg.Cluster.Volume(ctx, id)
 	if err != nil || v.Attach == nil || v.Attach.Step == cluster.Attached {
 		return err
 	}
 	at := *v.Attach
-	parent, err := s.ownerFor(ctx, at.Parent)
+	parent, err := jt.hosted.ownerFor(ctx, at.Parent)
 	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 		return err
 	}
-	unlock, err := s.tree.begin(ctx, id)
+	unlock, err := jt.tree.begin(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if v, err = s.cfg.Cluster.Volume(ctx, id); err != nil || v.Attach == nil || *v.Attach != at {
+	if v, err = jt.cfg.Cluster.Volume(ctx, id); err != nil || v.Attach == nil || *v.Attach != at {
 		return err
 	}
-	_, err = s.settle(ctx, parent, v)
-	s.log.Info("this server finished a volume's step that a dead server had begun", "volume", v.Name, "step", at.Step, "error", err)
+	_, err = jt.settle(ctx, parent, v)
+	jt.log.Info("this server finished a volume's step that a dead server had begun", "volume", v.Name, "step", at.Step, "error", err)
 	return err
 }
 
 // renameVolume gives a volume another name. Errors: VolumeExists, Invalid,
 // NotPermitted (the root volume).
-func (s *Server) renameVolume(ctx context.Context, v cluster.Volume, name string, token uint64) (cluster.Volume, error) {
+func (ca *catalogue) renameVolume(ctx context.Context, v cluster.Volume, name string, token uint64) (cluster.Volume, error) {
 	if v.ID == meta.RootVolume {
 		return v, meta.E("rename volume", meta.NotPermitted, v.Name, errors.New("the root volume keeps its name"))
 	}
-	v, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+	v, err := ca.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
 		if v.Did(token) {
 			return nil
 		}
@@ -331,7 +340,7 @@ func (s *Server) renameVolume(ctx context.Context, v cluster.Volume, name string
 	if err != nil {
 		return v, err
 	}
-	if o := s.opened(v.ID); o != nil {
+	if o := ca.hosted.opened(v.ID); o != nil {
 		o.words.rename(v.Name)
 	}
 	return v, nil
@@ -340,13 +349,13 @@ func (s *Server) renameVolume(ctx context.Context, v cluster.Volume, name string
 // paths finds the paths of volumes. Each volume and directory is looked up once, so that a
 // list of thousands of volumes takes few requests.
 type paths struct {
-	s    *Server
+	tree *junctionTree
 	rows map[meta.VolumeID]cluster.Volume
 	dirs map[cluster.Attach]string // by Parent and Ino: the way from the volume's root
 }
 
-func newPaths(s *Server, rows []cluster.Volume) *paths {
-	p := &paths{s, map[meta.VolumeID]cluster.Volume{}, map[cluster.Attach]string{}}
+func newPaths(tree *junctionTree, rows []cluster.Volume) *paths {
+	p := &paths{tree, map[meta.VolumeID]cluster.Volume{}, map[cluster.Attach]string{}}
 	for _, v := range rows {
 		p.rows[v.ID] = v
 	}
@@ -365,7 +374,7 @@ func (p *paths) of(ctx context.Context, v cluster.Volume, depth int) string {
 	parent, ok := p.rows[v.Attach.Parent]
 	if !ok {
 		var err error
-		if parent, err = p.s.cfg.Cluster.Volume(ctx, v.Attach.Parent); err != nil {
+		if parent, err = p.tree.cfg.Cluster.Volume(ctx, v.Attach.Parent); err != nil {
 			return "?/" + v.Attach.Name
 		}
 		p.rows[parent.ID] = parent
@@ -373,7 +382,7 @@ func (p *paths) of(ctx context.Context, v cluster.Volume, depth int) string {
 	at := cluster.Attach{Parent: v.Attach.Parent, Ino: v.Attach.Ino}
 	dir, ok := p.dirs[at]
 	if !ok {
-		names, err := p.s.namesOf(ctx, at)
+		names, err := p.tree.namesOf(ctx, at)
 		dir = strings.Join(append([]string{p.of(ctx, parent, depth+1)}, names...), "/")
 		if err != nil || len(dir) >= meta.MaxPath {
 			dir = "?"
@@ -384,8 +393,8 @@ func (p *paths) of(ctx context.Context, v cluster.Volume, depth int) string {
 }
 
 // namesOf asks a volume's owner for the way to a directory.
-func (s *Server) namesOf(ctx context.Context, at cluster.Attach) (names []string, err error) {
-	o, err := s.ownerFor(ctx, at.Parent)
+func (jt *junctionTree) namesOf(ctx context.Context, at cluster.Attach) (names []string, err error) {
+	o, err := jt.hosted.ownerFor(ctx, at.Parent)
 	var e *meta.Error
 	switch {
 	case err == nil:
@@ -393,7 +402,7 @@ func (s *Server) namesOf(ctx context.Context, at cluster.Attach) (names []string
 		names, err = namespace.PathOf(o.view(), at.Ino)
 		o.mu.Unlock()
 	case errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "":
-		names, err = s.pathElsewhere(ctx, e.Subject, at.Parent, at.Ino)
+		names, err = jt.peers.pathElsewhere(ctx, e.Subject, at.Parent, at.Ino)
 	}
 	return names, err
 }
@@ -401,9 +410,9 @@ func (s *Server) namesOf(ctx context.Context, at cluster.Attach) (names []string
 // checkJunctions compares the junctions in a volume with the rows of the attached volumes, and
 // the rows of volumes attached here with the junctions. A difference is checked again with the
 // present row and entry, since both change meanwhile.
-func (s *Server) checkJunctions(ctx context.Context, o *owner, junctions []namespace.JunctionAt, r *FsckReport) error {
+func (jt *junctionTree) checkJunctions(ctx context.Context, o *owner, junctions []namespace.JunctionAt, r *FsckReport) error {
 	r.Junctions = uint64(len(junctions))
-	rows, err := s.cfg.Cluster.Volumes(ctx)
+	rows, err := jt.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
 	}
@@ -414,7 +423,7 @@ func (s *Server) checkJunctions(ctx context.Context, o *owner, junctions []names
 		}
 	}
 	now := func(id meta.VolumeID) (*cluster.Attach, error) {
-		v, err := s.cfg.Cluster.Volume(ctx, id)
+		v, err := jt.cfg.Cluster.Volume(ctx, id)
 		if errors.Is(err, meta.NoSuchVolume) {
 			return nil, nil
 		}

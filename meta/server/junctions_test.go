@@ -42,7 +42,7 @@ func (s *site) consistent(v meta.VolumeID, name string) (attached bool, err erro
 	if err != nil {
 		return false, err
 	}
-	o, err := s.srv.ownerFor(s.t.Context(), meta.RootVolume)
+	o, err := s.srv.hosted.ownerFor(s.t.Context(), meta.RootVolume)
 	if err != nil {
 		return false, err
 	}
@@ -257,7 +257,7 @@ func TestTrash(t *testing.T) {
 		if _, err := a.RenameVolume(t.Context(), two, name); err != nil {
 			t.Fatal(err)
 		}
-		if o := s.srv.opened(two); o == nil || o.words.name != name {
+		if o := s.srv.hosted.opened(two); o == nil || o.words.name != name {
 			t.Errorf("renamed to %s it is counted as %+v", name, o)
 		}
 	}
@@ -287,7 +287,7 @@ func TestFsckComparesJunctions(t *testing.T) {
 		a.must(t, toAttach(v, 1, name))
 		ids = append(ids, v)
 	}
-	r, err := s.srv.Fsck(t.Context(), 1)
+	r, err := s.srv.checker.Fsck(t.Context(), 1)
 	if err != nil || r.Count != 0 || r.Junctions != 3 {
 		t.Fatalf("DATA: fsck: %+v, %v", r, err)
 	}
@@ -299,7 +299,7 @@ func TestFsckComparesJunctions(t *testing.T) {
 	if _, err := s.cluster.UpdateVolume(t.Context(), ids[1], move); err != nil {
 		t.Fatal(err)
 	}
-	if r, err = s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 3 {
+	if r, err = s.srv.checker.Fsck(t.Context(), 1); err != nil || r.Count != 3 {
 		t.Fatalf("want three problems: %+v, %v", r, err)
 	}
 }
@@ -337,7 +337,7 @@ func TestAttachWhileTableIsAway(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		o, err := s.srv.ownerFor(t.Context(), ids[0])
+		o, err := s.srv.hosted.ownerFor(t.Context(), ids[0])
 		if err != nil {
 			return err
 		}

@@ -254,7 +254,7 @@ func (k *kernel) full(op meta.Op) error {
 	if k.noSpace != nil {
 		return k.noSpace
 	}
-	t := k.srv.tight.Load()
+	t := k.srv.room.tight.Load()
 	if t == nil || !t.hard && frees(op) {
 		return nil
 	}
@@ -469,7 +469,7 @@ func (k *kernel) goes(f func()) bool {
 // order.
 func (k *kernel) order(ctx context.Context, id meta.ServerID, or meta.Order) (meta.OrderResult, error) {
 	or.Owner, or.Term = k.vol, k.own.Term()
-	return k.srv.Order(ctx, id, or)
+	return k.srv.chunkServers.Order(ctx, id, or)
 }
 
 // quarantined reports whether chunks unknown to the journal must stay on the disks.

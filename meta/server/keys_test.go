@@ -31,18 +31,18 @@ func TestKeysAreRotated(t *testing.T) {
 	g.s.crash()
 	g.s.cluster.capKeys = []meta.CapKey{{ID: 1<<31 + 5, Secret: make([]byte, 32)}, {ID: 4, Secret: make([]byte, 32)}}
 	g.s.start()
-	if k := g.s.srv.signKey(); k.ID != 4 {
+	if k := g.s.srv.chunkServers.signKey(); k.ID != 4 {
 		t.Errorf("key %d signs at once after a start", k.ID)
 	}
 	s, two := g.s.srv, []meta.CapKey{{ID: 1, Secret: make([]byte, 32)}, {ID: 2, Secret: make([]byte, 32)}}
-	s.takeKeys(&cluster.View{CapKeys: two})
-	if k := s.signKey(); k.ID != 1 {
+	s.chunkServers.takeKeys(&cluster.View{CapKeys: two})
+	if k := s.chunkServers.signKey(); k.ID != 1 {
 		t.Errorf("key %d signs at once", k.ID)
 	}
-	s.mu.Lock()
-	s.keysAt = time.Now().Add(-keyHold)
-	s.mu.Unlock()
-	if k := s.signKey(); k.ID != 2 {
+	s.chunkServers.mu.Lock()
+	s.chunkServers.keysAt = time.Now().Add(-keyHold)
+	s.chunkServers.mu.Unlock()
+	if k := s.chunkServers.signKey(); k.ID != 2 {
 		t.Errorf("key %d signs, not the newest", k.ID)
 	}
 }
@@ -53,8 +53,8 @@ func TestNothingIsSignedForLonger(t *testing.T) {
 	t.Parallel()
 	g := newGrid(t, nil)
 	s := g.s.srv
-	token := s.sign(24*time.Hour, capability.Claims{Volume: 1, Rights: capability.Read})
-	keys := []meta.CapKey{s.signKey()}
+	token := s.chunkServers.sign(24*time.Hour, capability.Claims{Volume: 1, Rights: capability.Read})
+	keys := []meta.CapKey{s.chunkServers.signKey()}
 	at := func(d time.Duration) meta.Time { return meta.Time(time.Now().Add(d).UnixNano()) }
 	if _, err := capability.Verify(keys, token, at(capability.MaxLife-time.Minute)); err != nil {
 		t.Error(err)

@@ -73,7 +73,7 @@ func TestLeadership(t *testing.T) {
 	// The leader is silent, and another session wants to lead: the leader's session ends. The
 	// leader appended on, with no word to the journal.
 	f.has(g.ID, 777, 700)
-	sess := s.srv.session(a.ID())
+	sess := s.srv.clients.session(a.ID())
 	second := b.leads(t, ino, "b:1", func() { sess.renewed.Store(int64(time.Since(s.srv.epoch) - 100*s.ttl)) })
 	if second <= first {
 		t.Errorf("DATA: epoch %d after epoch %d", second, first)

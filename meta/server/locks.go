@@ -90,7 +90,7 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock, entry uint64) {
 	case o.failed != nil:
 		re.Status = wire.StatusOf(o.failed)
 	case o.leaving != nil:
-		re.Status = wire.StatusOf(o.srv.elsewhere(o.vol))
+		re.Status = wire.StatusOf(o.srv.hosted.elsewhere(o.vol))
 	case s.ctx.Err() != nil, entry == 0, o.entered[s] != entry:
 		re.Status = wire.StatusOf(meta.E("lock", meta.SessionExpired, s.name, nil))
 	case m.Test:

@@ -22,7 +22,7 @@ func TestWaitEndsWithSession(t *testing.T) {
 	}
 	answer := make(chan error, 1)
 	go func() { answer <- b.SetLock(t.Context(), 1, l, true) }()
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	eventually(t, "b waits", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -49,7 +49,7 @@ func TestNoLockWithoutEntry(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	ino := a.create(t, "x").Attr.Ino
-	o, sess := s.srv.opened(1), s.srv.session(a.ID())
+	o, sess := s.srv.hosted.opened(1), s.srv.clients.session(a.ID())
 	m := &wire.Lock{Volume: 1, Lock: meta.Lock{Ino: ino, Owner: 1, Type: meta.LockWrite, End: 1<<63 - 1}}
 	held := func() int {
 		o.mu.Lock()

@@ -102,7 +102,7 @@ func TestAnswersAboutDeepTrees(t *testing.T) {
 	}); err != nil || seen != 2*n || named != n {
 		t.Errorf("%d events, %d with a path, %v", seen, named, err)
 	}
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	for since := uint64(0); since < 2*n; {
 		ans, err := o.events(t.Context(), eventsQuery{since: since})
 		if err != nil || len(ans.Events) == 0 {
@@ -121,7 +121,7 @@ func TestAnswersAboutDeepTrees(t *testing.T) {
 	}); err != nil || changes < 4*n || bytes < wire.MaxFrame {
 		t.Errorf("%d changes, %d bytes: %v", changes, bytes, err)
 	}
-	if s.srv.opened(1) != o {
+	if s.srv.hosted.opened(1) != o {
 		t.Error("the owner is another")
 	}
 }
@@ -164,7 +164,7 @@ func TestLossesInPages(t *testing.T) {
 	}
 	g.await("full", full)
 	g.nodes[1].halt()
-	if err := g.s.srv.removeNode(t.Context(), 1, true); err != nil {
+	if err := g.s.srv.repairs.removeNode(t.Context(), 1, true); err != nil {
 		t.Fatal(err)
 	}
 	g.await("lost", func(st *RepairStatus) bool { return st.Lost == chunks })
@@ -247,7 +247,7 @@ func TestAnswersThatDoNotFit(t *testing.T) {
 	defer near.Close()
 	go func() {
 		defer far.Close()
-		srv.servePeer(far, wire.NewReader(far), wire.Version, &session{srv: srv, role: wire.RolePeer, who: peering.Identity{Role: peering.Meta, Name: "n"}})
+		srv.peers.servePeer(far, wire.NewReader(far), wire.Version, &session{srv: srv, role: wire.RolePeer, who: peering.Identity{Role: peering.Meta, Name: "n"}})
 	}()
 	go near.Write(wire.Append(nil, wire.Version, 9, &wire.Admin{Op: wire.AdminVolumeByName, Volume: 2000}))
 	typ, id, body, err := wire.NewReader(near).Next()
@@ -292,7 +292,7 @@ func TestListedPins(t *testing.T) {
 	const snapshots, pins = 8, 400
 	for i := range snapshots {
 		at := a.snapshot(t, fmt.Sprint(i)).At
-		o := s.srv.opened(1)
+		o := s.srv.hosted.opened(1)
 		o.mu.Lock()
 		for k := range pins {
 			if _, err := o.run(&meta.PinSnapshot{At: at, Holder: fmt.Sprint(k, strings.Repeat("<", 240)), By: "client/somebody", TTL: 1 << 40}, 0); err != nil {

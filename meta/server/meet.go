@@ -29,18 +29,18 @@ const meetWait = 10 * time.Second
 // but the registry lists. While no chunk server is registered, no policy is refused. In a new
 // cluster, a policy needing servers that are still starting is refused until they are
 // registered. Errors: ResourceExceeded.
-func (s *Server) meetable(p *meta.Policy) error {
-	if why := unmet(s.registered(), p); why != "" {
+func (sm *serverMap) meetable(p *meta.Policy) error {
+	if why := unmet(sm.registered(), p); why != "" {
 		return meta.E("set policy", meta.ResourceExceeded, "", fmt.Errorf("nothing in the cluster can meet the policy: %s; add chunk servers, wait until those that are starting are listed by 'penstock node list', ask for less, or force it (--force)", why))
 	}
 	return nil
 }
 
 // registered are the chunk servers that were not removed, live or not.
-func (s *Server) registered() *placement.Map {
-	nodes := s.cfg.Cluster.Nodes()
+func (sm *serverMap) registered() *placement.Map {
+	nodes := sm.cfg.Cluster.Nodes()
 	var all []placement.Server
-	for _, x := range s.servers().Servers() {
+	for _, x := range sm.servers().Servers() {
 		if n := nodeIn(nodes, x.ID); n == nil || n.State != cluster.NodeRemoved {
 			all = append(all, x)
 		}
@@ -98,12 +98,12 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 		return nil
 	}
 	defer o.tasks.inspection.Wake()
-	m := o.srv.servers()
+	m := o.srv.serverMap.servers()
 	var unmet []meta.ChunkID
 	o.mu.Lock()
 	err := namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, _ meta.Ino) bool {
 		// The owner itself soon seals the chunks that it fills.
-		if !o.collection.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.suspected.of(c.Session))) {
+		if !o.collection.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.chunkServers.suspected.of(c.Session))) {
 			unmet = append(unmet, c.ID)
 		}
 		return true

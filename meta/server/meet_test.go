@@ -18,7 +18,7 @@ func onlyOnNews(c *Config) { c.RepairInterval = time.Hour }
 // states are the chunks of the first volume by the journal.
 func (s *site) states() map[meta.ChunkID]meta.ChunkRecord {
 	s.t.Helper()
-	o, err := s.srv.open(s.t.Context(), 1)
+	o, err := s.srv.hosted.open(s.t.Context(), 1)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestCompactionHoldsThePolicy(t *testing.T) {
 	if _, err := p.SealChunk(t.Context(), 1, id); err != nil {
 		t.Fatal(err)
 	}
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	f := o.compaction.newFiller(meta.Policy{})
 	var err error
 	if f.policy, err = o.policy(); err != nil {
@@ -266,11 +266,11 @@ func TestServersThatAreAwayCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := func() (health, show string) {
-		st, err := g.s.srv.RepairStatus(t.Context(), v.ID)
+		st, err := g.s.srv.repairs.RepairStatus(t.Context(), v.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		page, _ := g.s.srv.VolumesHealth(0)
+		page, _ := g.s.srv.health.VolumesHealth(0)
 		for _, h := range page {
 			if h.Name == "three" {
 				health = h.Unmet
@@ -283,7 +283,7 @@ func TestServersThatAreAwayCount(t *testing.T) {
 	if health, show := told(); health+show != "" {
 		t.Errorf("while one of three is down: health %q, show %q", health, show)
 	}
-	if err := g.s.srv.setNodeState(t.Context(), 2, cluster.NodeRemoved); err != nil {
+	if err := g.s.srv.repairs.setNodeState(t.Context(), 2, cluster.NodeRemoved); err != nil {
 		t.Fatal(err)
 	}
 	if health, show := told(); !strings.Contains(health, "3 replicas on as many racks") || show != health {

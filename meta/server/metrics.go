@@ -35,10 +35,8 @@ func (s *Server) Counters() Counters {
 		Calls: s.stats.calls.Load(), Entries: s.stats.entries.Load(), JournalBytes: s.stats.journalBytes.Load(),
 		Checkpoints: s.stats.checkpoints.Load(), Expired: s.stats.expired.Load(), Sealed: s.stats.sealed.Load(), Deleted: s.stats.deleted.Load(),
 	}
-	c.Held, c.HeldFor = s.paces.held.Load(), time.Duration(s.paces.waited.Load())
-	s.mu.Lock()
-	c.Sessions, c.Volumes, c.ChunkServers = len(s.sessions), len(s.volumes), len(s.links)
-	s.mu.Unlock()
+	c.Held, c.HeldFor = s.clients.paces.held.Load(), time.Duration(s.clients.paces.waited.Load())
+	c.Sessions, c.Volumes, c.ChunkServers = len(s.clients.all()), s.hosted.count(), len(s.chunkServers.all())
 	standbys, lag := s.standbys.status()
 	c.Followed, c.FollowLag = len(standbys), lag
 	for _, f := range standbys {
@@ -50,7 +48,7 @@ func (s *Server) Counters() Counters {
 	c.FollowEntries, c.FollowBytes, c.FollowLoads, c.FollowDamaged = b.applied.Load(), b.bytes.Load(), b.reloads.Load(), b.damaged.Load()
 	c.Compacted, c.CompactedBytes = s.stats.compacted.Load(), s.stats.compactedBytes.Load()
 	c.CompactedExtents, c.CompactFailed = s.stats.compactedExtents.Load(), s.stats.compactFailed.Load()
-	for _, o := range s.owners() {
+	for _, o := range s.hosted.owners() {
 		c.FragmentedFiles += o.compaction.files.Load()
 		c.Fragments += o.compaction.fragments.Load()
 		o.mu.Lock()

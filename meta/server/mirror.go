@@ -248,8 +248,8 @@ func (mt *mirrorTarget) unleasedWithin(ctx context.Context, hold time.Duration, 
 // unmirrored refuses to delete a volume named as a target in a mirror's record. After a
 // promotion of the target, too: only the record names the snapshots of the source that the
 // mirror made. Errors: Busy.
-func (s *Server) unmirrored(ctx context.Context, v cluster.Volume) error {
-	m, err := s.cfg.Cluster.Mirror(ctx, v.ID)
+func (ca *catalogue) unmirrored(ctx context.Context, v cluster.Volume) error {
+	m, err := ca.cfg.Cluster.Mirror(ctx, v.ID)
 	if meta.KindOf(err) == meta.NotFound {
 		return nil
 	}
@@ -261,8 +261,8 @@ func (s *Server) unmirrored(ctx context.Context, v cluster.Volume) error {
 
 // mirrors lists the records of mirrors. A record without a target volume is dropped: the
 // deletion of a volume once left the record behind.
-func (s *Server) mirrors(ctx context.Context) ([]meta.Mirror, error) {
-	c := s.cfg.Cluster
+func (ca *catalogue) mirrors(ctx context.Context) ([]meta.Mirror, error) {
+	c := ca.cfg.Cluster
 	l, err := c.Mirrors(ctx)
 	if err != nil {
 		return nil, err
@@ -277,7 +277,7 @@ func (s *Server) mirrors(ctx context.Context) ([]meta.Mirror, error) {
 	for _, m := range l {
 		if !known[m.Target] { // the view may be older than the volume
 			if _, err := c.Volume(ctx, m.Target); meta.KindOf(err) == meta.NoSuchVolume {
-				s.log.Info("the record of a mirror is deleted: the target volume is gone", "target", m.Target, "source", m.Source.Volume)
+				ca.log.Info("the record of a mirror is deleted: the target volume is gone", "target", m.Target, "source", m.Source.Volume)
 				if err := c.DropMirror(ctx, m.Target); err != nil {
 					return nil, err
 				}

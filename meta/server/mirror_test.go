@@ -52,7 +52,7 @@ func TestOnlyWhoFillsRollsBack(t *testing.T) {
 
 	a.fill(t, meta.LockUnlock)
 	// The right may go while the snapshot recalls the clients' leases.
-	if _, _, err := s.srv.opened(1).snapshots.take(ctx, &meta.TakeSnapshot{Name: "late"}, takeHow{filler: s.srv.session(a.ID())}); !errors.Is(err, meta.ReadOnly) {
+	if _, _, err := s.srv.hosted.opened(1).snapshots.take(ctx, &meta.TakeSnapshot{Name: "late"}, takeHow{filler: s.srv.clients.session(a.ID())}); !errors.Is(err, meta.ReadOnly) {
 		t.Errorf("a snapshot was taken after the right was lost in between: %v", err)
 	}
 	b.fill(t, meta.LockWrite)
@@ -212,7 +212,7 @@ func TestUnleasedBesideFiller(t *testing.T) {
 	if err := a.ShowSnapshot(t.Context(), 1, "one"); err != nil {
 		t.Fatal(err)
 	}
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for range 4 {
@@ -240,7 +240,7 @@ func TestUnleasedBesideFiller(t *testing.T) {
 		eventually(t, "something is leased", func() error {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return unless(o.leases.Mode(s.srv.session(a.ID()), meta.RootIno) != meta.LeaseNone)
+			return unless(o.leases.Mode(s.srv.clients.session(a.ID()), meta.RootIno) != meta.LeaseNone)
 		})
 		if err := o.mirror.whenUnleased(ctx, func() error {
 			if leased, _ := o.leases.RecallAll(time.Now()); len(leased) > 0 {

@@ -110,7 +110,7 @@ func (mt *mirrorTarget) sumArrivals() (err error) {
 	} else if err != nil {
 		return err
 	}
-	if t.blocks, err = known.Open(k.ctx, k.srv.digestDir(k.vol)); err != nil {
+	if t.blocks, err = known.Open(k.ctx, k.srv.trash.digestDir(k.vol)); err != nil {
 		return err
 	}
 	t.blocks.Growing = t.leave

@@ -211,21 +211,21 @@ const repairStatusWait = 2 * time.Second
 
 // RepairStatus reads every chunk record of a volume, or with v 0 of all volumes with their
 // home here. Volumes that do not become ready within repairStatusWait count as unscanned.
-func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStatus, error) {
+func (r *repairs) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStatus, error) {
 	sum := &RepairStatus{Nodes: map[meta.ServerID]NodeChunks{}}
 	soon, cancel := context.WithTimeout(ctx, repairStatusWait)
 	defer cancel()
 	if v == 0 {
 		// Closed volumes count, too, and volumes in the trash: they can be undeleted.
-		closed, err := s.openHome(soon, cluster.VolumeActive, cluster.VolumeTrash)
+		closed, err := r.hosted.openHome(soon, cluster.VolumeActive, cluster.VolumeTrash)
 		if err != nil {
 			return nil, err
 		}
 		sum.Volumes, sum.Unscanned = closed, closed
 	}
-	owners := s.owners()
+	owners := r.hosted.owners()
 	if v != 0 {
-		o, err := s.ownerFor(ctx, v)
+		o, err := r.hosted.ownerFor(ctx, v)
 		if err != nil {
 			return nil, err
 		}
@@ -239,7 +239,7 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 		}
 		if err == nil && v != 0 {
 			st.Stored = o.tally(ctx)
-			sum.Unmet = o.unmet(s.registered())
+			sum.Unmet = o.unmet(r.serverMap.registered())
 		}
 		switch {
 		case err == nil:
@@ -251,7 +251,6 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 			return nil, err
 		}
 	}
-	r := s.repairs
 	sum.Copied, sum.CopiedBytes, sum.Failed, sum.Rate = r.copies.Load(), r.bytes.Load(), r.failures.Load(), r.rate()
 	r.mu.Lock()
 	sum.Copying = r.running
@@ -265,7 +264,7 @@ func (o *owner) status() (RepairStatus, error) {
 	if err != nil {
 		return RepairStatus{}, err
 	}
-	m := o.srv.servers()
+	m := o.srv.serverMap.servers()
 	balance := m.Balance(&policy, o.srv.cfg.Balance)
 	st, err := o.inspection.walk(m, &policy, nil, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
 		return o.inspection.plan(rec, &policy, m, balance, false)
@@ -280,7 +279,7 @@ func (o *owner) status() (RepairStatus, error) {
 
 // listedAll: nothing waits to be listed. Caller holds inspection.mu.
 func (o *owner) listedAll() bool {
-	for _, x := range o.srv.sightings() {
+	for _, x := range o.srv.serverMap.sightings() {
 		if l, ok := o.inspection.listed[x.info.ID]; x.live && (!ok || l.generation != x.generation) {
 			return false
 		}
@@ -308,10 +307,10 @@ type NodeStatus struct {
 }
 
 // NodeList lists all chunk servers ever seen.
-func (s *Server) NodeList() []NodeStatus {
+func (r *repairs) NodeList() []NodeStatus {
 	var all []NodeStatus
-	seen, linked := s.sightings(), s.liveServers()
-	for _, n := range s.cfg.Cluster.Nodes() {
+	seen, linked := r.serverMap.sightings(), r.chunkServers.liveServers()
+	for _, n := range r.cfg.Cluster.Nodes() {
 		st := NodeStatus{ID: n.ID, Name: n.Name, Addr: n.Addr, Topology: n.Topology, State: n.State, FirstSeen: n.FirstSeen, Since: n.Since, Disks: []meta.DiskInfo{}}
 		for _, d := range n.Disks {
 			st.Total += d.Total
@@ -338,18 +337,18 @@ func (s *Server) NodeList() []NodeStatus {
 
 // drainNode begins to empty a chunk server. Errors: NotFound, Invalid (the server was
 // removed).
-func (s *Server) drainNode(ctx context.Context, id meta.ServerID) error {
-	if n := nodeIn(s.cfg.Cluster.Nodes(), id); n != nil && n.State == cluster.NodeRemoved {
+func (r *repairs) drainNode(ctx context.Context, id meta.ServerID) error {
+	if n := nodeIn(r.cfg.Cluster.Nodes(), id); n != nil && n.State == cluster.NodeRemoved {
 		return meta.E("drain node", meta.Invalid, fmt.Sprint(id), errors.New("it was removed"))
 	}
-	return s.setNodeState(ctx, id, cluster.NodeDraining)
+	return r.setNodeState(ctx, id, cluster.NodeDraining)
 }
 
 // removeNode removes a chunk server for good; unless forced, only if no replicas are on the
 // server any more. Errors: NotFound, Busy, Unavailable (a metadata server did not answer).
-func (s *Server) removeNode(ctx context.Context, id meta.ServerID, force bool) error {
+func (r *repairs) removeNode(ctx context.Context, id meta.ServerID, force bool) error {
 	if !force {
-		st, err := s.clusterRepairStatus(ctx)
+		st, err := r.clusterRepairStatus(ctx)
 		if err != nil {
 			return err
 		}
@@ -357,14 +356,14 @@ func (s *Server) removeNode(ctx context.Context, id meta.ServerID, force bool) e
 			return meta.E("remove node", meta.Busy, fmt.Sprint(id), fmt.Errorf("%d chunks and %d open ones are still on it by the volumes' records, %d volumes are not yet looked through: drain it first", n.Chunks, n.Open, st.Unscanned))
 		}
 	}
-	return s.setNodeState(ctx, id, cluster.NodeRemoved)
+	return r.setNodeState(ctx, id, cluster.NodeRemoved)
 }
 
-func (s *Server) setNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState) error {
-	if _, err := s.cfg.Cluster.SetNodeState(ctx, id, state, meta.Time(time.Now().UnixNano())); err != nil {
+func (r *repairs) setNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState) error {
+	if _, err := r.cfg.Cluster.SetNodeState(ctx, id, state, meta.Time(time.Now().UnixNano())); err != nil {
 		return err
 	}
-	s.forgetMap()
-	s.kickRepair()
+	r.serverMap.forgetMap()
+	r.kickRepair()
 	return nil
 }

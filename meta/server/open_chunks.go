@@ -44,7 +44,7 @@ func (in *inspection) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *p
 	x.askable = slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool {
 		s, ok := m.Server(id)
 		return ok && (s.State == placement.Live || s.State == placement.Draining)
-	}) || !slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool { return !k.srv.neverBack(id) })
+	}) || !slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool { return !k.srv.chunkServers.neverBack(id) })
 	x.ends = in.mustEnd(rec, replicas, m)
 	why := ""
 	switch {
@@ -53,7 +53,7 @@ func (in *inspection) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *p
 		why = "it lies where its policy wants no data"
 	case fewer(policy, rec.Servers):
 		why = "it has fewer replicas than its policy allows: it was begun under another one"
-	case m.Fuller(policy, rec.Servers, k.srv.suspected.of(rec.Session)):
+	case m.Fuller(policy, rec.Servers, k.srv.chunkServers.suspected.of(rec.Session)):
 		why = "it has fewer replicas than its policy wants, or nearer to each other, and a new chunk would be better off"
 	}
 	x.unmet = why != "" || m.Outside(policy, rec.Servers)

@@ -162,19 +162,19 @@ func TestShortChunksWaitForTheirWriter(t *testing.T) {
 		id = gr.ID
 		return unless(len(gr.Servers) == 2)
 	})
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	policy, err := o.policy()
 	if err != nil {
 		t.Fatal(err)
 	}
 	rec := g.record(id)
-	if x := o.inspection.openChunk(&rec, &policy, g.s.srv.servers()); x.ends != "" {
+	if x := o.inspection.openChunk(&rec, &policy, g.s.srv.serverMap.servers()); x.ends != "" {
 		t.Errorf("it ends: %s", x.ends)
 	}
 	g.nodes[3].halt()
 	g.add(3, racks[4]) // the writer's report is over
 	eventually(t, "it ends, since its writer has nothing against the third server any more", func() error {
-		return unless(o.inspection.openChunk(&rec, &policy, g.s.srv.servers()).ends != "")
+		return unless(o.inspection.openChunk(&rec, &policy, g.s.srv.serverMap.servers()).ends != "")
 	})
 }
 
@@ -187,7 +187,7 @@ func TestUnwrittenChunkOnRemovedServer(t *testing.T) {
 	g.policy(p, meta.Policy{Replicas: 1})
 	id := p.alloc(t, false).ID
 	g.nodes[1].halt()
-	if err := g.s.srv.removeNode(t.Context(), 1, true); err != nil {
+	if err := g.s.srv.repairs.removeNode(t.Context(), 1, true); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it went", func() error { return unless(g.record(id).ID.IsZero()) })

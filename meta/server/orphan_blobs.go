@@ -31,32 +31,41 @@ const blobTerm = 1 << 30
 // leaks maps the chunks of volume 0 that seem leaked to the time of the first such finding.
 type leaks map[replicaKey]time.Time
 
+// orphanBlobs finds and deletes chunks that no volume and no checkpoint names.
+type orphanBlobs struct {
+	*process
+	chunkServers *chunkServers
+	hosted       *hosted
+	serverMap    *serverMap
+	trash        *trash
+}
+
 // leakLoop looks for leaked chunks of volume 0.
-func (s *Server) leakLoop() {
+func (ob *orphanBlobs) leakLoop() {
 	found, swept := leaks{}, map[meta.VolumeID]time.Time{}
-	t := time.NewTicker(min(s.cfg.ListInterval, max(s.cfg.RepairGrace, s.cfg.RepairInterval)))
+	t := time.NewTicker(min(ob.cfg.ListInterval, max(ob.cfg.RepairGrace, ob.cfg.RepairInterval)))
 	defer t.Stop()
 	for {
 		select {
-		case <-s.ctx.Done():
+		case <-ob.ctx.Done():
 			return
 		case <-t.C:
 		}
-		s.collectLeaks(found)
-		if err := s.sweepDeleted(swept); err != nil && s.ctx.Err() == nil {
-			s.log.Info("chunks of deleted volumes can't be collected now", "error", err)
+		ob.collectLeaks(found)
+		if err := ob.trash.sweepDeleted(swept); err != nil && ob.ctx.Err() == nil {
+			ob.log.Info("chunks of deleted volumes can't be collected now", "error", err)
 		}
 	}
 }
 
-func (s *Server) collectLeaks(found leaks) {
+func (ob *orphanBlobs) collectLeaks(found leaks) {
 	byVolume := map[meta.VolumeID][]replicaKey{}
 	seen := map[replicaKey]bool{}
-	for _, x := range s.servers().Servers() {
+	for _, x := range ob.serverMap.servers().Servers() {
 		if x.State != placement.Live && x.State != placement.Draining {
 			continue
 		}
-		if err := s.listChunks(x.ID, 0, func(id meta.ChunkID) {
+		if err := ob.chunkServers.listChunks(x.ID, 0, func(id meta.ChunkID) {
 			k := replicaKey{id, x.ID}
 			seen[k] = true
 			of := meta.VolumeID(id.Counter >> 32)
@@ -64,11 +73,11 @@ func (s *Server) collectLeaks(found leaks) {
 				of = meta.RootVolume
 			}
 			byVolume[of] = append(byVolume[of], k)
-		}); err != nil && s.ctx.Err() == nil {
-			s.log.Warn("a chunk server's checkpoint chunks could not be listed", "server", x.ID, "error", err)
+		}); err != nil && ob.ctx.Err() == nil {
+			ob.log.Warn("a chunk server's checkpoint chunks could not be listed", "server", x.ID, "error", err)
 		}
 	}
-	for _, o := range s.owners() {
+	for _, o := range ob.hosted.owners() {
 		if keys := byVolume[o.vol]; len(keys) > 0 {
 			if err := o.judgeBlobs(keys, found); err != nil && o.ctx.Err() == nil {
 				o.log.Warn("whether checkpoint chunks are leaked can't be told now", "chunks", len(keys), "error", err)
@@ -83,8 +92,8 @@ func (s *Server) collectLeaks(found leaks) {
 }
 
 // listChunks calls each for all chunks of a volume on a server, or returns an error.
-func (s *Server) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.ChunkID)) error {
-	return listReplicas(s.ctx, s.Order, id, v, func(page []meta.ReplicaInfo) error {
+func (cs *chunkServers) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.ChunkID)) error {
+	return listReplicas(cs.ctx, cs.Order, id, v, func(page []meta.ReplicaInfo) error {
 		for i := range page {
 			each(page[i].ID)
 		}

@@ -134,12 +134,12 @@ func (l *leakSite) leak() meta.ChunkID {
 	return l.lay(id, 1, 2, 3)
 }
 
-func (l *leakSite) owner() *owner { return l.s.srv.opened(meta.RootVolume) }
+func (l *leakSite) owner() *owner { return l.s.srv.hosted.opened(meta.RootVolume) }
 
 // look looks for leaks, as often as a test says.
 func (l *leakSite) look(times int) {
 	for range times {
-		l.s.srv.collectLeaks(l.found)
+		l.s.srv.orphans.collectLeaks(l.found)
 		time.Sleep(time.Millisecond) // more than the grace
 	}
 }
@@ -383,7 +383,7 @@ func TestLeaksWithOldIDs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := l.s.srv.open(t.Context(), v.ID)
+	o, err := l.s.srv.hosted.open(t.Context(), v.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

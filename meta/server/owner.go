@@ -87,7 +87,7 @@ func (o *owner) lodge() {
 	k.use = &o.quota
 	k.lost = func(cause error) {
 		o.dismiss("", cause)
-		o.srv.wg.Go(func() { o.srv.retire(o) })
+		o.srv.wg.Go(func() { o.srv.hosted.retire(o) })
 	}
 	o.words.k, o.words.inspection, o.words.leases = k, &o.inspection, leases
 	o.foreign.k, o.foreign.sealing = k, &o.sealing
@@ -194,7 +194,7 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 		if s.ended.Load() {
 			return nil, never // the session's connection is being closed
 		}
-		return refuse(o.srv.elsewhere(o.vol))
+		return refuse(o.srv.hosted.elsewhere(o.vol))
 	}
 	if k.entry == 0 {
 		k.entry = entry
@@ -399,7 +399,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 func (o *owner) holders(s *session, ino meta.Ino, k *ticket) []meta.SessionID {
 	ids := []meta.SessionID{s.id}
 	for _, id := range k.holders[ino] {
-		if h := o.srv.session(id); h != nil && id != s.id {
+		if h := o.srv.clients.session(id); h != nil && id != s.id {
 			if _, err := o.journalSession(h); err == nil {
 				ids = append(ids, id)
 			}
@@ -419,7 +419,7 @@ func (o *owner) tellOrphaned(s *session, ino meta.Ino, k *ticket, res *meta.Resu
 		return
 	}
 	for _, id := range k.holders[ino] {
-		if h := o.srv.session(id); h != nil && id != s.id {
+		if h := o.srv.clients.session(id); h != nil && id != s.id {
 			h.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino}, Orphan: true})
 		}
 	}
@@ -480,7 +480,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		return nil, wait
 	}
 	if w.counters {
-		o.srv.fillDisk(&res.StatFS)
+		o.srv.chunkServers.fillDisk(&res.StatFS)
 	}
 	re = &wire.Reply{Result: *res}
 	ino := res.Attr.Ino

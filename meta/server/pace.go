@@ -81,8 +81,8 @@ func (s *session) hold(ctx context.Context, n int) {
 	if wait <= 0 {
 		return
 	}
-	s.srv.paces.held.Add(uint64(n))
-	s.srv.paces.waited.Add(int64(wait))
+	s.srv.clients.paces.held.Add(uint64(n))
+	s.srv.clients.paces.waited.Add(int64(wait))
 	s.flush() // send the answers queued before
 	// Touch the session at each step: it must not expire while this server does not read.
 	for end := time.Now().Add(wait); wait > 0; wait = time.Until(end) {

@@ -92,7 +92,7 @@ func TestFloodIsHeldUp(t *testing.T) {
 	if held == 0 {
 		t.Error("nothing was held up")
 	}
-	if a := s.srv.paces.of(peering.Identity{Role: peering.Client, Name: "quiet"}); a.take(time.Now(), 0, rate) > 0 {
+	if a := s.srv.clients.paces.of(peering.Identity{Role: peering.Client, Name: "quiet"}); a.take(time.Now(), 0, rate) > 0 {
 		t.Error("who asked for little is held up")
 	}
 }

@@ -223,7 +223,7 @@ func TestWhoMayPin(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if awaited, unpaced := s.srv.opened(1).digesting.isAwaited(i.At); !awaited || unpaced != (who == "boss") {
+		if awaited, unpaced := s.srv.hosted.opened(1).digesting.isAwaited(i.At); !awaited || unpaced != (who == "boss") {
 			t.Errorf("for %s: awaited %v, at no rate %v", who, awaited, unpaced)
 		}
 	}

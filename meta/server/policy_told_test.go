@@ -108,9 +108,9 @@ func TestPolicyWaitsForNobodyWhoIsLate(t *testing.T) {
 	if err := admin.setWords(t.Context(), false, func(p *meta.Policy) { p.NoAtime = true }, "noatime"); err != nil {
 		t.Fatal(err)
 	}
-	s.srv.opened(1).mu.Lock()
-	defer s.srv.opened(1).mu.Unlock()
-	if n := len(s.srv.opened(1).told.pending); n > 0 {
+	s.srv.hosted.opened(1).mu.Lock()
+	defer s.srv.hosted.opened(1).mu.Unlock()
+	if n := len(s.srv.hosted.opened(1).told.pending); n > 0 {
 		t.Errorf("the owner waits for %d sessions that are late", n)
 	}
 }

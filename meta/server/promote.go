@@ -261,7 +261,7 @@ func (pr *promotion) promoteAll(ctx context.Context, origin *cluster.Origin) err
 	pr.foreign.clone = false
 	k.mu.Unlock()
 	k.log.Info("the clone was promoted", "copied", pr.copied.Load())
-	k.srv.settleOrigin(ctx, origin)
+	k.srv.peers.settleOrigin(ctx, origin)
 	return nil
 }
 
@@ -313,7 +313,7 @@ func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
 		for some < min(len(ids), most) && ids[some].Volume == ids[0].Volume {
 			some++
 		}
-		places, err := k.srv.placesIn(ctx, ids[0].Volume, ids[:some], true)
+		places, err := k.srv.peers.placesIn(ctx, ids[0].Volume, ids[:some], true)
 		if err != nil {
 			return false, err
 		}
@@ -340,7 +340,7 @@ func (pr *promotion) adoptSome(ctx context.Context) (more bool, err error) {
 func (pr *promotion) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) (err error) {
 	k := pr.k
 	const op = "promote volume"
-	m := k.srv.servers()
+	m := k.srv.serverMap.servers()
 	var servers []meta.ServerID
 	for _, id := range from.Servers {
 		if s, ok := m.Server(id); ok && s.State == placement.Live {

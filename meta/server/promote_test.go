@@ -104,7 +104,7 @@ func TestRollbackOfPromoted(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-begun
-			o := s.srv.opened(c)
+			o := s.srv.hosted.opened(c)
 			done := make(chan error, 1)
 			admin := s.dial("admin")
 			go func() { done <- admin.RollBack(context.Background(), c, "s1", true) }()
@@ -265,7 +265,7 @@ func TestPromotionWaitsForNobodyAway(t *testing.T) {
 	if st, err := a.Promote(t.Context(), c, nil); err != nil || st.Done || sess.ended.Load() {
 		t.Errorf("%+v, %v; the session ended: %v", st, err, sess.ended.Load())
 	}
-	s.srv.endSession(sess, errLeft)
+	s.srv.clients.endSession(sess, errLeft)
 	s.promoted(t, c)
 }
 
@@ -289,7 +289,7 @@ func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
 		}
 		return err
 	})
-	o := s.srv.opened(c)
+	o := s.srv.hosted.opened(c)
 	eventually(t, "it said that it holds on", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -334,7 +334,7 @@ func TestPromotionCopiesNoMoreOfWhatIsHeld(t *testing.T) {
 	if _, err := a.Promote(t.Context(), c, nil); err != nil {
 		t.Fatal(err)
 	}
-	o := s.srv.opened(c)
+	o := s.srv.hosted.opened(c)
 	eventually(t, "it said that it holds on", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -357,7 +357,7 @@ func TestRateGivenMeanwhile(t *testing.T) {
 	release := sync.OnceFunc(func() { close(goOn) })
 	defer release()
 	c, _, _ := s.toPromote(t, a, func(meta.Order) { <-goOn })
-	o, err := s.srv.open(t.Context(), c)
+	o, err := s.srv.hosted.open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,7 +416,7 @@ func TestNoChunkIsBegunInRollback(t *testing.T) {
 	s := newSiteTTL(t, 10*time.Second)
 	a := s.dial("a")
 	c, inos, chunks := s.toPromote(t, a, nil)
-	o, err := s.srv.open(t.Context(), c)
+	o, err := s.srv.hosted.open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -283,7 +283,7 @@ func (q *volumeQuota) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire
 	case !ok && s.ended.Load():
 		return nil, never // the session's connection is being closed
 	case !ok:
-		return &wire.Reserved{Status: wire.StatusOf(o.srv.elsewhere(o.vol))}, nil
+		return &wire.Reserved{Status: wire.StatusOf(o.srv.hosted.elsewhere(o.vol))}, nil
 	case o.leaving != nil:
 		return nil, o.leaving
 	case o.outsideLease():

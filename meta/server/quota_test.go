@@ -19,7 +19,7 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	other := s.dial("other")
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	idler := s.lingering("mount without a promise", func(p *peer) { p.create(t, "x") })
 	s.goAway(idler)
 	began := time.Now()
@@ -89,7 +89,7 @@ func (s *site) policies(v meta.VolumeID) (row, journal meta.Policy, memory uint6
 	if err != nil {
 		return row, journal, 0, err
 	}
-	o, err := s.srv.ownerFor(s.t.Context(), v)
+	o, err := s.srv.hosted.ownerFor(s.t.Context(), v)
 	if err != nil {
 		return row, journal, 0, err
 	}
@@ -312,7 +312,7 @@ func TestIdleIsBounded(t *testing.T) {
 			s := newSiteTTL(t, time.Minute)
 			admin := s.dial("admin")
 			admin.mustSet(t, meta.Policy{Replicas: 1, QuotaBytes: limit})
-			o := s.srv.opened(1)
+			o := s.srv.hosted.opened(1)
 			var all []*saver
 			sum := func() (idle, buffered uint64) {
 				for _, c := range all {
@@ -397,7 +397,7 @@ func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
 		admin.mustSet(t, meta.Policy{Replicas: 1, QuotaBytes: limit})
 	}
 	set(400 << 20)
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	a := s.saver("a")
 	b := &slowSaver{saver: &saver{peer: &peer{leases: map[meta.Ino]meta.LeaseMode{}}}, let: make(chan struct{})}
 	b.Session = s.session("b", b)

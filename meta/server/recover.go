@@ -15,13 +15,23 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
+// opener makes the owner of a volume: it takes the volume's journal and loads the state.
+type opener struct {
+	*process
+	srv      *Server // of the owners
+	api      *api
+	hosted   *hosted
+	peers    *peers
+	standbys *standbys
+}
+
 // openOwner takes a volume, brings its store to the end of the journal, and begins to serve.
 // Only replays run until every session known to the journal has come back or ended. A
 // non-empty from names the present owner; openOwner asks that owner for the volume when
 // everything else is ready.
-func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
-	ctx := s.ctx
-	vol, err := s.cfg.Cluster.Volume(ctx, v)
+func (op *opener) openOwner(v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
+	ctx := op.ctx
+	vol, err := op.cfg.Cluster.Volume(ctx, v)
 	if err != nil {
 		return nil, err
 	}
@@ -30,19 +40,19 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	}
 	var st Store
 	if from != "" {
-		if st, err = s.takeOver(ctx, v, from); err != nil {
+		if st, err = op.takeOver(ctx, v, from); err != nil {
 			return nil, err
 		}
 	}
 	began := time.Now()
 	var restored <-chan restoration
 	if from != "" {
-		restored = s.askRestoration(ctx, v) // already settled by the present owner
+		restored = op.askRestoration(ctx, v) // already settled by the present owner
 	}
-	own, j, err := s.cfg.Cluster.Own(ctx, v)
+	own, j, err := op.cfg.Cluster.Own(ctx, v)
 	if err != nil {
 		if st != nil {
-			err = errors.Join(err, s.standbys.give(v, st))
+			err = errors.Join(err, op.standbys.give(v, st))
 		}
 		return nil, err
 	}
@@ -50,12 +60,12 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		// This owner answered no caller, so the next owner waits only for the leases of our
 		// predecessor.
 		if yerr := own.Yield(context.WithoutCancel(ctx)); yerr != nil {
-			s.log.Warn("the ownership of a volume that could not be opened could not be released", "volume", vol.Name, "error", yerr)
+			op.log.Warn("the ownership of a volume that could not be opened could not be released", "volume", vol.Name, "error", yerr)
 		}
 		return nil, err
 	}
 	if restored == nil {
-		restored = s.askRestoration(ctx, v)
+		restored = op.askRestoration(ctx, v)
 	}
 	owned := time.Since(began)
 	// A store already at the end of the journal needs no read of the journal.
@@ -63,30 +73,30 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	var bytes int
 	if end, ok := own.Head(); ok && st != nil && st.Applied() == end {
 		pos = end
-	} else if st, pos, bytes, err = s.loadState(ctx, v, j, st); err != nil {
+	} else if st, pos, bytes, err = op.loadState(ctx, v, j, st); err != nil {
 		return release(err)
 	}
 	if pos.Seq == 0 {
 		effects, err := firstEffects(st, &vol)
 		if err != nil {
-			s.standbys.give(v, st)
+			op.standbys.give(v, st)
 			return release(err)
 		}
 		e := journal.Next(v, pos, own.Term(), namespace.AppendEffects(nil, effects))
 		if err := j.Append(ctx, e); err != nil {
-			s.standbys.give(v, st)
+			op.standbys.give(v, st)
 			return release(err)
 		}
 		pos = e.Position()
 		if err := st.Apply(pos, effects); err != nil {
-			s.standbys.give(v, st)
+			op.standbys.give(v, st)
 			return release(err)
 		}
 	}
 	o := &owner{
 		kernel: kernel{
-			srv: s, vol: v, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
-			ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
+			srv: op.srv, vol: v, log: op.log.With("volume", vol.Name), own: own, j: j, st: st,
+			ov: newOverlay(), cache: newCache(op.cfg.CacheBytes),
 			cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 			wake: make(chan struct{}, 1), recovered: make(chan struct{}),
 			sessions: map[meta.SessionID]*journaled{}, entered: map[*session]uint64{},
@@ -100,32 +110,32 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	}
 	o.leases = newLeases(&o.kernel)
 	o.lodge()
-	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
+	o.ctx, o.cancel = context.WithCancelCause(op.ctx)
 	o.tasks = newTasks(o)
 	if o.foreign.clone, err = namespace.IsClone(st); err != nil {
-		s.standbys.give(v, st)
+		op.standbys.give(v, st)
 		return release(err)
 	}
 	if err := o.quota.loadQuota(); err != nil {
-		s.standbys.give(v, st)
+		op.standbys.give(v, st)
 		return release(err)
 	}
 	if o.mirror.shown, err = namespace.Mirror(o.st); err != nil {
-		s.standbys.give(v, st)
+		op.standbys.give(v, st)
 		return release(err)
 	}
-	if err := errors.Join(o.loadSessions(), o.replays.load(o.st), o.leases.leaders.load(o.view(), s.cfg.Unsafe.NoLeadership)); err != nil {
-		s.standbys.give(v, st)
+	if err := errors.Join(o.loadSessions(), o.replays.load(o.st), o.leases.leaders.load(o.view(), op.cfg.Unsafe.NoLeadership)); err != nil {
+		op.standbys.give(v, st)
 		return release(err)
 	}
 	was := <-restored
 	if was.err != nil {
-		s.standbys.give(v, st)
+		op.standbys.give(v, st)
 		return release(was.err)
 	}
 	o.loadRestoration(was.r)
 	if rolling, err := o.rollbacks.rolling(); err != nil {
-		s.standbys.give(v, st)
+		op.standbys.give(v, st)
 		return release(err)
 	} else if rolling != 0 {
 		o.closed = make(chan struct{})
@@ -133,7 +143,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	o.wg.Go(func() { o.commitLoop(pos) })
 	o.wg.Go(func() {
 		lost := own.Lost()
-		if s.cfg.Unsafe.NoLease {
+		if op.cfg.Unsafe.NoLease {
 			lost = nil
 		}
 		select {
@@ -158,19 +168,19 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 // store ahead of the journal stops everything (Ahead): etcd was set back to an older copy, and
 // operations acknowledged since then must not be overwritten. open is the store if already
 // taken. After an error loadState has given the folder back to the standbys.
-func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open Store) (st Store, pos journal.Position, bytes int, err error) {
+func (op *opener) loadState(ctx context.Context, v meta.VolumeID, j Journal, open Store) (st Store, pos journal.Position, bytes int, err error) {
 	if st = open; st == nil {
 		// A standby's store is at the end of the journal, or nearly.
-		st = s.standbys.take(v)
+		st = op.standbys.take(v)
 	}
 	for try := 0; ; try++ {
 		if st == nil {
 			cp, have, err := j.Checkpoint(ctx)
 			if err != nil {
-				return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
+				return nil, pos, 0, errors.Join(err, op.standbys.give(v, nil))
 			}
-			if st, err = s.openStore(ctx, v, cp, have); err != nil {
-				return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
+			if st, err = op.openStore(ctx, v, cp, have); err != nil {
+				return nil, pos, 0, errors.Join(err, op.standbys.give(v, nil))
 			}
 		}
 		pos, bytes = st.Applied(), 0
@@ -185,14 +195,14 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open
 		err = errors.Join(err, st.Close())
 		st = nil
 		if try > 0 || !errors.Is(err, meta.Corrupt) && !errors.Is(err, meta.Stale) {
-			return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
+			return nil, pos, 0, errors.Join(err, op.standbys.give(v, nil))
 		}
 		if errors.Is(err, meta.Stale) {
 			continue // openStore loads the checkpoint
 		}
-		s.log.Error("the local state does not fit the journal: the server puts it aside and builds it again", "volume", v, "error", err)
-		if err := s.cfg.Cluster.PutAsideStore(v); err != nil {
-			return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
+		op.log.Error("the local state does not fit the journal: the server puts it aside and builds it again", "volume", v, "error", err)
+		if err := op.cfg.Cluster.PutAsideStore(v); err != nil {
+			return nil, pos, 0, errors.Join(err, op.standbys.give(v, nil))
 		}
 	}
 }

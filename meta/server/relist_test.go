@@ -38,11 +38,11 @@ func TestListUnderWayDoesNotCount(t *testing.T) {
 		}
 	}
 	held.Store(true)
-	g.s.srv.relist(1)
+	g.s.srv.repairs.relist(1)
 	if !next(30 * time.Second) {
 		t.Fatal("no list")
 	}
-	g.s.srv.opened(1).words.set(&cluster.Volume{Compression: "zstd"})
+	g.s.srv.hosted.opened(1).words.set(&cluster.Volume{Compression: "zstd"})
 	close(hold)
 	if !next(30 * time.Second) {
 		t.Fatal("what was under way counted")

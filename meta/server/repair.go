@@ -90,6 +90,13 @@ func (h *jobs) Pop() any {
 
 // repairs are the repairs of all volumes owned by this process.
 type repairs struct {
+	*process
+	api          *api
+	chunkServers *chunkServers
+	hosted       *hosted
+	peers        *peers
+	serverMap    *serverMap
+
 	mu      sync.Mutex
 	queue   jobs
 	byChunk map[meta.ChunkID]*job // queued or running
@@ -356,22 +363,21 @@ func (r *repairs) rate() float64 {
 
 // share is the rate in bytes per second for one more copy, so that all copies together stay
 // within RepairRate and RepairServerRate.
-func (s *Server) share() uint64 {
-	r := s.repairs
+func (r *repairs) share() uint64 {
 	r.mu.Lock()
-	n := min(s.cfg.RepairParallel, max(1, r.running+len(r.queue)))
+	n := min(r.cfg.RepairParallel, max(1, r.running+len(r.queue)))
 	r.mu.Unlock()
-	return max(1, min(s.cfg.RepairRate/uint64(n), s.cfg.RepairServerRate/maxPerServer))
+	return max(1, min(r.cfg.RepairRate/uint64(n), r.cfg.RepairServerRate/maxPerServer))
 }
 
 // repairLoop starts queued repairs. If the queue overflowed, repairLoop starts new inspections
 // when the queue is three quarters empty.
-func (s *Server) repairLoop() {
+func (r *repairs) repairLoop() {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
 		for {
-			j := s.repairs.next(s.cfg.RepairParallel)
+			j := r.next(r.cfg.RepairParallel)
 			if j == nil {
 				break
 			}
@@ -380,29 +386,29 @@ func (s *Server) repairLoop() {
 				if err != nil && j.by.k.ctx.Err() == nil {
 					j.by.k.log.Warn("a chunk could not be repaired; the owner tries again", "chunk", j.id, "error", err)
 				}
-				s.repairs.finish(j, err)
+				r.finish(j, err)
 			})
 		}
-		s.repairs.mu.Lock()
-		more := s.repairs.dropped && len(s.repairs.queue) < maxRepairs/4
+		r.mu.Lock()
+		more := r.dropped && len(r.queue) < maxRepairs/4
 		if more {
-			s.repairs.dropped = false
+			r.dropped = false
 		}
-		s.repairs.mu.Unlock()
+		r.mu.Unlock()
 		if more {
-			s.kickRepair()
+			r.kickRepair()
 		}
 		select {
-		case <-s.ctx.Done():
+		case <-r.ctx.Done():
 			return
-		case <-s.repairs.wake:
+		case <-r.wake:
 		}
 	}
 }
 
 // kickRepair makes every owner inspect its chunks now.
-func (s *Server) kickRepair() {
-	for _, o := range s.owners() {
+func (r *repairs) kickRepair() {
+	for _, o := range r.hosted.owners() {
 		o.tasks.inspection.Wake()
 	}
 }
@@ -471,11 +477,11 @@ func (rp *repairing) repair(j *job) error {
 	if err != nil {
 		return err
 	}
-	m := k.srv.servers()
+	m := k.srv.serverMap.servers()
 	st := m.Plan(chance{}, &policy, replicas)
 	if st.Reason == placement.None && j.reason == placement.Imbalance {
 		// Balance with the current fills, and without this copy.
-		st, _ = k.srv.makeMap(j).Balance(&policy, k.srv.cfg.Balance).Move(chance{}, rec.Servers, rec.Length)
+		st, _ = k.srv.serverMap.makeMap(j).Balance(&policy, k.srv.cfg.Balance).Move(chance{}, rec.Servers, rec.Length)
 	}
 	if !st.Work() {
 		return nil
@@ -687,17 +693,17 @@ func copyTerms(n, rate uint64) (uint64, time.Duration) {
 // Corrupt, NoSuchChunk, the target's errors.
 func (rp *repairing) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fence, crc uint32, class string, to meta.ServerID, from []meta.ServerID) error {
 	k := rp.k
-	rate, patience := copyTerms(rec.Length, k.srv.share())
+	rate, patience := copyTerms(rec.Length, k.srv.repairs.share())
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
 	or := meta.Order{
 		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: rp.words.compression(),
-		Cap: k.srv.sign(patience+time.Minute, capability.Claims{
-			Volume: k.vol, Chunk: rec.ID, Rights: capability.Read, Client: k.srv.certified(to), // the target shows the capability
+		Cap: k.srv.chunkServers.sign(patience+time.Minute, capability.Claims{
+			Volume: k.vol, Chunk: rec.ID, Rights: capability.Read, Client: k.srv.chunkServers.certified(to), // the target shows the capability
 		}),
 	}
 	for _, id := range from {
-		if i, ok := k.srv.Resolve(id); ok {
+		if i, ok := k.srv.chunkServers.Resolve(id); ok {
 			i.Disks = nil
 			or.Sources = append(or.Sources, i)
 		}

@@ -97,7 +97,7 @@ func (g *grid) realServerWith(cfg chunks.Config, dirs ...string) (srv *chunks.Se
 	t.Cleanup(stop)
 	wait, c := context.WithTimeout(context.Background(), time.Minute)
 	defer c()
-	if err := g.s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
+	if err := g.s.srv.chunkServers.AwaitServer(wait, []meta.ServerID{id}); err != nil {
 		t.Fatal(err)
 	}
 	return srv, stop
@@ -106,7 +106,7 @@ func (g *grid) realServerWith(cfg chunks.Config, dirs ...string) (srv *chunks.Se
 // fillWith writes n sealed chunks of a size in bytes.
 func (g *grid) fillWith(p *peer, n, size int) {
 	g.t.Helper()
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.chunkServers.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	defer cl.Close()
 	for i := range n {
 		ino := p.create(g.t, fmt.Sprint("chunk", i)).Attr.Ino
@@ -276,7 +276,7 @@ func TestRepairWithRealServers(t *testing.T) {
 	}
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 2})
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, ReadCap: g.s.srv.SystemReadCap, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.chunkServers.Resolve, ReadCap: g.s.srv.chunkServers.SystemReadCap, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	t.Cleanup(func() { cl.Close() })
 	const size = 8 << 20
 	want := map[meta.ChunkID][]byte{}
@@ -337,7 +337,7 @@ func TestRepairWithRealServers(t *testing.T) {
 			}
 		}
 	}
-	if r, err := g.s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
+	if r, err := g.s.srv.checker.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
 		t.Errorf("DATA: fsck: %v %+v", err, r)
 	}
 }
@@ -350,7 +350,7 @@ func TestStoppedOwnersFreeze(t *testing.T) {
 	g := newGrid(t, nil)
 	g.realServer(1, racks[0])
 	p := g.s.dial("a")
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.chunkServers.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	t.Cleanup(func() { cl.Close() })
 	ino := p.create(t, "f").Attr.Ino
 	gr := p.alloc(t, false)
@@ -366,7 +366,7 @@ func TestStoppedOwnersFreeze(t *testing.T) {
 	g.mu.Lock()
 	g.before = func(_ meta.ServerID, o meta.Order) bool { return o.Kind != meta.OrderSeal }
 	g.mu.Unlock()
-	o := g.s.srv.opened(1)
+	o := g.s.srv.hosted.opened(1)
 	first := o.own.Term()
 	sealed := make(chan error, 1)
 	go func() {
@@ -380,7 +380,7 @@ func TestStoppedOwnersFreeze(t *testing.T) {
 		t.Fatal("an order that did not arrive sealed the chunk")
 	}
 	eventually(t, "another owner", func() error {
-		o, err := g.s.srv.open(t.Context(), 1)
+		o, err := g.s.srv.hosted.open(t.Context(), 1)
 		if err == nil && o.own.Term() == first {
 			err = meta.E("open", meta.Busy, "", nil)
 		}

@@ -95,7 +95,7 @@ func TestRepairFalseAlarm(t *testing.T) {
 	}
 	g.mu.Unlock()
 	// All at once, before anything is done about the first.
-	unlock, ok := g.s.srv.repairs.lock(&g.s.srv.opened(1).repairing, a.ID)
+	unlock, ok := g.s.srv.repairs.lock(&g.s.srv.hosted.opened(1).repairing, a.ID)
 	if !ok {
 		t.Fatal("a repair of a whole chunk")
 	}
@@ -132,7 +132,7 @@ func TestRepairReturnedServer(t *testing.T) {
 			t.Fatal(rec, err)
 		}
 		// As if the seal had counted on the server, and its final order had not arrived.
-		o := g.s.srv.opened(1)
+		o := g.s.srv.hosted.opened(1)
 		if err := o.repairing.setReplicas(t.Context(), &rec, append(slices.Clone(rec.Servers), 2), meta.Fence{}); err != nil {
 			t.Fatal(err)
 		}
@@ -416,7 +416,7 @@ func TestMostEndangeredFirst(t *testing.T) {
 			node.mu.Lock()
 			delete(node.chunks, rec.ID)
 			node.mu.Unlock()
-			g.s.srv.badReplica(rec.ID, id, false)
+			g.s.srv.repairs.badReplica(rec.ID, id, false)
 		}
 	}
 	// The first holds the only slot while the others come, the worst last.

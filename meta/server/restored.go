@@ -20,10 +20,10 @@ type restoration struct {
 }
 
 // askRestoration asks the cluster in the background, while the volume is being opened.
-func (s *Server) askRestoration(ctx context.Context, v meta.VolumeID) <-chan restoration {
+func (op *opener) askRestoration(ctx context.Context, v meta.VolumeID) <-chan restoration {
 	ch := make(chan restoration, 1)
-	s.wg.Go(func() {
-		r, ok, err := s.cfg.Cluster.Restored(ctx, v)
+	op.wg.Go(func() {
+		r, ok, err := op.cfg.Cluster.Restored(ctx, v)
 		if !ok {
 			ch <- restoration{err: err}
 			return

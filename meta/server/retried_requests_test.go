@@ -239,7 +239,7 @@ func TestRollbackAfterRollback(t *testing.T) {
 	s = newSiteWith(t, 10*time.Second, func(cfg *Config) {
 		cfg.Logger = slog.New(onMessage{Handler: cfg.Logger.Handler(), message: "the volume was rolled back", do: func() {
 			if !sent.Swap(true) { // the second request logs the message, too
-				second = s.srv.opened(1).rollbacks.rollBack(t.Context(), nil, "one", rollHow{token: 2, force: true})
+				second = s.srv.hosted.opened(1).rollbacks.rollBack(t.Context(), nil, "one", rollHow{token: 2, force: true})
 			}
 		}})
 	})
@@ -325,7 +325,7 @@ func TestRollbackAgain(t *testing.T) {
 	s.crash()
 	s.start()
 	must(back(1 + 2*maxRolled))
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	o.mu.Lock()
 	n := len(o.rollbacks.done)
 	o.mu.Unlock()

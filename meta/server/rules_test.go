@@ -390,9 +390,9 @@ func TestChunkServerNumberIsTheCertificates(t *testing.T) {
 		t.Error("a report without a number is taken")
 	}
 	eventually(t, "server 8 is its own", func() error {
-		s.srv.mu.Lock()
-		defer s.srv.mu.Unlock()
-		if l := s.srv.links[8]; l != nil && l.who.Name == "one" {
+		s.srv.chunkServers.mu.Lock()
+		defer s.srv.chunkServers.mu.Unlock()
+		if l := s.srv.chunkServers.links[8]; l != nil && l.who.Name == "one" {
 			return meta.E("look", meta.Busy, "", nil)
 		}
 		return nil
@@ -507,9 +507,9 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 		}
 		nc.Close()
 	}
-	s.srv.mu.Lock()
-	defer s.srv.mu.Unlock()
-	if n := len(s.srv.sessions); n != 0 {
+	s.srv.clients.mu.Lock()
+	defer s.srv.clients.mu.Unlock()
+	if n := len(s.srv.clients.sessions); n != 0 {
 		t.Errorf("strangers have %d sessions", n)
 	}
 }
@@ -555,13 +555,13 @@ func TestGrantsMadeElsewhere(t *testing.T) {
 	if k := s.ask(nc, rd, &wire.Enter{Volume: 1}); k != meta.KindOK {
 		t.Fatal(k)
 	}
-	s.srv.mu.Lock()
-	for _, sess := range s.srv.sessions {
+	s.srv.clients.mu.Lock()
+	for _, sess := range s.srv.clients.sessions {
 		sess.accMu.Lock()
 		sess.look = time.Time{} // as if the pace's time were over
 		sess.accMu.Unlock()
 	}
-	s.srv.mu.Unlock()
+	s.srv.clients.mu.Unlock()
 	if k := s.ask(nc, rd, create); k == meta.ReadOnly || k == meta.AccessDenied || k == meta.Unavailable {
 		t.Error(k)
 	}

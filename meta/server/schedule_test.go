@@ -31,7 +31,7 @@ func TestScheduleAcrossOwners(t *testing.T) {
 	// look notes the snapshots, in the journal's words.
 	look := func() (all []meta.Snapshot) {
 		t.Helper()
-		o, err := s.srv.ownerFor(t.Context(), 1)
+		o, err := s.srv.hosted.ownerFor(t.Context(), 1)
 		if err == nil {
 			err = o.await(t.Context(), o.recovered)
 		}
@@ -147,10 +147,10 @@ func TestScheduleThatFails(t *testing.T) {
 	chunks.refuse(meta.IO)
 	a.schedule(t, "24h:hourly")
 	health := func() (l []meta.VolumeHealth) {
-		return slices.DeleteFunc(s.srv.Health(t.Context()).Volumes, func(v meta.VolumeHealth) bool { return v.Undone == "" })
+		return slices.DeleteFunc(s.srv.health.Health(t.Context()).Volumes, func(v meta.VolumeHealth) bool { return v.Undone == "" })
 	}
 	eventually(t, "it is told", func() error { return unless(len(health()) == 1) })
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	for range 20 { // looked at again, the snapshot is not tried again yet
 		o.tasks.snapshots.Wake()
 		time.Sleep(5 * time.Millisecond)
@@ -190,8 +190,8 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	a.create(t, "f")
-	o := s.srv.opened(1)
-	s.srv.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
+	o := s.srv.hosted.opened(1)
+	s.srv.room.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
 	a.schedule(t, "24h:hourly")
 	var failing scheduling
 	eventually(t, "it fails", func() error {
@@ -204,7 +204,7 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 		o.schedule.going = failing
 		return nil
 	})
-	s.srv.tight.Store(nil)
+	s.srv.room.tight.Store(nil)
 	if err := a.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestScheduleSetWhileRead(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	a.create(t, "f")
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	known := func(keep string) func() error {
 		return func() error {
 			o.mu.Lock()
@@ -271,7 +271,7 @@ func TestDeletionsStandBack(t *testing.T) {
 	batch(made)
 	one := a.snapshot(t, "one")
 	batch(gone)
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	eventually(t, "the schedule was looked at", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()

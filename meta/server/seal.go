@@ -75,7 +75,7 @@ func (sl *sealing) orderAll(ctx context.Context, servers []meta.ServerID, or met
 					first.Do(func() { time.AfterFunc(sealWait, late) })
 					return
 				}
-				if ctx.Err() != nil || k.srv.neverBack(id) {
+				if ctx.Err() != nil || k.srv.chunkServers.neverBack(id) {
 					return
 				}
 				select {
@@ -208,7 +208,7 @@ func (sl *sealing) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.
 	var errs []error
 	for i, a := range said {
 		answers[i] = replica.AnswerOf(a.OrderResult, a.err, order.Length)
-		if answers[i].Reach == replica.Unreachable && k.srv.neverBack(rec.Servers[i]) {
+		if answers[i].Reach == replica.Unreachable && k.srv.chunkServers.neverBack(rec.Servers[i]) {
 			answers[i].Reach = replica.Lost
 		}
 		if errors.Is(a.err, meta.NoSuchChunk) {
@@ -380,28 +380,28 @@ func (u *suspicion) dropOld() {
 
 // trouble notes a session's report of chunk servers, and verifies the replicas reported as
 // bad.
-func (s *Server) trouble(sess *session, m *wire.Trouble) {
+func (r *repairs) trouble(sess *session, m *wire.Trouble) {
 	if len(m.Away) > 0 {
-		s.log.Warn("a client can't reach chunk servers", "session", sess.name, "servers", m.Away)
-		s.suspected.add(sess.id, m.Away)
+		r.log.Warn("a client can't reach chunk servers", "session", sess.name, "servers", m.Away)
+		r.chunkServers.suspected.add(sess.id, m.Away)
 	}
 	for _, b := range m.Bad {
-		s.log.Error("a client found a damaged replica", "session", sess.name, "chunk", b.Chunk, "server", b.Server)
+		r.log.Error("a client found a damaged replica", "session", sess.name, "chunk", b.Chunk, "server", b.Server)
 		if b.Chunk.Volume != m.Volume {
 			continue
 		}
 		// The client's report proves nothing: the server reads the replica and reports.
 		select {
-		case s.suspected.looking <- struct{}{}:
-			s.wg.Go(func() {
-				defer func() { <-s.suspected.looking }()
+		case r.chunkServers.suspected.looking <- struct{}{}:
+			r.wg.Go(func() {
+				defer func() { <-r.chunkServers.suspected.looking }()
 				// Without an end, some silent servers would take all slots for good.
-				ctx, cancel := context.WithTimeout(s.ctx, verifyPatience(meta.DefaultChunk))
+				ctx, cancel := context.WithTimeout(r.ctx, verifyPatience(meta.DefaultChunk))
 				defer cancel()
-				if _, err := s.Order(ctx, b.Server, meta.Order{Kind: meta.OrderVerify, Chunk: b.Chunk}); err != nil {
-					s.log.Warn("a replica reported by a client is damaged, or its server did not answer", "chunk", b.Chunk, "server", b.Server, "error", err)
+				if _, err := r.chunkServers.Order(ctx, b.Server, meta.Order{Kind: meta.OrderVerify, Chunk: b.Chunk}); err != nil {
+					r.log.Warn("a replica reported by a client is damaged, or its server did not answer", "chunk", b.Chunk, "server", b.Server, "error", err)
 					if k := meta.KindOf(err); k == meta.Corrupt || k == meta.NoSuchChunk {
-						s.badReplica(b.Chunk, b.Server, k == meta.Corrupt)
+						r.badReplica(b.Chunk, b.Server, k == meta.Corrupt)
 					}
 				}
 			})

@@ -95,7 +95,7 @@ func TestSealOfAChunkThatIsBegunMeanwhile(t *testing.T) {
 			f.mu.Lock()
 			f.sealing = func(meta.Order) { begin() }
 			f.mu.Unlock()
-			rec, err := s.srv.opened(1).sealing.seal(t.Context(), g.ID, nil) // as of a server that is to be emptied
+			rec, err := s.srv.hosted.opened(1).sealing.seal(t.Context(), g.ID, nil) // as of a server that is to be emptied
 			if err != nil || rec.State != meta.ChunkSealed || rec.Length < 800 {
 				t.Errorf("DATA: a chunk of which 800 bytes were committed ends at %d: %+v %v", rec.Length, rec, err)
 			}
@@ -135,7 +135,7 @@ func TestSealGoesOnWithoutAStoppedServer(t *testing.T) {
 		t.Errorf("the seal took %v", took)
 	}
 	f[2].wake()
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	if errs := o.sealing.sealReplicas(t.Context(), &rec, []meta.ServerID{3}); errs[0] != nil {
 		t.Fatal(errs)
 	}

@@ -11,7 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,8 +21,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/state"
 	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
@@ -201,69 +204,66 @@ type Unsafe struct {
 	NoLeadership bool
 }
 
-// Server serves the volumes of a cluster.
+// Server serves the volumes of a cluster. Its parts each have the state, the lock and the methods
+// of one concept; furnish tells each part which other parts it uses.
+//
+// Lock order: an owner's mu before the mu of a part; never the other way. No part's mu is held
+// while another part's mu is taken, except that the innermost lock, the mu of serverMap, may be
+// taken under each.
 type Server struct {
-	cfg      Config
-	log      *slog.Logger
-	epoch    time.Time
-	stats    counters
-	roomless roomless
-	tight    atomic.Pointer[shortage] // nil: the disks have room
+	process
+	api      *api         // for administrators
+	gate     peering.Gate // connections before identification
+	refusals peering.Refusals
+	conns    atomic.Int64
 
-	suspected suspicion
+	chunkServers chunkServers
+	serverMap    serverMap
+	clients      clients
+	enrolment    enrolment
+	peers        peers
+	adminFrames  adminFrames
+	hosted       hosted
+	opener       opener
+	standbys     *standbys
+	room         diskRoom
+	catalogue    catalogue
+	junctions    junctionTree
+	trash        trash
 
-	// Lock order: an owner's mu before mu; never the other way.
-	mu        sync.Mutex
-	sessions  map[meta.SessionID]*session
-	latest    map[string]*session // by place: the session begun last
-	volumes   map[meta.VolumeID]*opening
-	links     map[meta.ServerID]*link
-	keys      []meta.CapKey
-	keysAt    time.Time // when keys arrived
-	paces     paces
-	evicted   []string // identities; with keys, for chunk servers
-	closing   bool
-	standbys  *standbys
-	homeWake  chan struct{} // capacity 1: to homeLoop
-	leavers   leavers
-	certs     seenCerts
-	cutOff    cutOff
-	abandoned abandonedBytes
-	unable    unable
-	// strangers has a slot for each connection without a certificate.
-	strangers chan struct{}
-	gate      peering.Gate // connections before identification
-	refusals  peering.Refusals
-	conns     atomic.Int64
-	repairs   *repairs
-	digests   digests
-	indexes   making
-	filling   chan struct{} // a slot for the chunk filled by compaction
-
+	repairs     *repairs
+	orphans     orphanBlobs
+	checker     checker
+	surveyor    surveyor
+	health      healthReport
+	digests     digests
+	indexes     making
 	comparisons *comparisons
+	filling     chan struct{} // a slot for the chunk filled by compaction
+}
 
-	api *api // for administrators
+// process is what all parts of a server share: the configuration, and the server's life.
+type process struct {
+	cfg   Config
+	log   *slog.Logger
+	epoch time.Time // of the server's start
+	stats counters
 
-	tree     turns // of attaching and detaching a volume
-	deleting turns
-	setting  turns // of changing a volume's policy and the settings in its row
-	purging  purges
-	// atRest are closed volumes with this server as home, closed in order by their last
-	// owners. While the list of metadata servers is unchanged, no other server takes such a
-	// volume, so homeLoop does not ask etcd for each volume at every change. Guarded by mu.
-	atRest map[meta.VolumeID]bool
-
-	// seenMu guards seen and the map built from seen; seenMu is the innermost lock.
-	seenMu   sync.Mutex
-	seen     map[meta.ServerID]*sighting
-	placed   *placement.Map // nil: make a new map
-	placedAt time.Time
-	mapTurn  uint64 // counts the invalidations of maps
+	// closing: the server is stopping. It is set before Close asks for the owners and the
+	// sessions; a volume or session that is added under its part's mu after closing was read
+	// there as false is among them.
+	closing atomic.Bool
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	wg     task.Group
 }
+
+// stops reports whether the server is stopping.
+func (p *process) stops() bool { return p.closing.Load() }
+
+// digestsHere reports whether this server computes digests of snapshots.
+func (p *process) digestsHere() bool { return p.cfg.Chunks != nil && p.cfg.DigestDir != "" }
 
 type counters struct {
 	calls, entries, journalBytes, checkpoints, refused, expired, sealed, deleted, staleDeleted atomic.Uint64
@@ -330,48 +330,146 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{
-		cfg: cfg, log: cfg.Logger, epoch: time.Now(),
-		sessions:  map[meta.SessionID]*session{},
-		latest:    map[string]*session{},
-		volumes:   map[meta.VolumeID]*opening{},
-		atRest:    map[meta.VolumeID]bool{},
-		links:     map[meta.ServerID]*link{},
-		suspected: suspicion{looking: make(chan struct{}, 4)},
-		homeWake:  make(chan struct{}, 1),
-		strangers: make(chan struct{}, maxStrangers),
-		seen:      map[meta.ServerID]*sighting{},
-		repairs:   newRepairs(),
-		digests:   newDigests(cfg.DigestRate, cfg.AwaitedDigestRate),
-		indexes:   making{make(chan struct{}, 1), rate.NewLimiter(indexRate, indexPage)},
-		filling:   make(chan struct{}, 1),
+		process: process{cfg: cfg, log: cfg.Logger, epoch: time.Now()},
+		repairs: newRepairs(),
+		digests: newDigests(cfg.DigestRate, cfg.AwaitedDigestRate),
+		indexes: making{make(chan struct{}, 1), rate.NewLimiter(indexRate, indexPage)},
+		filling: make(chan struct{}, 1),
 
 		comparisons: newComparisons(),
 	}
-	var err error
-	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {
+	s.chunkServers.links = map[meta.ServerID]*link{}
+	s.chunkServers.suspected.looking = make(chan struct{}, 4)
+	s.serverMap.seen = map[meta.ServerID]*sighting{}
+	s.clients.sessions, s.clients.latest = map[meta.SessionID]*session{}, map[string]*session{}
+	s.enrolment.strangers = make(chan struct{}, maxStrangers)
+	s.hosted.volumes, s.hosted.atRest = map[meta.VolumeID]*opening{}, map[meta.VolumeID]bool{}
+	s.hosted.homeWake = make(chan struct{}, 1)
+	keys, err := cfg.Cluster.CapKeys(ctx)
+	if err != nil {
 		return nil, err
 	}
-	s.keysAt = time.Now() // the newest key may be a moment old
+	s.chunkServers.keys, s.chunkServers.keysAt = keys, time.Now() // the newest key may be a moment old
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.standbys = newStandbys(s)
 	s.api = newAPI(s)
+	s.furnish()
 	s.wg.Go(s.api.run)
-	s.wg.Go(s.expireLoop)
-	s.wg.Go(s.guardLoop)
-	s.wg.Go(s.repairLoop)
-	s.wg.Go(s.leakLoop)
-	s.wg.Go(s.keyLoop)
+	s.wg.Go(s.clients.expireLoop)
+	s.wg.Go(s.enrolment.guardLoop)
+	s.wg.Go(s.repairs.repairLoop)
+	s.wg.Go(s.orphans.leakLoop)
+	s.wg.Go(s.chunkServers.keyLoop)
 	s.wg.Go(s.standbys.loop)
 	if cfg.HomeAfter > 0 {
-		s.wg.Go(s.homeLoop)
-		s.wg.Go(s.visitLoop)
-		s.wg.Go(s.treeLoop)
+		s.wg.Go(s.hosted.homeLoop)
+		s.wg.Go(s.hosted.visitLoop)
+		s.wg.Go(s.junctions.treeLoop)
 	}
 	if cfg.Room != nil {
-		s.wg.Go(s.roomLoop)
-		s.wg.Go(s.roomlessLoop)
+		s.wg.Go(s.room.roomLoop)
+		s.wg.Go(s.room.roomlessLoop)
 	}
 	return s, nil
+}
+
+// furnish tells each part of the server which other parts it uses.
+func (s *Server) furnish() {
+	p := &s.process
+	chunkServers, serverMap, hosted, peers := &s.chunkServers, &s.serverMap, &s.hosted, &s.peers
+
+	s.chunkServers.process = p
+	s.serverMap.process, s.serverMap.hosted, s.serverMap.repairs = p, hosted, s.repairs
+
+	// Clients and other metadata servers.
+	s.clients.process, s.clients.srv, s.clients.hosted = p, s, hosted
+	en := &s.enrolment
+	en.process, en.chunkServers, en.clients, en.hosted, en.refusals = p, chunkServers, &s.clients, hosted, &s.refusals
+	ps := &s.peers
+	ps.process, ps.adminFrames, ps.chunkServers, ps.clients, ps.hosted = p, &s.adminFrames, chunkServers, &s.clients, hosted
+	af := &s.adminFrames
+	af.process, af.catalogue, af.hosted, af.room = p, &s.catalogue, hosted, &s.room
+
+	// Volumes.
+	hs := &s.hosted
+	hs.process, hs.opener, hs.peers, hs.room = p, &s.opener, peers, &s.room
+	hs.serverMap, hs.standbys, hs.trash = serverMap, s.standbys, &s.trash
+	op := &s.opener
+	op.process, op.srv, op.api, op.hosted, op.peers, op.standbys = p, s, s.api, hosted, peers, s.standbys
+	s.room.process, s.room.hosted, s.room.peers = p, hosted, peers
+	ca := &s.catalogue
+	ca.process, ca.api, ca.hosted, ca.junctions, ca.peers, ca.serverMap = p, s.api, hosted, &s.junctions, peers, serverMap
+	jt := &s.junctions
+	jt.process, jt.hosted, jt.peers, jt.trash = p, hosted, peers, &s.trash
+	tr := &s.trash
+	tr.process, tr.catalogue, tr.chunkServers, tr.hosted = p, &s.catalogue, chunkServers, hosted
+	tr.peers, tr.serverMap, tr.standbys = peers, serverMap, s.standbys
+
+	// Chunks.
+	rs := s.repairs
+	rs.process, rs.api, rs.chunkServers, rs.hosted, rs.peers, rs.serverMap = p, s.api, chunkServers, hosted, peers, serverMap
+	s.orphans.process, s.orphans.chunkServers, s.orphans.hosted = p, chunkServers, hosted
+	s.orphans.serverMap, s.orphans.trash = serverMap, &s.trash
+	ch := &s.checker
+	ch.process, ch.chunkServers, ch.hosted, ch.junctions, ch.peers = p, chunkServers, hosted, &s.junctions, peers
+	s.surveyor.process, s.surveyor.chunkServers = p, chunkServers
+	hr := &s.health
+	hr.process, hr.clients, hr.enrolment, hr.hosted, hr.repairs = p, &s.clients, &s.enrolment, hosted, s.repairs
+	hr.room, hr.serverMap, hr.standbys = &s.room, serverMap, s.standbys
+}
+
+// Resolve finds a connected chunk server.
+func (s *Server) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
+	return s.chunkServers.Resolve(id)
+}
+
+// Order sends an order to a chunk server and waits for the result. Errors: Unavailable (no
+// stream to the server, or no answer), and the result's error.
+func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (meta.OrderResult, error) {
+	return s.chunkServers.Order(ctx, id, o)
+}
+
+// SystemReadCap returns a capability to read the chunks of a volume.
+func (s *Server) SystemReadCap(v meta.VolumeID) []byte { return s.chunkServers.SystemReadCap(v) }
+
+// AwaitServer waits until at least one of the chunk servers is connected. Errors: Unavailable,
+// Canceled.
+func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
+	return s.chunkServers.AwaitServer(ctx, any)
+}
+
+// AwaitServers waits until n chunk servers are connected, or, for n = 0, until some chunk
+// server is connected and the number has not changed for quiet. Errors: Unavailable.
+func (s *Server) AwaitServers(ctx context.Context, n int, quiet time.Duration) error {
+	return s.chunkServers.AwaitServers(ctx, n, quiet)
+}
+
+// LeaseLost gives up every volume owned under a lease that is over. The caller must not take
+// volumes under a new lease before LeaseLost returns.
+func (s *Server) LeaseLost() { s.hosted.LeaseLost() }
+
+// OpenAll opens the volumes that have this server as home and were not released by their last
+// owners, and finishes deletions. Other volumes are opened on request.
+func (s *Server) OpenAll(ctx context.Context) error { return s.hosted.OpenAll(ctx) }
+
+// Settle waits, as long as ctx allows, until the open chunks of ended sessions are sealed.
+func (s *Server) Settle(ctx context.Context) error { return s.hosted.Settle(ctx) }
+
+// Health returns what might be wrong, as far as this server knows. It takes a few seconds at
+// most: a fact not found out by then is reported as unknown.
+func (s *Server) Health(ctx context.Context) *meta.ServerHealth { return s.health.Health(ctx) }
+
+// Fsck checks a volume's state, with all counts made again, and asks the chunk servers for
+// every chunk in the state. It reads the state at a single journal entry: changes go on
+// meanwhile.
+func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error) {
+	return s.checker.Fsck(ctx, v)
+}
+
+// Survey makes a survey. dir is for temporary states of volumes; backup is a backup of the
+// cluster's records, or nil.
+func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared, backup *cluster.Backup) (*Survey, error) {
+	return s.surveyor.Survey(ctx, dir, shared, backup)
 }
 
 // Serve accepts connections until the server is closed or the listener fails.
@@ -446,12 +544,12 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		Cluster: s.cfg.Cluster.ID(), TTL: uint64(s.cfg.SessionTTL.Milliseconds()),
 	}
 	if !who.Anyone() && who.Role == "" {
-		if err := s.stranger(conn, rd, v, &ans); err != nil {
+		if err := s.enrolment.stranger(conn, rd, v, &ans); err != nil {
 			s.greet(conn, err)
 		}
 		return
 	}
-	if err := s.mayConnect(who, h.Role); err != nil {
+	if err := s.enrolment.mayConnect(who, h.Role); err != nil {
 		s.refusals.Warn(s.log, "a connection was refused", "error", err)
 		s.greet(conn, err)
 		return
@@ -465,7 +563,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		// A connection ends with the certificate shown at its start; a client with a newer
 		// certificate connects again.
 		defer time.AfterFunc(time.Until(who.Expires), func() { conn.Close() }).Stop()
-		defer s.certs.shown(who)()
+		defer s.enrolment.certs.shown(who)()
 	}
 	switch h.Role {
 	case wire.RoleChunkServer:
@@ -476,15 +574,15 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	case wire.RolePeer:
 		conn.SetDeadline(time.Time{})
 		conn.Write(wire.Append(nil, v, 0, &ans))
-		s.servePeer(conn, rd, v, &session{srv: s, who: who, role: h.Role, name: h.Name})
+		s.peers.servePeer(conn, rd, v, &session{srv: s, who: who, role: h.Role, name: h.Name})
 		return
 	}
-	grant := s.grant()
+	grant := s.hosted.grant()
 	if grant <= 0 {
 		s.greet(conn, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("this server has no lease at etcd")))
 		return
 	}
-	sess, err := s.admit(&h, who)
+	sess, err := s.clients.admit(&h, who)
 	if err != nil {
 		s.greet(conn, err)
 		return
@@ -497,8 +595,8 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		return
 	}
 	conn.SetDeadline(time.Time{})
-	snd.Enqueue(0, s.serverList())
-	snd.Enqueue(0, s.metaList())
+	snd.Enqueue(0, s.chunkServers.serverList())
+	snd.Enqueue(0, s.peers.metaList())
 	err = sess.read(conn, rd)
 	sess.detach(conn, err)
 	if err != nil && s.ctx.Err() == nil {
@@ -508,7 +606,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		}
 		// If the process has died, the session ends at once.
 		if s.cfg.Dead != nil && s.cfg.Dead(sess.host, sess.pid, sess.start) {
-			s.endSession(sess, errors.New("its process is gone"))
+			s.clients.endSession(sess, errors.New("its process is gone"))
 		}
 	}
 }
@@ -519,19 +617,40 @@ func (s *Server) greet(conn net.Conn, err error) {
 	}))
 }
 
+// clients are the sessions of this server's clients.
+type clients struct {
+	*process
+	srv       *Server // of the sessions
+	hosted    *hosted
+	paces     paces
+	cutOff    cutOff
+	abandoned abandonedBytes
+
+	mu       sync.Mutex
+	sessions map[meta.SessionID]*session
+	latest   map[string]*session // by place: the session begun last
+}
+
+// all lists the sessions.
+func (cl *clients) all() []*session {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	return slices.Collect(maps.Values(cl.sessions))
+}
+
 // admit finds the session that a client resumes, or makes a session under the client's number.
 // Each volume decides, when the client enters, whether the session is still valid there.
 // Errors: AccessDenied for a session of another identity, Unavailable.
-func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
+func (cl *clients) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 	wait := time.NewTimer(4 * time.Second)
 	defer wait.Stop()
 	for {
-		s.mu.Lock()
-		if s.closing {
-			s.mu.Unlock()
-			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, errStopping)
+		cl.mu.Lock()
+		if cl.stops() {
+			cl.mu.Unlock()
+			return nil, meta.E("hello", meta.Unavailable, cl.cfg.Name, errStopping)
 		}
-		old := s.sessions[h.Session]
+		old := cl.sessions[h.Session]
 		if old == nil {
 			id := h.Session
 			for id == 0 {
@@ -539,22 +658,22 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 				rand.Read(b[:])
 				id = meta.SessionID(binary.LittleEndian.Uint64(b[:]))
 			}
-			sess := &session{pace: s.paces.of(who),
-				srv: s, id: id, who: who, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start, streams: h.Streams,
+			sess := &session{pace: cl.paces.of(who),
+				srv: cl.srv, id: id, who: who, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start, streams: h.Streams,
 				cancels: map[uint64]context.CancelCauseFunc{}, ordered: queues{}, late: queues{}, gone: make(chan struct{}),
 			}
-			sess.ctx, sess.cancel = context.WithCancelCause(s.ctx)
+			sess.ctx, sess.cancel = context.WithCancelCause(cl.ctx)
 			sess.touch()
-			s.sessions[id] = sess
-			if before := s.latest[placeOf(sess.name)]; before != nil {
-				before.followed.Store(int64(time.Since(s.epoch)))
+			cl.sessions[id] = sess
+			if before := cl.latest[placeOf(sess.name)]; before != nil {
+				before.followed.Store(int64(time.Since(cl.epoch)))
 			}
-			s.latest[placeOf(sess.name)] = sess
-			s.mu.Unlock()
-			s.cutOff.back(sess.name)
+			cl.latest[placeOf(sess.name)] = sess
+			cl.mu.Unlock()
+			cl.cutOff.back(sess.name)
 			return sess, nil
 		}
-		s.mu.Unlock()
+		cl.mu.Unlock()
 		if !old.ended.Load() {
 			if !old.who.Same(who) {
 				return nil, meta.E("hello", meta.AccessDenied, who.String(), errors.New("the session is another's"))
@@ -565,31 +684,31 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 		select {
 		case <-old.gone:
 		case <-wait.C:
-			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the session is being ended"))
-		case <-s.ctx.Done():
-			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, context.Cause(s.ctx))
+			return nil, meta.E("hello", meta.Unavailable, cl.cfg.Name, errors.New("the session is being ended"))
+		case <-cl.ctx.Done():
+			return nil, meta.E("hello", meta.Unavailable, cl.cfg.Name, context.Cause(cl.ctx))
 		}
 	}
 }
 
-func (s *Server) session(id meta.SessionID) *session {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sessions[id]
+func (cl *clients) session(id meta.SessionID) *session {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	return cl.sessions[id]
 }
 
 // expireLoop ends sessions without a keep-alive: after keptFor, or, once the lease has run
 // out, if another caller needs what the session holds, if the session's process ended, or if
 // the server has too many late sessions. expireLoop also ends sessions that leave a recall
 // unanswered.
-func (s *Server) expireLoop() {
-	every := s.cfg.SessionTTL / 16
+func (cl *clients) expireLoop() {
+	every := cl.cfg.SessionTTL / 16
 	t := time.NewTicker(every)
 	defer t.Stop()
 	last := time.Now()
 	for {
 		select {
-		case <-s.ctx.Done():
+		case <-cl.ctx.Done():
 			return
 		case <-t.C:
 		}
@@ -597,19 +716,19 @@ func (s *Server) expireLoop() {
 		// Waiting longer for a session is always safe.
 		stood := time.Since(last) - every
 		last = time.Now()
-		s.mu.Lock()
+		cl.mu.Lock()
 		if stood > 2*every {
-			s.log.Warn("this process stood still: it extends the leases of its sessions", "for", stood)
+			cl.log.Warn("this process stood still: it extends the leases of its sessions", "for", stood)
 		}
 		if stood > every/2 { // or the machine is overloaded
-			for _, sess := range s.sessions {
+			for _, sess := range cl.sessions {
 				sess.renewed.Add(int64(stood))
 			}
 		}
 		var over, late []*session
-		for _, sess := range s.sessions {
+		for _, sess := range cl.sessions {
 			switch idle := sess.idle(); {
-			case idle <= s.cfg.SessionTTL:
+			case idle <= cl.cfg.SessionTTL:
 				sess.heard()
 			case idle > sess.keptFor():
 				over = append(over, sess)
@@ -620,22 +739,22 @@ func (s *Server) expireLoop() {
 				}
 				late = append(late, sess)
 				if !was {
-					s.log.Info("a session is late: the server keeps it until another session needs one of its leases or locks", "session", sess.name, "idle", idle.Round(time.Second))
+					cl.log.Info("a session is late: the server keeps it until another session needs one of its leases or locks", "session", sess.name, "idle", idle.Round(time.Second))
 				}
 			}
 		}
-		s.mu.Unlock()
+		cl.mu.Unlock()
 		end := func(all []*session, why string) {
 			for _, sess := range all {
-				s.stats.expired.Add(1)
-				s.endSession(sess, errors.New(why))
+				cl.stats.expired.Add(1)
+				cl.endSession(sess, errors.New(why))
 			}
 		}
 		end(over, "its lease ran out")
-		end(s.awaitedBy(late), "its lease ran out, and somebody needs what it holds")
-		end(s.deadAmong(late), "its process is gone")
-		end(s.tooMany(late), "its lease ran out, and too many others' did")
-		s.endStubborn(max(stood, 0))
+		end(cl.awaitedBy(late), "its lease ran out, and somebody needs what it holds")
+		end(cl.deadAmong(late), "its process is gone")
+		end(cl.tooMany(late), "its lease ran out, and too many others' did")
+		cl.endStubborn(max(stood, 0))
 	}
 }
 
@@ -646,12 +765,12 @@ const maxLinger = 15 * time.Minute
 
 // awaitedBy returns the late sessions that hold up another session, or because of which
 // another session was refused.
-func (s *Server) awaitedBy(late []*session) (awaited []*session) {
+func (cl *clients) awaitedBy(late []*session) (awaited []*session) {
 	if len(late) == 0 {
 		return nil
 	}
 	inTheWay := map[meta.SessionID]bool{}
-	for _, o := range s.owners() {
+	for _, o := range cl.hosted.owners() {
 		o.mu.Lock()
 		for _, sess := range o.leases.InTheWay() {
 			inTheWay[sess.id] = true
@@ -666,7 +785,7 @@ func (s *Server) awaitedBy(late []*session) (awaited []*session) {
 	}
 	for _, sess := range late {
 		// The session may have come back meanwhile.
-		if (inTheWay[sess.id] || sess.wanted.Load()) && sess.idle() > s.cfg.SessionTTL {
+		if (inTheWay[sess.id] || sess.wanted.Load()) && sess.idle() > cl.cfg.SessionTTL {
 			awaited = append(awaited, sess)
 		}
 	}
@@ -680,48 +799,48 @@ const recallTTLs = 4
 // endStubborn ends sessions that renew but answer no recall: other sessions must not wait
 // forever. stood extends all deadlines. awaitedBy handles silent sessions; a session that came
 // back has the full time again.
-func (s *Server) endStubborn(stood time.Duration) {
-	patience := recallTTLs * s.cfg.SessionTTL
-	for _, o := range s.owners() {
+func (cl *clients) endStubborn(stood time.Duration) {
+	patience := recallTTLs * cl.cfg.SessionTTL
+	for _, o := range cl.hosted.owners() {
 		o.mu.Lock()
 		o.leases.Extend(stood)
 		late := o.leases.Stubborn(time.Now().Add(-patience))
 		o.mu.Unlock()
 		for _, sess := range late {
-			if sess.away.Load() || time.Since(s.epoch)-time.Duration(sess.returned.Load()) < patience {
+			if sess.away.Load() || time.Since(cl.epoch)-time.Duration(sess.returned.Load()) < patience {
 				continue
 			}
-			s.stats.expired.Add(1)
-			s.endSession(sess, errors.New("it left a recall unanswered"))
+			cl.stats.expired.Add(1)
+			cl.endSession(sess, errors.New("it left a recall unanswered"))
 		}
 	}
 }
 
 // endSession voids a session: the server drops its leases and locks, and the journal of each
 // volume entered here releases the session's files.
-func (s *Server) endSession(sess *session, why error) {
+func (cl *clients) endSession(sess *session, why error) {
 	if sess.ended.Swap(true) {
 		return
 	}
-	s.log.Info("session ended", "session", sess.name, "why", why)
+	cl.log.Info("session ended", "session", sess.name, "why", why)
 	used := false
-	for _, o := range s.owners() {
+	for _, o := range cl.hosted.owners() {
 		used = used || o.has(sess)
 		o.endSession(sess.id, sess)
 	}
 	// A client that uses nothing of this server is not reported as cut off. A client mounted
 	// anew since its last sign of life is back already.
 	if used && sess.role == wire.RoleClient && !errors.Is(why, errLeft) && sess.followed.Load() <= max(sess.renewed.Load(), 0) {
-		s.cutOff.add(sess, why)
+		cl.cutOff.add(sess, why)
 	}
-	s.mu.Lock()
-	if s.sessions[sess.id] == sess {
-		delete(s.sessions, sess.id)
+	cl.mu.Lock()
+	if cl.sessions[sess.id] == sess {
+		delete(cl.sessions, sess.id)
 	}
-	if place := placeOf(sess.name); s.latest[place] == sess {
-		delete(s.latest, place)
+	if place := placeOf(sess.name); cl.latest[place] == sess {
+		delete(cl.latest, place)
 	}
-	s.mu.Unlock()
+	cl.mu.Unlock()
 	close(sess.gone)
 	sess.cancel(why)
 	if !errors.Is(why, errLeft) {
@@ -740,13 +859,9 @@ const unregisterWait = 5 * time.Second
 // Close stops in order: each volume's journal commits all answered operations, then the server
 // releases its ownerships.
 func (s *Server) Close(ctx context.Context) error {
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
+	if s.closing.Swap(true) {
 		return nil
 	}
-	s.closing = true
-	s.mu.Unlock()
 	var errs []error
 	// First, no further client shall be sent to this server. If etcd does not answer, the
 	// registration expires by itself, so the rest of Close does not wait for etcd.
@@ -757,7 +872,7 @@ func (s *Server) Close(ctx context.Context) error {
 	cancel()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	for _, o := range s.owners() {
+	for _, o := range s.hosted.owners() {
 		wg.Go(func() {
 			if err := o.close(ctx); err != nil {
 				mu.Lock()
@@ -775,17 +890,15 @@ func (s *Server) Close(ctx context.Context) error {
 
 // Abandon stops the server without releasing anything, as a crash would: for tests.
 func (s *Server) Abandon() {
-	s.mu.Lock()
-	s.closing = true
-	s.mu.Unlock()
-	owners := s.owners()
+	s.closing.Store(true)
+	owners := s.hosted.owners()
 	for _, o := range owners {
 		o.cancel(errors.New("abandoned"))
 	}
 	s.cancel(errors.New("abandoned"))
 	s.wg.Wait()
 	// Also close the stores of volumes that were being opened.
-	for _, o := range append(owners, s.owners()...) {
+	for _, o := range append(owners, s.hosted.owners()...) {
 		o.closeStore()
 	}
 	s.standbys.close()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -23,6 +24,20 @@ type sighting struct {
 	ahead      time.Duration // its clock minus this server's at the last report, less the report's travel time
 }
 
+// serverMap knows every chunk server, connected or not, and the map for the placement of chunks.
+type serverMap struct {
+	*process
+	hosted  *hosted
+	repairs *repairs
+
+	// mu guards seen and the map built from seen; mu is the innermost lock.
+	mu       sync.Mutex
+	seen     map[meta.ServerID]*sighting
+	placed   *placement.Map // nil: make a new map
+	placedAt time.Time
+	mapTurn  uint64 // counts the invalidations of maps
+}
+
 // quiet is how long a server with a stream may be silent before the server counts as
 // unreachable: several report intervals.
 const quiet = 10 * time.Second
@@ -32,13 +47,13 @@ const notedEvery = 2 * time.Second
 
 // saw takes in a chunk server's report; the caller passes every report. anew: earlier lists of
 // the server's replicas may be wrong.
-func (s *Server) saw(name string, r *wire.Report) (anew bool) {
-	s.seenMu.Lock()
-	defer s.seenMu.Unlock()
-	x := s.seen[r.Info.ID]
+func (sm *serverMap) saw(name string, r *wire.Report) (anew bool) {
+	sm.mu.Lock()
+	defer sm.mu.Unlock()
+	x := sm.seen[r.Info.ID]
 	if x == nil {
 		x = &sighting{}
-		s.seen[r.Info.ID] = x
+		sm.seen[r.Info.ID] = x
 	}
 	anew = !x.live || x.generation != r.Generation || !slices.EqualFunc(x.info.Disks, r.Info.Disks, func(a, b meta.DiskInfo) bool {
 		return a.ID == b.ID && a.State == b.State
@@ -48,33 +63,33 @@ func (s *Server) saw(name string, r *wire.Report) (anew bool) {
 		x.ahead = time.Duration(r.Now - meta.Time(time.Now().UnixNano()))
 	}
 	if anew {
-		s.mapIsOldLocked()
+		sm.mapIsOldLocked()
 	}
 	if time.Since(x.noted) < notedEvery {
 		return anew
 	}
 	x.noted = time.Now()
 	n := cluster.NodeOf(name, r.Info)
-	if known := nodeIn(s.cfg.Cluster.Nodes(), n.ID); known != nil && known.Tells(&n) {
+	if known := nodeIn(sm.cfg.Cluster.Nodes(), n.ID); known != nil && known.Tells(&n) {
 		return anew
 	}
-	s.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+	sm.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(sm.ctx, 5*time.Second)
 		defer cancel()
-		if err := s.cfg.Cluster.ObserveNode(ctx, n, meta.Time(time.Now().UnixNano())); err != nil && s.ctx.Err() == nil {
-			s.log.Warn("a node could not be recorded", "server", n.ID, "error", err)
+		if err := sm.cfg.Cluster.ObserveNode(ctx, n, meta.Time(time.Now().UnixNano())); err != nil && sm.ctx.Err() == nil {
+			sm.log.Warn("a node could not be recorded", "server", n.ID, "error", err)
 		}
 	})
 	return anew
 }
 
 // unseen notes the end of a server's stream.
-func (s *Server) unseen(id meta.ServerID) {
-	s.seenMu.Lock()
-	defer s.seenMu.Unlock()
-	if x := s.seen[id]; x != nil {
+func (sm *serverMap) unseen(id meta.ServerID) {
+	sm.mu.Lock()
+	defer sm.mu.Unlock()
+	if x := sm.seen[id]; x != nil {
 		x.live, x.last = false, time.Now()
-		s.mapIsOldLocked()
+		sm.mapIsOldLocked()
 	}
 }
 
@@ -87,11 +102,11 @@ func nodeIn(nodes []cluster.Node, id meta.ServerID) *cluster.Node {
 }
 
 // sightings lists every chunk server seen by this process, by ID.
-func (s *Server) sightings() []sighting {
-	s.seenMu.Lock()
-	defer s.seenMu.Unlock()
-	all := make([]sighting, 0, len(s.seen))
-	for _, x := range s.seen {
+func (sm *serverMap) sightings() []sighting {
+	sm.mu.Lock()
+	defer sm.mu.Unlock()
+	all := make([]sighting, 0, len(sm.seen))
+	for _, x := range sm.seen {
 		all = append(all, *x)
 	}
 	slices.SortFunc(all, func(a, b sighting) int { return cmp.Compare(a.info.ID, b.info.ID) })
@@ -103,40 +118,40 @@ const mapAge = 200 * time.Millisecond
 
 // servers returns the map for the placement of chunks: servers that report, servers that
 // reported earlier, and servers known to the registry.
-func (s *Server) servers() *placement.Map {
-	return s.mapWith(func() *placement.Map { return s.makeMap(nil) })
+func (sm *serverMap) servers() *placement.Map {
+	return sm.mapWith(func() *placement.Map { return sm.makeMap(nil) })
 }
 
 // mapWith returns the current map, or a new one from make if the current map is too old.
-func (s *Server) mapWith(make func() *placement.Map) *placement.Map {
-	s.seenMu.Lock()
-	m, made := s.placed, s.mapTurn
-	if time.Since(s.placedAt) > mapAge {
+func (sm *serverMap) mapWith(make func() *placement.Map) *placement.Map {
+	sm.mu.Lock()
+	m, made := sm.placed, sm.mapTurn
+	if time.Since(sm.placedAt) > mapAge {
 		m = nil
 	}
-	s.seenMu.Unlock()
+	sm.mu.Unlock()
 	if m == nil {
 		m = make()
-		s.seenMu.Lock()
-		if s.mapTurn == made { // else the map is out of date already
-			s.placed, s.placedAt = m, time.Now()
+		sm.mu.Lock()
+		if sm.mapTurn == made { // else the map is out of date already
+			sm.placed, sm.placedAt = m, time.Now()
 		}
-		s.seenMu.Unlock()
+		sm.mu.Unlock()
 	}
 	return m
 }
 
 // forgetMap invalidates the map, so that the next use makes a new map.
-func (s *Server) forgetMap() {
-	s.seenMu.Lock()
-	defer s.seenMu.Unlock()
-	s.mapIsOldLocked()
+func (sm *serverMap) forgetMap() {
+	sm.mu.Lock()
+	defer sm.mu.Unlock()
+	sm.mapIsOldLocked()
 }
 
-// mapIsOldLocked invalidates the map, and any map being made now. The caller holds seenMu.
-func (s *Server) mapIsOldLocked() {
-	s.placed = nil
-	s.mapTurn++
+// mapIsOldLocked invalidates the map, and any map being made now. The caller holds mu.
+func (sm *serverMap) mapIsOldLocked() {
+	sm.placed = nil
+	sm.mapTurn++
 }
 
 // givenUp reports whether all disks of a server are bad and one still serves: the server's
@@ -155,10 +170,10 @@ func givenUp(i *meta.ServerInfo) bool {
 }
 
 // makeMap makes the map. The running job without (nil: none) counts as not running.
-func (s *Server) makeMap(without *job) *placement.Map {
-	nodes := s.cfg.Cluster.Nodes()
-	load := s.repairs.loads()
-	seenNow := s.sightings()
+func (sm *serverMap) makeMap(without *job) *placement.Map {
+	nodes := sm.cfg.Cluster.Nodes()
+	load := sm.repairs.loads()
+	seenNow := sm.sightings()
 	told := make(map[meta.ServerID]time.Time, len(seenNow))
 	for _, x := range seenNow {
 		told[x.info.ID] = x.last
@@ -167,8 +182,8 @@ func (s *Server) makeMap(without *job) *placement.Map {
 	for id := range told {
 		changes[id] = &placement.Server{}
 	}
-	s.repairs.unreported(told, without, changes)
-	for _, o := range s.owners() {
+	sm.repairs.unreported(told, without, changes)
+	for _, o := range sm.hosted.owners() {
 		o.stale.leaving(changes)
 	}
 	var all []placement.Server
@@ -183,7 +198,7 @@ func (s *Server) makeMap(without *job) *placement.Map {
 			if node != nil && node.State != cluster.NodeActive || givenUp(&x.info) {
 				p.State = placement.Draining
 			}
-		case node != nil && node.State == cluster.NodeRemoved, away > s.cfg.RepairDelay:
+		case node != nil && node.State == cluster.NodeRemoved, away > sm.cfg.RepairDelay:
 			p.State = placement.Gone
 		default:
 			p.State = placement.Away
@@ -199,7 +214,7 @@ func (s *Server) makeMap(without *job) *placement.Map {
 		for _, d := range n.Disks {
 			p.Disks = append(p.Disks, placement.Disk{Class: d.Class, Total: d.Total})
 		}
-		if n.State == cluster.NodeRemoved || time.Since(s.epoch) > s.cfg.RepairDelay {
+		if n.State == cluster.NodeRemoved || time.Since(sm.epoch) > sm.cfg.RepairDelay {
 			p.State = placement.Gone
 		}
 		all = append(all, p)
@@ -231,9 +246,9 @@ func (chance) Uint64N(n uint64) uint64 { return rand.Uint64N(n) }
 // place chooses replicas for n chunks, on none of the servers in avoid (servers reported as
 // unreachable by the writer). If the other servers are too few, place tries avoided servers
 // after all. Errors: Unavailable, NoSpace.
-func (s *Server) place(n int, p *meta.Policy, w placement.Writer, avoid []meta.ServerID) ([][]meta.ServerID, error) {
-	m := s.servers()
-	if s.cfg.Unsafe.NoLeast {
+func (sm *serverMap) place(n int, p *meta.Policy, w placement.Writer, avoid []meta.ServerID) ([][]meta.ServerID, error) {
+	m := sm.servers()
+	if sm.cfg.Unsafe.NoLeast {
 		any := *p
 		any.MinReplicas, p = 1, &any
 	}

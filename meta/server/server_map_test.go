@@ -37,22 +37,22 @@ func TestMapBegunBeforeAServerCame(t *testing.T) {
 	t.Parallel()
 	s := newSite(t).srv
 	report := &wire.Report{Info: meta.ServerInfo{ID: 7, Addr: "unix:/nowhere", Total: 1 << 40, Free: 1 << 39}}
-	s.forgetMap()
-	s.mapWith(func() *placement.Map {
-		m := s.makeMap(nil)
-		s.saw("n", report)
+	s.serverMap.forgetMap()
+	s.serverMap.mapWith(func() *placement.Map {
+		m := s.serverMap.makeMap(nil)
+		s.serverMap.saw("n", report)
 		return m
 	})
-	if _, err := s.place(1, &meta.Policy{Replicas: 1}, placement.Writer{}, nil); err != nil {
+	if _, err := s.serverMap.place(1, &meta.Policy{Replicas: 1}, placement.Writer{}, nil); err != nil {
 		t.Error(err)
 	}
-	s.forgetMap()
-	s.mapWith(func() *placement.Map {
-		m := s.makeMap(nil)
-		s.unseen(7)
+	s.serverMap.forgetMap()
+	s.serverMap.mapWith(func() *placement.Map {
+		m := s.serverMap.makeMap(nil)
+		s.serverMap.unseen(7)
 		return m
 	})
-	if _, err := s.place(1, &meta.Policy{Replicas: 1}, placement.Writer{}, nil); meta.KindOf(err) != meta.Unavailable {
+	if _, err := s.serverMap.place(1, &meta.Policy{Replicas: 1}, placement.Writer{}, nil); meta.KindOf(err) != meta.Unavailable {
 		t.Errorf("a chunk is placed on a server that is gone: %v", err)
 	}
 }

@@ -25,7 +25,7 @@ func TestCreateIsSeenByOthersOnlyWhenDurable(t *testing.T) {
 	if got.Attr.Ino != r.Attr.Ino {
 		t.Fatalf("b sees inode %d, a made %d", got.Attr.Ino, r.Attr.Ino)
 	}
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.ov.m) != 0 && o.durable < o.cur.seq-1 {
@@ -78,9 +78,9 @@ func TestReadTimesTakeNothingBack(t *testing.T) {
 	// modes demands the leases of a and b, by their own account and the owner's.
 	modes := func(what string, wantA, wantB meta.LeaseMode) {
 		t.Helper()
-		o := s.srv.opened(1)
+		o := s.srv.hosted.opened(1)
 		o.mu.Lock()
-		oa, ob := o.leases.Mode(s.srv.session(a.ID()), made.Ino), o.leases.Mode(s.srv.session(b.ID()), made.Ino)
+		oa, ob := o.leases.Mode(s.srv.clients.session(a.ID()), made.Ino), o.leases.Mode(s.srv.clients.session(b.ID()), made.Ino)
 		o.mu.Unlock()
 		if a.mode(made.Ino) != wantA || b.mode(made.Ino) != wantB || oa != wantA || ob != wantB {
 			t.Fatalf("after %s a has lease %v (the owner: %v), b %v (%v), not %v and %v", what, a.mode(made.Ino), oa, b.mode(made.Ino), ob, wantA, wantB)
@@ -112,7 +112,7 @@ func TestDeadSessionIsExpired(t *testing.T) {
 	b.mu.Lock()
 	b.hold = true
 	b.mu.Unlock()
-	bs := s.srv.session(b.ID())
+	bs := s.srv.clients.session(b.ID())
 	bs.renewed.Store(-int64(2 * DefaultCourtesy)) // as if no keep-alive had come
 	began := time.Now()
 	a.create(t, "x")
@@ -131,7 +131,7 @@ func TestRecallIsNotWaitedForForEver(t *testing.T) {
 	b.mu.Lock()
 	b.hold = true
 	b.mu.Unlock()
-	bs := s.srv.session(b.ID())
+	bs := s.srv.clients.session(b.ID())
 	began := time.Now()
 	a.create(t, "x")
 	// On a loaded machine b's renewal may come too late, too: then its lease
@@ -156,7 +156,7 @@ func TestExpiredClientHearsOfIt(t *testing.T) {
 	s.start()
 	b := s.dial("b")
 	made := b.create(t, "x").Attr.Ino
-	s.srv.endSession(s.srv.session(b.ID()), errors.New("test"))
+	s.srv.clients.endSession(s.srv.clients.session(b.ID()), errors.New("test"))
 	deadline := time.Now().Add(time.Minute)
 	for {
 		_, err := b.Do(t.Context(), 1, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
@@ -206,7 +206,7 @@ func TestEarlyRepliesSurviveTheServer(t *testing.T) {
 			if err := a.Sync(t.Context(), 1); err != nil {
 				t.Fatal(err)
 			}
-			r, err := s.srv.Fsck(t.Context(), 1)
+			r, err := s.srv.checker.Fsck(t.Context(), 1)
 			if err != nil || r.Count != 0 {
 				t.Fatalf("DATA: fsck: %v %+v", err, r)
 			}
@@ -253,7 +253,7 @@ func TestOrphansAreToldAgain(t *testing.T) {
 			b.do(t, &meta.Open{Ino: ino}, meta.LeaseShared)
 			// Recalled, b stands at the inode without a lease: no session waits for b.
 			a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: meta.TypeRegular | 0o600}, meta.LeaseShared)
-			away := s.srv.session(b.ID())
+			away := s.srv.clients.session(b.ID())
 			away.mu.Lock()
 			conn := away.conn
 			away.send = nil // messages to the session are lost, as in a partition
@@ -289,7 +289,7 @@ func TestNothingIsDoneForTheKilled(t *testing.T) {
 	b.mu.Unlock()
 	chmod := &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: meta.TypeRegular | 0o600}
 	go a.Do(t.Context(), 1, meta.OpID{}, chmod, meta.LeaseNone)
-	there := s.srv.session(a.ID())
+	there := s.srv.clients.session(a.ID())
 	until(t, "the call waits", func() bool {
 		there.mu.Lock()
 		defer there.mu.Unlock()
@@ -339,7 +339,7 @@ func TestLeaseAfterALostDrop(t *testing.T) {
 	a.mu.Lock()
 	clear(a.leases)
 	a.mu.Unlock()
-	there := s.srv.session(a.ID())
+	there := s.srv.clients.session(a.ID())
 	there.mu.Lock()
 	conn := there.conn
 	there.mu.Unlock()
@@ -356,9 +356,9 @@ func TestSyncWaitsForReplays(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	a := s.dial("a")
-	s.srv.mu.Lock()
-	sess := s.srv.sessions[a.ID()]
-	s.srv.mu.Unlock()
+	s.srv.clients.mu.Lock()
+	sess := s.srv.clients.sessions[a.ID()]
+	s.srv.clients.mu.Unlock()
 	waits, goOn := make(chan struct{}), make(chan struct{})
 	sess.inOrder(1, func() { // as a waiting replay
 		close(waits)
@@ -400,7 +400,7 @@ func TestUnwantedSessionsHaveLonger(t *testing.T) {
 			s.crash()
 			s.start()
 			began := time.Now()
-			o, err := s.srv.ownerFor(t.Context(), 1)
+			o, err := s.srv.hosted.ownerFor(t.Context(), 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -411,10 +411,10 @@ func TestUnwantedSessionsHaveLonger(t *testing.T) {
 				case "a session":
 					_, err = b.Do(t.Context(), 1, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
 				case "a question":
-					_, err = s.srv.Fsck(t.Context(), 1)
+					_, err = s.srv.checker.Fsck(t.Context(), 1)
 				case "a status":
 					for o.isRecovering() && err == nil {
-						_, err = s.srv.RepairStatus(t.Context(), 0)
+						_, err = s.srv.repairs.RepairStatus(t.Context(), 0)
 					}
 				}
 				answered <- err
@@ -472,7 +472,7 @@ func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {
 			a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
 			s.crash() // most likely the removal is not in the journal yet
 			s.start()
-			for o := s.srv.opened(1); ; time.Sleep(time.Millisecond) {
+			for o := s.srv.hosted.opened(1); ; time.Sleep(time.Millisecond) {
 				o.mu.Lock()
 				_, waited := o.awaited[a.ID()]
 				o.mu.Unlock()
@@ -492,7 +492,7 @@ func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {
 				t.Fatalf("nlink %d", r.Attr.Nlink)
 			}
 			release(b)
-			r, err := s.srv.Fsck(t.Context(), 1)
+			r, err := s.srv.checker.Fsck(t.Context(), 1)
 			if err != nil || r.Count != 0 || r.Orphans != 0 {
 				t.Fatalf("DATA: fsck: %v %+v", err, r)
 			}
@@ -529,7 +529,7 @@ func TestLocksWait(t *testing.T) {
 func TestNoEffectsNoWait(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 3 {
@@ -548,7 +548,7 @@ func (s *site) lingering(name string, use func(p *peer)) *session {
 		s.t.Fatal(err)
 	}
 	use(p)
-	sess := s.srv.session(p.ID())
+	sess := s.srv.clients.session(p.ID())
 	p.Leave()
 	return sess
 }
@@ -565,7 +565,7 @@ func (s *site) looked() {
 	s.t.Helper()
 	for range 2 { // a look that had begun may be over with the first
 		p := s.dial("decoy")
-		sess := s.srv.session(p.ID())
+		sess := s.srv.clients.session(p.ID())
 		p.Leave()
 		s.runOut(sess)
 	}
@@ -579,7 +579,7 @@ func TestBackgroundEndsNobody(t *testing.T) {
 	other := s.dial("other")
 	var ino meta.Ino
 	sess := s.lingering("mount", func(p *peer) { ino = p.create(t, "x").Attr.Ino })
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	stands := func(when string) {
 		t.Helper()
 		s.looked()
@@ -640,7 +640,7 @@ func TestMovingGivesNothingUp(t *testing.T) {
 		a.holdsOn = on
 	}
 	holdOn(true)
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	moved := false
 	move := func() error {
 		_, err := o.compaction.swapped(ino, func() (meta.Op, error) {
@@ -753,11 +753,11 @@ func TestLingering(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.Leave()
-			stands := func() bool { return s.srv.session(p.ID()) != nil }
+			stands := func() bool { return s.srv.clients.session(p.ID()) != nil }
 			if c.want != nil {
 				// Beyond its lease, or the test would try a live session.
 				eventually(t, "its lease is over", func() error {
-					sess := s.srv.session(p.ID())
+					sess := s.srv.clients.session(p.ID())
 					if sess == nil {
 						return errors.New("there is no such session")
 					}

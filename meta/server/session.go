@@ -303,11 +303,11 @@ func (s *session) refuse(id uint64, err error) {
 // withOwner refuses the request and the client looks for the owner: the volume has moved, or
 // the client's entry is out of date.
 func (s *session) withOwner(id uint64, v meta.VolumeID, fn func(*owner)) {
-	if o := s.srv.opened(v); o != nil && o.has(s) {
+	if o := s.srv.hosted.opened(v); o != nil && o.has(s) {
 		fn(o)
 		return
 	}
-	s.refuse(id, s.srv.elsewhere(v))
+	s.refuse(id, s.srv.hosted.elsewhere(v))
 }
 
 // handle serves one frame, or refuses the frame.
@@ -374,7 +374,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
-		if o := s.srv.opened(m.Volume); o != nil {
+		if o := s.srv.hosted.opened(m.Volume); o != nil {
 			o.mu.Lock()
 			o.leases.Answer(time.Now(), s, m.Ino, id, m.Held)
 			o.mu.Unlock()
@@ -384,7 +384,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
-		if o := s.srv.opened(m.Volume); o != nil {
+		if o := s.srv.hosted.opened(m.Volume); o != nil {
 			o.mu.Lock()
 			o.leases.answerGrowth(s, id, &m)
 			o.mu.Unlock()
@@ -394,7 +394,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
-		if o := s.srv.opened(m.Volume); o != nil {
+		if o := s.srv.hosted.opened(m.Volume); o != nil {
 			o.mu.Lock()
 			o.told.answered(s, id)
 			o.mu.Unlock()
@@ -404,7 +404,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
-		if o := s.srv.opened(m.Volume); o != nil {
+		if o := s.srv.hosted.opened(m.Volume); o != nil {
 			o.mu.Lock()
 			for _, i := range m.Inos {
 				o.leases.Drop(s, i)
@@ -418,7 +418,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		}
 		s.touch()
 		// Beyond this server's lease at etcd another server may own the volumes (rule 2).
-		if grant := s.srv.grant(); grant > 0 {
+		if grant := s.srv.hosted.grant(); grant > 0 {
 			m.TTL = uint64(grant.Milliseconds())
 			s.enqueue(id, &m)
 		}
@@ -440,7 +440,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 					return
 				}
 			}
-			if o, err := s.srv.ownerFor(s.ctx, m.Volume); err != nil {
+			if o, err := s.srv.hosted.ownerFor(s.ctx, m.Volume); err != nil {
 				e.Status = wire.StatusOf(err)
 				s.enqueue(id, e)
 			} else {
@@ -453,7 +453,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		o := s.srv.opened(m.Volume) // not the next owner, which lacks the session's replays
+		o := s.srv.hosted.opened(m.Volume) // not the next owner, which lacks the session's replays
 		s.inOrder(m.Volume, func() {
 			if o != nil {
 				o.back(s)
@@ -477,13 +477,13 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
-		s.srv.trouble(s, &m)
+		s.srv.repairs.trouble(s, &m)
 	case wire.TGaveUp:
 		var m wire.GaveUp
 		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
-		s.srv.gaveUp(s, &m)
+		s.srv.clients.gaveUp(s, &m)
 	case wire.TLock:
 		m := new(wire.Lock)
 		if err := s.take(body, m); err != nil {
@@ -505,7 +505,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		if o := s.srv.opened(m.Volume); o != nil {
+		if o := s.srv.hosted.opened(m.Volume); o != nil {
 			o.serveClaim(s, m)
 		}
 	case wire.TReserve:
@@ -514,7 +514,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			return false, err
 		}
 		if m.Claim {
-			if o := s.srv.opened(m.Volume); o != nil {
+			if o := s.srv.hosted.opened(m.Volume); o != nil {
 				o.quota.claimPromise(s, m.Want)
 			}
 			break
@@ -536,7 +536,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			break
 		}
 		re := &wire.CapsRe{}
-		token, ttl, err := s.srv.readCap(m.Volume, s)
+		token, ttl, err := s.srv.chunkServers.readCap(m.Volume, s)
 		re.Status, re.Cap, re.TTL = wire.StatusOf(err), token, uint64(ttl.Milliseconds())
 		s.enqueue(id, re)
 	case wire.TAdmin:
@@ -545,19 +545,19 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			return false, err
 		}
 		s.wg.Go(func() {
-			re := s.srv.admin(s.ctx, s, m)
+			re := s.srv.adminFrames.admin(s.ctx, s, m)
 			s.enqueue(id, re)
 			s.flush()
 		})
 	case wire.TBye:
 		s.wg.Go(func() {
 			var used []*owner
-			for _, o := range s.srv.owners() {
+			for _, o := range s.srv.hosted.owners() {
 				if o.has(s) {
 					used = append(used, o)
 				}
 			}
-			s.srv.endSession(s, errLeft)
+			s.srv.clients.endSession(s, errLeft)
 			// The next owners of the volumes shall not wait for this session.
 			for _, o := range used {
 				ctx, cancel := context.WithTimeout(o.ctx, byeWait)

@@ -295,7 +295,7 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 		return nil, wait
 	}
 	if _, ok := c.Op.(*meta.StatFSOp); ok {
-		o.srv.fillDisk(&res.StatFS)
+		o.srv.chunkServers.fillDisk(&res.StatFS)
 	}
 	return &wire.Reply{Result: *res}, nil
 }
@@ -376,8 +376,8 @@ func checkSnapshotName(name string) error {
 }
 
 // listViews lists the mountable snapshots of a volume.
-func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	o, err := s.ownerOf(ctx, m)
+func (af *adminFrames) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	o, err := af.catalogue.ownerOf(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -391,8 +391,8 @@ func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 // targetOp takes a snapshot of a mirror's target, rolls the target back, or shows a snapshot to
 // the target's readers, for the session that fills the target. Errors: the errors of
 // snapshots.take, rollBack and show; ReadOnly.
-func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
-	o, err := s.ownerOf(ctx, m)
+func (af *adminFrames) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
+	o, err := af.catalogue.ownerOf(ctx, m)
 	if err != nil {
 		return err
 	}

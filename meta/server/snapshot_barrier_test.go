@@ -166,7 +166,7 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	_, err := b.Do(ctx, 1, meta.OpID{}, &meta.Open{Ino: written, Also: inos}, meta.LeaseExclusive)
 	cancel()
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	o.mu.Lock()
 	up := o.leases.barrier != nil // otherwise this machine is slow
 	o.mu.Unlock()
@@ -235,7 +235,7 @@ func TestSnapshotAsksWhoComesBack(t *testing.T) {
 		_, err := admin.TakeSnapshot(t.Context(), 1, "one")
 		taken <- err
 	}()
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	eventually(t, "the file's end is being settled", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -293,7 +293,7 @@ func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 	if l := admin.snapshots(t); l.Snapshots[0].Unanswered != 1 {
 		t.Fatalf("the list: %+v", l)
 	}
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	o.mu.Lock()
 	_, out, _ := o.leases.Waits()
 	still := o.leases.HeldExclusively(ino) && out == 0
@@ -351,7 +351,7 @@ func TestSnapshotSentAgain(t *testing.T) {
 	if two.Unanswered != 0 || !two.Strict {
 		t.Fatalf("%+v", two)
 	}
-	s.srv.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
+	s.srv.room.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
 	if _, err := admin.TakeSnapshot(t.Context(), 1, "three"); !errors.Is(err, meta.NoSpace) {
 		t.Errorf("without room: %v", err)
 	}
@@ -365,7 +365,7 @@ func TestSnapshotSentAgain(t *testing.T) {
 	if i := take("one", torn); i.At != one.At || i.Strict {
 		t.Errorf("sent again: %+v", i)
 	}
-	s.srv.tight.Store(nil)
+	s.srv.room.tight.Store(nil)
 	s.crash()
 	s.start()
 	if i := take("two", whole); i.At != two.At || i.Strict {
@@ -381,7 +381,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 	s := newSiteTTL(t, 20*time.Second)
 	a, admin := s.dial("writer"), s.dial("admin")
 	ino := a.create(t, "f").Attr.Ino
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	for n := 0; ; n++ {
 		if n == 5 { // on a slow machine a second is over before the next question
 			t.Fatal("it is not asked again")
@@ -436,7 +436,7 @@ func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
 	a.holdsOn = true
 	a.mu.Unlock()
 	admin := s.dial("admin")
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	state := func(up bool) func() error {
 		return func() error {
 			o.mu.Lock()

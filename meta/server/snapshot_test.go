@@ -56,7 +56,7 @@ func unless(ok bool) error {
 // exact fails if fsck finds anything.
 func (s *site) exact() {
 	s.t.Helper()
-	r, err := s.srv.Fsck(s.t.Context(), 1)
+	r, err := s.srv.checker.Fsck(s.t.Context(), 1)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestSnapshotsAreDissolved(t *testing.T) {
 	// The owner dies while dissolving a snapshot.
 	s.crash()
 	s.start()
-	if err := s.srv.AwaitServer(t.Context(), []meta.ServerID{1}); err != nil {
+	if err := s.srv.chunkServers.AwaitServer(t.Context(), []meta.ServerID{1}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "three is gone", gone("three"))
@@ -279,7 +279,7 @@ func TestRollback(t *testing.T) {
 					t.Fatal(err)
 				}
 			} else {
-				o := s.srv.opened(1)
+				o := s.srv.hosted.opened(1)
 				o.mu.Lock()
 				o.closed = make(chan struct{})
 				o.mu.Unlock()
@@ -389,7 +389,7 @@ func TestSnapshotDiff(t *testing.T) {
 	x, y = &adminapi.DiffSnapshotsRequest{From: "two"}, &adminapi.DiffSnapshotsRequest{From: "one"}
 	page(x)
 	page(y)
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if _, err := o.diff(ctx, "one", "two", false); meta.KindOf(err) != meta.Interrupted {
@@ -457,7 +457,7 @@ func TestSnapshotCostsTheSame(t *testing.T) {
 		if err := a.Sync(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
-		o := s.srv.opened(1)
+		o := s.srv.hosted.opened(1)
 		o.mu.Lock()
 		_, effects, err := namespace.Execute(o.view(), o.context(0), &meta.TakeSnapshot{Name: fmt.Sprint("at", files)})
 		o.mu.Unlock()

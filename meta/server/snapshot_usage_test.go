@@ -40,7 +40,7 @@ func TestSnapshotsCount(t *testing.T) {
 			}
 			return nil
 		})
-		o := s.srv.opened(1)
+		o := s.srv.hosted.opened(1)
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if r, err := namespace.Check(o.view()); err != nil || !r.OK() {

@@ -134,7 +134,7 @@ func (s *stale) deleteStale() {
 		if k.ctx.Err() != nil {
 			break
 		}
-		if _, ok := k.srv.Resolve(key.server); !ok {
+		if _, ok := k.srv.chunkServers.Resolve(key.server); !ok {
 			// The server lists its replicas after its return.
 			s.drop(key)
 			continue

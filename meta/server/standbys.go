@@ -248,7 +248,7 @@ func (b *standbys) position(v meta.VolumeID) (at journal.Position, warm bool) {
 func (b *standbys) wanted() (all []meta.VolumeID) {
 	view := b.s.cfg.Cluster.View()
 	n := b.s.cfg.Followers
-	if view == nil || n < 0 || len(view.MetaServers) < 2 || b.s.roomless.low.Load() {
+	if view == nil || n < 0 || len(view.MetaServers) < 2 || b.s.room.roomless.low.Load() {
 		return nil
 	}
 	for _, v := range view.Volumes {
@@ -407,7 +407,7 @@ func (b *standbys) load(life, following context.Context, v meta.VolumeID, log Jo
 	began := time.Now()
 	call, cancel := context.WithTimeoutCause(life, maxLoad, errors.New("the checkpoint can't be loaded"))
 	defer cancel()
-	st, err := b.s.openStore(call, v, cp, have)
+	st, err := b.s.opener.openStore(call, v, cp, have)
 	if err != nil {
 		return nil, err
 	}

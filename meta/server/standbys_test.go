@@ -237,7 +237,7 @@ func (h *hand) rest() {
 // own makes a server take a volume, as an owner.
 func (h *hand) own(v meta.VolumeID) *owner {
 	h.c.t.Helper()
-	o, err := h.srv.open(h.c.t.Context(), v)
+	o, err := h.srv.hosted.open(h.c.t.Context(), v)
 	if err != nil {
 		h.c.t.Fatal(err)
 	}
@@ -247,12 +247,12 @@ func (h *hand) own(v meta.VolumeID) *owner {
 // yield hands a volume over in order; the server goes on as the volume's standby.
 func (h *hand) yield(v meta.VolumeID) {
 	h.c.t.Helper()
-	o := h.srv.opened(v)
+	o := h.srv.hosted.opened(v)
 	if err := o.handOver(h.c.t.Context(), ""); err != nil {
 		h.c.t.Fatal(err)
 	}
 	eventually(h.c.t, "it is retired", func() error {
-		if h.srv.opened(v) != nil {
+		if h.srv.hosted.opened(v) != nil {
 			return errors.New("not yet")
 		}
 		return nil
@@ -288,7 +288,7 @@ func (h *hand) at(v meta.VolumeID, seq meta.Seq) {
 	h.srv.standbys.mu.Lock()
 	taken := len(h.srv.standbys.taken)
 	h.srv.standbys.mu.Unlock()
-	h.c.t.Fatalf("%s stands at %d, want %d; it follows %+v, owns %v, has taken %d, and sees %v", h.name, got, seq, h.srv.Status().Standbys, h.srv.opened(v) != nil, taken, h.cluster.View().MetaServers)
+	h.c.t.Fatalf("%s stands at %d, want %d; it follows %+v, owns %v, has taken %d, and sees %v", h.name, got, seq, h.srv.Status().Standbys, h.srv.hosted.opened(v) != nil, taken, h.cluster.View().MetaServers)
 }
 
 // sum is the digest of everything in a store.
@@ -310,7 +310,7 @@ func (c *crew) same(v meta.VolumeID) {
 	t := c.t
 	t.Helper()
 	for _, h := range c.hands {
-		if o := h.srv.opened(v); o != nil {
+		if o := h.srv.hosted.opened(v); o != nil {
 			if err := o.flush(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -22,12 +22,12 @@ func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 	const v = 99
 	op := &opening{state: cluster.VolumeActive, o: &owner{kernel: kernel{ctx: lost}}, done: make(chan struct{}), gone: make(chan struct{})}
 	close(op.done)
-	s.srv.mu.Lock()
-	s.srv.volumes[v] = op
-	s.srv.mu.Unlock()
+	s.srv.hosted.mu.Lock()
+	s.srv.hosted.volumes[v] = op
+	s.srv.hosted.mu.Unlock()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := s.srv.open(context.Background(), v)
+		_, err := s.srv.hosted.open(context.Background(), v)
 		ended <- err
 	}()
 	select {
@@ -35,9 +35,9 @@ func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 		t.Fatalf("it did not wait: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	s.srv.mu.Lock()
-	delete(s.srv.volumes, v)
-	s.srv.mu.Unlock()
+	s.srv.hosted.mu.Lock()
+	delete(s.srv.hosted.volumes, v)
+	s.srv.hosted.mu.Unlock()
 	s.srv.cancel(errors.New("the test ends it"))
 	select {
 	case err := <-ended:
@@ -75,11 +75,7 @@ func TestCallsGoOnWhenAServerStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stopping := func(is bool) {
-		s.srv.mu.Lock()
-		defer s.srv.mu.Unlock()
-		s.srv.closing = is
-	}
+	stopping := func(is bool) { s.srv.closing.Store(is) }
 	api, sess := s.api(), s.dial("admin")
 	if _, err := api.Volumes.CheckpointVolume(t.Context(), &admin.CheckpointVolumeRequest{Volume: admin.Numbered(1)}); err != nil {
 		t.Fatal(err) // both are connected

@@ -19,7 +19,7 @@ import (
 // expire lets a session's lease run out; its client goes on with a new session.
 func (s *site) expire(p *peer) {
 	s.t.Helper()
-	s.runOut(s.srv.session(p.ID()))
+	s.runOut(s.srv.clients.session(p.ID()))
 }
 
 // runOut has a session end, as a session that was silent for longer than the server keeps
@@ -39,7 +39,7 @@ func (s *site) runOut(sess *session) {
 
 func (s *site) clean(t *testing.T, v meta.VolumeID) {
 	t.Helper()
-	r, err := s.srv.Fsck(t.Context(), v)
+	r, err := s.srv.checker.Fsck(t.Context(), v)
 	if err != nil || r.Count != 0 {
 		t.Fatalf("DATA: fsck: %v %+v", err, r)
 	}
@@ -75,10 +75,10 @@ func TestOwnershipLostUnderLoad(t *testing.T) {
 	}
 	for range 4 {
 		time.Sleep(150 * time.Millisecond)
-		before := s.srv.opened(1)
+		before := s.srv.hosted.opened(1)
 		s.cluster.lose(1)
 		eventually(t, "it is served again", func() error {
-			if o := s.srv.opened(1); o == nil || o == before {
+			if o := s.srv.hosted.opened(1); o == nil || o == before {
 				return errors.New("not yet")
 			}
 			return nil
@@ -114,7 +114,7 @@ func TestNoAnswerOutsideTheOwnersLease(t *testing.T) {
 	s := newSiteTTL(t, 10*time.Second)
 	a := s.dial("a")
 	a.create(t, "x")
-	o := s.srv.opened(1)
+	o := s.srv.hosted.opened(1)
 	o.mu.Lock()
 	own := o.own
 	o.own = expiredOwn{own}
@@ -189,7 +189,7 @@ func TestChunksAreHandedOutFromTheJournal(t *testing.T) {
 				t.Fatalf("%v twice", g.ID)
 			}
 			seen[g.ID] = true
-			o := s.srv.opened(1)
+			o := s.srv.hosted.opened(1)
 			o.mu.Lock()
 			pending := o.ov.m[string(append([]byte{'c'}, func() []byte { b := g.ID.Bytes(); return b[:] }()...))]
 			bad := pending != nil && pending.seq > o.durable
@@ -201,7 +201,7 @@ func TestChunksAreHandedOutFromTheJournal(t *testing.T) {
 		s.crash()
 		s.start()
 		eventually(t, "the chunk server is back", func() error {
-			if len(s.srv.liveServers()) == 0 {
+			if len(s.srv.chunkServers.liveServers()) == 0 {
 				return errors.New("no")
 			}
 			return nil
@@ -377,7 +377,7 @@ func TestOpenChunkIsNoOrphan(t *testing.T) {
 	if err := a.Sync(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	s.srv.opened(1).tasks.collection.Wake()
+	s.srv.hosted.opened(1).tasks.collection.Wake()
 	time.Sleep(150 * time.Millisecond)
 	if n := len(f.ordered(g.ID, meta.OrderDelete)) + len(f.ordered(g.ID, meta.OrderSeal)); n != 0 {
 		t.Fatalf("the collector gave %d orders for a chunk that its writer holds", n)
@@ -410,7 +410,7 @@ func TestNobodySeesWhatCouldBeLost(t *testing.T) {
 		"an empty folder":   {newFile("full"), &meta.Unlink{Parent: meta.RootIno, Name: "full", Dir: true}},
 	} {
 		a.do(t, step.change, meta.LeaseNone)
-		o := s.srv.opened(1)
+		o := s.srv.hosted.opened(1)
 		o.mu.Lock()
 		seq := o.cur.seq
 		o.mu.Unlock()
@@ -541,14 +541,14 @@ func TestFsckFindsMissingChunks(t *testing.T) {
 	}
 	s.clean(t, 1)
 	f.has(g.ID, 4000, 4000)
-	if r, err := s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 1 {
+	if r, err := s.srv.checker.Fsck(t.Context(), 1); err != nil || r.Count != 1 {
 		t.Fatalf("a short replica: %v %+v", err, r)
 	}
 	f.order(t.Context(), meta.Order{Kind: meta.OrderDelete, Chunk: g.ID})
-	if r, err := s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 1 {
+	if r, err := s.srv.checker.Fsck(t.Context(), 1); err != nil || r.Count != 1 {
 		t.Fatalf("a missing replica: %v %+v", err, r)
 	}
-	if _, _, err := namespace.ReadChunk(s.srv.opened(1).view(), g.ID); err != nil {
+	if _, _, err := namespace.ReadChunk(s.srv.hosted.opened(1).view(), g.ID); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -601,7 +601,7 @@ func answeredBetweenOrphans(t *testing.T, s *site, b *peer) bool {
 	}
 	id := a.ID()
 	first := func() (first meta.Ino) { // the orphan that goes next; 0 if none is left
-		o := s.srv.opened(1)
+		o := s.srv.hosted.opened(1)
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if err := namespace.Orphans(o.view(), id, func(ino meta.Ino) bool { first = ino; return false }); err != nil {

@@ -235,12 +235,18 @@ func NewSurveyor(ctx context.Context, cfg Config) (*Server, error) {
 	return New(ctx, cfg)
 }
 
+// surveyor finds the volumes on the chunk servers after the loss of all of etcd.
+type surveyor struct {
+	*process
+	chunkServers *chunkServers
+}
+
 // AwaitServers waits until n chunk servers are connected, or, for n = 0, until some chunk
 // server is connected and the number has not changed for quiet. Errors: Unavailable.
-func (s *Server) AwaitServers(ctx context.Context, n int, quiet time.Duration) error {
+func (cs *chunkServers) AwaitServers(ctx context.Context, n int, quiet time.Duration) error {
 	last, since := 0, time.Now()
 	for {
-		if now := len(s.liveServers()); now != last {
+		if now := len(cs.liveServers()); now != last {
 			last, since = now, time.Now()
 		}
 		if n > 0 && last >= n || n == 0 && last > 0 && time.Since(since) >= quiet {
@@ -259,10 +265,10 @@ type listed map[meta.ChunkID]map[meta.ServerID]meta.ReplicaInfo
 
 // listAll lists a volume's chunks on every connected server. A failed listing is an error,
 // because an incomplete list proves nothing.
-func (s *Server) listAll(ctx context.Context, v meta.VolumeID) (listed, error) {
+func (su *surveyor) listAll(ctx context.Context, v meta.VolumeID) (listed, error) {
 	all := listed{}
-	for _, srv := range s.liveServers() {
-		if err := listReplicas(ctx, s.Order, srv.ID, v, func(page []meta.ReplicaInfo) error {
+	for _, srv := range su.chunkServers.liveServers() {
+		if err := listReplicas(ctx, su.chunkServers.Order, srv.ID, v, func(page []meta.ReplicaInfo) error {
 			for _, c := range page {
 				if all[c.ID] == nil {
 					all[c.ID] = map[meta.ServerID]meta.ReplicaInfo{}
@@ -293,16 +299,16 @@ func (l listed) whole(ref meta.BlobRef) bool {
 
 // Survey makes a survey. dir is for temporary states of volumes; backup is a backup of the
 // cluster's records, or nil.
-func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared, backup *cluster.Backup) (*Survey, error) {
-	sv := &Survey{Servers: s.liveServers()}
+func (su *surveyor) Survey(ctx context.Context, dir string, shared *state.Shared, backup *cluster.Backup) (*Survey, error) {
+	sv := &Survey{Servers: su.chunkServers.liveServers()}
 	for _, i := range sv.Servers {
 		sv.MaxServer = max(sv.MaxServer, i.ID)
 	}
-	blobs, err := s.listAll(ctx, 0)
+	blobs, err := su.listAll(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
-	manifests, err := s.readManifests(ctx, sv, blobs)
+	manifests, err := su.readManifests(ctx, sv, blobs)
 	if err != nil {
 		return nil, err
 	}
@@ -335,7 +341,7 @@ func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared, b
 		if v.best != nil {
 			continue
 		}
-		if err := s.complete(ctx, blobs, f); err != nil {
+		if err := su.complete(ctx, blobs, f); err != nil {
 			if ctx.Err() != nil {
 				return nil, err
 			}
@@ -362,7 +368,7 @@ func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared, b
 	}
 	for _, id := range sortedVolumes(byVolume) {
 		v := byVolume[id]
-		if err := s.compare(ctx, v, dir, shared); err != nil {
+		if err := su.compare(ctx, v, dir, shared); err != nil {
 			return nil, err
 		}
 		sv.Volumes = append(sv.Volumes, *v)
@@ -379,7 +385,7 @@ func (sv *Survey) note(format string, a ...any) {
 }
 
 // readManifests reads every manifest among the chunks of volume 0.
-func (s *Server) readManifests(ctx context.Context, sv *Survey, blobs listed) ([]*found, error) {
+func (su *surveyor) readManifests(ctx context.Context, sv *Survey, blobs listed) ([]*found, error) {
 	var all []*found
 	for id, on := range blobs {
 		part := meta.BlobPart{Chunk: id}
@@ -392,7 +398,7 @@ func (s *Server) readManifests(ctx context.Context, sv *Survey, blobs listed) ([
 			continue
 		}
 		slices.Sort(part.Servers)
-		head, err := s.readPart(ctx, part, 4)
+		head, err := su.readPart(ctx, part, 4)
 		if err != nil {
 			sv.note("chunk %s can't be read: %v", id, err)
 			continue
@@ -400,7 +406,7 @@ func (s *Server) readManifests(ctx context.Context, sv *Survey, blobs listed) ([
 		if !journal.LooksLikeManifest(head) {
 			continue
 		}
-		b, err := s.readPart(ctx, part, part.Length)
+		b, err := su.readPart(ctx, part, part.Length)
 		if err != nil {
 			sv.note("chunk %s can't be read: %v", id, err)
 			continue
@@ -425,24 +431,24 @@ func (s *Server) readManifests(ctx context.Context, sv *Survey, blobs listed) ([
 }
 
 // readPart reads the first n bytes of a blob's part, at most the whole part.
-func (s *Server) readPart(ctx context.Context, p meta.BlobPart, n uint64) ([]byte, error) {
+func (su *surveyor) readPart(ctx context.Context, p meta.BlobPart, n uint64) ([]byte, error) {
 	b := make([]byte, min(n, p.Length))
-	if s.cfg.ReadChunk == nil {
+	if su.cfg.ReadChunk == nil {
 		return nil, meta.E("survey", meta.NotSupported, p.Chunk.String(), nil)
 	}
-	return b, s.cfg.ReadChunk(ctx, meta.ChunkPlace{ID: p.Chunk, Servers: p.Servers, Sealed: true, Length: p.Length}, b, 0)
+	return b, su.cfg.ReadChunk(ctx, meta.ChunkPlace{ID: p.Chunk, Servers: p.Servers, Sealed: true, Length: p.Length}, b, 0)
 }
 
 // complete reads all files of a checkpoint to the end; an error means that the checkpoint is
 // incomplete.
-func (s *Server) complete(ctx context.Context, blobs listed, f *found) error {
+func (su *surveyor) complete(ctx context.Context, blobs listed, f *found) error {
 	for _, file := range f.m.Files {
 		if !blobs.whole(file.Ref) {
 			return meta.E("survey", meta.NotFound, file.Name, errors.New("no connected chunk server has all of it"))
 		}
 	}
 	for _, file := range f.m.Files {
-		r, err := s.cfg.Blob.Get(ctx, file.Ref)
+		r, err := su.cfg.Blob.Get(ctx, file.Ref)
 		if err != nil {
 			return err
 		}
@@ -519,8 +525,8 @@ func sortedVolumes(m map[meta.VolumeID]*SurveyedVolume) (ids []meta.VolumeID) {
 
 // compare compares a volume's checkpoint, with the entries from a backup, with the chunks on
 // the disks.
-func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) error {
-	on, err := s.listAll(ctx, v.ID)
+func (su *surveyor) compare(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) error {
+	on, err := su.listAll(ctx, v.ID)
 	if err != nil {
 		return err
 	}
@@ -543,7 +549,7 @@ func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, sha
 			return meta.E("survey", meta.IO, tmp, err)
 		}
 		defer os.RemoveAll(tmp)
-		st, err := s.loadSurveyed(ctx, v, tmp, shared)
+		st, err := su.loadSurveyed(ctx, v, tmp, shared)
 		if err != nil {
 			return err
 		}
@@ -582,14 +588,14 @@ func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, sha
 
 // loadSurveyed makes the state of a volume in a folder: the checkpoint, and the backup's later
 // journal entries.
-func (s *Server) loadSurveyed(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) (st *state.Store, err error) {
+func (su *surveyor) loadSurveyed(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) (st *state.Store, err error) {
 	if v.best == nil {
 		st, err = state.Create(dir, v.ID, shared)
 	} else {
 		if v.Seq = v.best.m.Seq; len(v.tail) == 0 {
 			v.Written = v.best.m.Written
 		}
-		err = state.Restore(dir, v.ID, v.best.m.Files, func(f journal.File) (io.ReadCloser, error) { return s.cfg.Blob.Get(ctx, f.Ref) })
+		err = state.Restore(dir, v.ID, v.best.m.Files, func(f journal.File) (io.ReadCloser, error) { return su.cfg.Blob.Get(ctx, f.Ref) })
 		if err == nil {
 			st, err = state.Open(dir, v.ID, shared)
 		}

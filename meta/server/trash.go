@@ -29,6 +29,19 @@ type deletion struct {
 	name  string // that the volume must have at the moment of its deletion; "": any
 }
 
+// trash deletes volumes, restores those in the trash, and removes what deleted volumes left.
+type trash struct {
+	*process
+	catalogue    *catalogue
+	chunkServers *chunkServers
+	hosted       *hosted
+	peers        *peers
+	serverMap    *serverMap
+	standbys     *standbys
+	deleting     turns
+	purging      purges
+}
+
 // deleteVolume deletes a volume that is not attached and has no volume attached inside, or
 // continues the deletion. Errors: Busy (the volume is attached, or has another name than
 // as.name), NotEmpty (a volume is attached inside), NotPermitted (the root).
@@ -36,20 +49,20 @@ type deletion struct {
 // Only one caller at a time deletes a volume: the volume's home continues deletions, and could
 // otherwise take the volume anew between another caller's release of the volume and the
 // removal of the row. The home would then own a volume that no longer exists.
-func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, as deletion) error {
-	end, err := s.deleting.begin(ctx, v.ID)
+func (tr *trash) deleteVolume(ctx context.Context, v cluster.Volume, as deletion) error {
+	end, err := tr.deleting.begin(ctx, v.ID)
 	if err != nil {
 		return err
 	}
 	defer end()
 	if as.token != 0 { // an earlier try may have finished meanwhile
-		if v, err = s.cfg.Cluster.Volume(ctx, v.ID); err != nil {
+		if v, err = tr.cfg.Cluster.Volume(ctx, v.ID); err != nil {
 			return err
 		}
 	}
-	err = s.deleteAlone(ctx, v, as)
-	if o := s.opened(v.ID); o != nil && errors.Is(err, meta.NoSuchVolume) {
-		if _, gone := s.cfg.Cluster.Volume(ctx, v.ID); errors.Is(gone, meta.NoSuchVolume) {
+	err = tr.deleteAlone(ctx, v, as)
+	if o := tr.hosted.opened(v.ID); o != nil && errors.Is(err, meta.NoSuchVolume) {
+		if _, gone := tr.cfg.Cluster.Volume(ctx, v.ID); errors.Is(gone, meta.NoSuchVolume) {
 			o.lose(gone) // another server deleted the volume
 		}
 	}
@@ -90,7 +103,7 @@ func (t *turns) begin(ctx context.Context, v meta.VolumeID) (end func(), err err
 	}
 }
 
-func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as deletion) error {
+func (tr *trash) deleteAlone(ctx context.Context, v cluster.Volume, as deletion) error {
 	if v.ID == meta.RootVolume {
 		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
 	}
@@ -100,11 +113,11 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as deletion)
 	if v.State == cluster.VolumeCreating {
 		return meta.E("delete volume", meta.Busy, v.Name, errors.New("it is being created"))
 	}
-	o, err := s.ownerAs(ctx, v.ID, v.State)
+	o, err := tr.hosted.ownerAs(ctx, v.ID, v.State)
 	if err != nil {
 		return err
 	}
-	if v, err = s.condemn(ctx, o, v, as); errors.Is(err, errDeletedBefore) {
+	if v, err = tr.condemn(ctx, o, v, as); errors.Is(err, errDeletedBefore) {
 		return nil
 	} else if err != nil {
 		return err
@@ -118,14 +131,14 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as deletion)
 	if err := o.handOver(ctx, ""); err != nil {
 		return err
 	}
-	if err := s.standbys.drop(v.ID, true); err != nil {
+	if err := tr.standbys.drop(v.ID, true); err != nil {
 		return err
 	}
-	s.forgetDigests(v.ID)
-	if err := s.cfg.Cluster.DeleteVolume(ctx, v.ID, s.knownServers()...); err != nil {
+	tr.forgetDigests(v.ID)
+	if err := tr.cfg.Cluster.DeleteVolume(ctx, v.ID, tr.serverMap.knownServers()...); err != nil {
 		return err
 	}
-	s.settleOrigin(ctx, v.Origin)
+	tr.peers.settleOrigin(ctx, v.Origin)
 	return nil
 }
 
@@ -140,7 +153,7 @@ var errDeletedBefore = errors.New("the request came before")
 
 // condemn changes a volume's row to trash or deleting, after the volume's writers have
 // committed. Errors: the errors of deleteVolume, errDeletedBefore.
-func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as deletion) (cluster.Volume, error) {
+func (tr *trash) condemn(ctx context.Context, o *owner, v cluster.Volume, as deletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	if v.Attach != nil {
 		return v, attached(v)
@@ -151,7 +164,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 	// No volume is attached inside meanwhile.
 	o.hanging.Lock()
 	defer o.hanging.Unlock()
-	all, err := s.cfg.Cluster.Volumes(ctx)
+	all, err := tr.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return v, err
 	}
@@ -164,7 +177,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 		return v, err
 	}
 	if v.State == cluster.VolumeActive {
-		if err := s.unmirrored(ctx, v); err != nil {
+		if err := tr.catalogue.unmirrored(ctx, v); err != nil {
 			return v, err
 		}
 		if err := o.pinned.mayGo(ctx); err != nil {
@@ -181,9 +194,9 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 	}
 	was := v.State
 	condemned := func() error {
-		v, err = s.writeCondemned(ctx, v, as)
+		v, err = tr.writeCondemned(ctx, v, as)
 		if err == nil && was == cluster.VolumeActive {
-			v, err = s.uncloned(ctx, v, as.token)
+			v, err = tr.catalogue.uncloned(ctx, v, as.token)
 		}
 		if err == nil {
 			o.setState(v.State)
@@ -209,10 +222,10 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as del
 }
 
 // writeCondemned changes the volume's row to trash or deleting.
-func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as deletion) (cluster.Volume, error) {
+func (tr *trash) writeCondemned(ctx context.Context, v cluster.Volume, as deletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	at := time.Now()
-	return s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+	return tr.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
 		if deletedBy(x, as) {
 			return errDeletedBefore
 		}
@@ -267,8 +280,8 @@ const maxPurges = 4
 // purges and stops at maxPurges; the next look at the trash calls startPurges again. Each call
 // continues after the last volume begun, because otherwise a few volumes that can't be deleted
 // yet would keep all later volumes in the trash.
-func (s *Server) startPurges(due []cluster.Volume) {
-	p := &s.purging
+func (tr *trash) startPurges(due []cluster.Volume) {
+	p := &tr.purging
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := 0
@@ -281,21 +294,21 @@ func (s *Server) startPurges(due []cluster.Volume) {
 			return
 		}
 		if !p.m[v.ID] {
-			s.startPurge(v)
+			tr.startPurge(v)
 		}
 	}
 }
 
 // startPurge purges one volume. The caller holds purging.mu.
-func (s *Server) startPurge(v cluster.Volume) {
-	p := &s.purging
+func (tr *trash) startPurge(v cluster.Volume) {
+	p := &tr.purging
 	if p.m == nil {
 		p.m = map[meta.VolumeID]bool{}
 	}
 	p.m[v.ID] = true
 	p.last = v.ID
-	s.wg.Go(func() {
-		s.purge(v)
+	tr.wg.Go(func() {
+		tr.purge(v)
 		p.mu.Lock()
 		delete(p.m, v.ID)
 		p.mu.Unlock()
@@ -303,29 +316,29 @@ func (s *Server) startPurge(v cluster.Volume) {
 }
 
 // purge deletes a volume whose trash time is over.
-func (s *Server) purge(v cluster.Volume) {
-	if err := s.deleteVolume(s.ctx, v, deletion{now: true}); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
-		s.log.Info("a volume does not leave the trash yet", "volume", v.Name, "error", err)
+func (tr *trash) purge(v cluster.Volume) {
+	if err := tr.deleteVolume(tr.ctx, v, deletion{now: true}); err != nil && tr.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
+		tr.log.Info("a volume does not leave the trash yet", "volume", v.Name, "error", err)
 	}
 }
 
 // undeleteVolume takes a volume out of the trash; the volume is not attached then. Errors:
 // NoSuchVolume (no such volume is in the trash), VolumeExists (another volume has the name
 // now).
-func (s *Server) undeleteVolume(ctx context.Context, id meta.VolumeID, name, as string, token uint64) (cluster.Volume, error) {
+func (tr *trash) undeleteVolume(ctx context.Context, id meta.VolumeID, name, as string, token uint64) (cluster.Volume, error) {
 	const op = "undelete volume"
-	if v, err := s.undeleted(ctx, id, cmp.Or(as, name)); err == nil && v.State == cluster.VolumeActive && v.Did(token) {
+	if v, err := tr.undeleted(ctx, id, cmp.Or(as, name)); err == nil && v.State == cluster.VolumeActive && v.Did(token) {
 		return v, nil
 	}
-	v, err := s.findInTrash(ctx, id, name)
+	v, err := tr.findInTrash(ctx, id, name)
 	if err != nil {
 		return v, err
 	}
-	o, err := s.ownerAs(ctx, v.ID, cluster.VolumeTrash)
+	o, err := tr.hosted.ownerAs(ctx, v.ID, cluster.VolumeTrash)
 	if err != nil {
 		return v, err
 	}
-	now, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+	now, err := tr.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
 		if x.State == cluster.VolumeActive && x.Did(token) {
 			return nil
 		}
@@ -351,17 +364,17 @@ func (s *Server) undeleteVolume(ctx context.Context, id meta.VolumeID, name, as 
 
 // undeleted finds the volume of a repeated request that has already taken the volume out of
 // the trash, by number or, if id is 0, by the name that the request gave the volume.
-func (s *Server) undeleted(ctx context.Context, id meta.VolumeID, name string) (cluster.Volume, error) {
+func (tr *trash) undeleted(ctx context.Context, id meta.VolumeID, name string) (cluster.Volume, error) {
 	if id != 0 {
-		return s.cfg.Cluster.Volume(ctx, id)
+		return tr.cfg.Cluster.Volume(ctx, id)
 	}
-	return s.cfg.Cluster.VolumeByName(ctx, name)
+	return tr.cfg.Cluster.VolumeByName(ctx, name)
 }
 
 // findInTrash finds a volume in the trash by number or, if id is 0, the latest deleted volume of
 // a name.
-func (s *Server) findInTrash(ctx context.Context, id meta.VolumeID, name string) (found cluster.Volume, err error) {
-	all, err := s.cfg.Cluster.Volumes(ctx)
+func (tr *trash) findInTrash(ctx context.Context, id meta.VolumeID, name string) (found cluster.Volume, err error) {
+	all, err := tr.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return found, err
 	}

@@ -31,7 +31,7 @@ func TestDeletedOnce(t *testing.T) {
 		s.cluster.mu.Unlock() // the row is looked at by others meanwhile
 		defer s.cluster.mu.Lock()
 		go func() {
-			again, _ := s.srv.finishDeletion(row, true)
+			again, _ := s.srv.hosted.finishDeletion(row, true)
 			home <- again
 		}()
 		// Taking the volume would need a fraction of this time.
@@ -51,7 +51,7 @@ func TestDeletedOnce(t *testing.T) {
 	if <-home {
 		t.Error("the home would look at it again")
 	}
-	for end := time.Now().Add(30 * time.Second); s.srv.opened(v.ID) != nil; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); s.srv.hosted.opened(v.ID) != nil; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a volume that was deleted is owned")
 		}
@@ -92,14 +92,14 @@ func TestTrashAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	fresh := discard()
-	s.srv.purge(old)
+	s.srv.trash.purge(old)
 	if row, err := s.cluster.Volume(t.Context(), v.ID); err != nil || row.State != cluster.VolumeTrash || row.Until != fresh.Until {
 		t.Errorf("%+v, %v; it was put into the trash until %v", row, err, fresh.Until)
 	}
 	if _, err := a.UndeleteVolume(t.Context(), v.ID, "", ""); err != nil {
 		t.Fatal(err)
 	}
-	s.srv.purge(discard())
+	s.srv.trash.purge(discard())
 	if row, err := s.cluster.Volume(t.Context(), v.ID); !errors.Is(err, meta.NoSuchVolume) {
 		t.Errorf("it stays: %+v, %v", row, err)
 	}
@@ -179,7 +179,7 @@ func TestPurgesTakeTurns(t *testing.T) {
 		due = append(due, row)
 	}
 	eventually(t, "the last two leave the trash", func() error {
-		s.srv.startPurges(due)
+		s.srv.trash.startPurges(due)
 		for _, v := range due[maxPurges:] {
 			if _, err := s.cluster.Volume(t.Context(), v.ID); !errors.Is(err, meta.NoSuchVolume) {
 				return fmt.Errorf("%s stays, %v", v.Name, err)

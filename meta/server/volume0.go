@@ -22,30 +22,30 @@ var systemPolicy = meta.Policy{Replicas: 3, MinReplicas: 1}
 // SystemGrant returns a grant to write a chunk of volume 0. Such chunks have up to three
 // replicas, independent of any volume's policy (rule 10).
 func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, error) {
-	servers, err := s.place(1, &systemPolicy, placement.Writer{}, nil)
+	servers, err := s.serverMap.place(1, &systemPolicy, placement.Writer{}, nil)
 	if err != nil {
 		return meta.ChunkGrant{}, err
 	}
 	fence := meta.Fence{Term: meta.Term(id.Term)}
 	return meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: maxLen,
-		Cap: s.sign(capability.MaxLife, capability.Claims{
+		Cap: s.chunkServers.sign(capability.MaxLife, capability.Claims{
 			Volume: id.Volume, Chunk: id, Rights: capability.Append | capability.Read, Fence: fence, MaxLen: maxLen,
 			Client: s.cfg.Identity,
 		})}, nil
 }
 
 // SystemReadCap returns a capability to read the chunks of a volume.
-func (s *Server) SystemReadCap(v meta.VolumeID) []byte {
-	return s.sign(CapLife, capability.Claims{
+func (cs *chunkServers) SystemReadCap(v meta.VolumeID) []byte {
+	return cs.sign(CapLife, capability.Claims{
 		Volume: v, Rights: capability.Read,
 	})
 }
 
 // Resolve finds a connected chunk server.
-func (s *Server) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
-	s.mu.Lock()
-	l := s.links[id]
-	s.mu.Unlock()
+func (cs *chunkServers) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
+	cs.mu.Lock()
+	l := cs.links[id]
+	cs.mu.Unlock()
 	if l == nil {
 		return meta.ServerInfo{}, false
 	}
@@ -56,10 +56,10 @@ func (s *Server) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
 
 // AwaitServer waits until at least one of the chunk servers is connected. Errors: Unavailable,
 // Canceled.
-func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
+func (cs *chunkServers) AwaitServer(ctx context.Context, any []meta.ServerID) error {
 	for {
 		for _, id := range any {
-			if _, ok := s.Resolve(id); ok {
+			if _, ok := cs.Resolve(id); ok {
 				return nil
 			}
 		}
@@ -67,39 +67,39 @@ func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 			return meta.E("wait for chunk server", meta.Unavailable, fmt.Sprint(any), context.Cause(ctx))
-		case <-s.ctx.Done():
-			return meta.E("wait for chunk server", meta.Canceled, fmt.Sprint(any), context.Cause(s.ctx))
+		case <-cs.ctx.Done():
+			return meta.E("wait for chunk server", meta.Canceled, fmt.Sprint(any), context.Cause(cs.ctx))
 		}
 	}
 }
 
 // OpenAll opens the volumes that have this server as home and were not released by their last
 // owners, and finishes deletions. Other volumes are opened on request.
-func (s *Server) OpenAll(ctx context.Context) error {
-	all, err := s.cfg.Cluster.Volumes(ctx)
+func (hs *hosted) OpenAll(ctx context.Context) error {
+	all, err := hs.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, v := range all {
-		if _, mine := s.home(v.ID); !mine || v.State == cluster.VolumeCreating {
+		if _, mine := hs.home(v.ID); !mine || v.State == cluster.VolumeCreating {
 			continue // the origin's owner looks after a volume being created
 		}
 		if v.State == cluster.VolumeDeleting {
-			if err := s.deleteVolume(ctx, v, deletion{now: true}); err != nil {
-				s.log.Warn("a volume's deletion could not be finished", "volume", v.Name, "error", err)
+			if err := hs.trash.deleteVolume(ctx, v, deletion{now: true}); err != nil {
+				hs.log.Warn("a volume's deletion could not be finished", "volume", v.Name, "error", err)
 			}
 			continue
 		}
 		if v.State == cluster.VolumeTrash {
 			continue
 		}
-		h, err := s.cfg.Cluster.Holder(ctx, v.ID)
-		if err == nil && (h.Released && !h.Held && v.ID != meta.RootVolume || h.Held && h.Name != s.cfg.Name) {
+		h, err := hs.cfg.Cluster.Holder(ctx, v.ID)
+		if err == nil && (h.Released && !h.Held && v.ID != meta.RootVolume || h.Held && h.Name != hs.cfg.Name) {
 			continue
 		}
 		if err == nil {
-			_, err = s.open(ctx, v.ID)
+			_, err = hs.open(ctx, v.ID)
 		}
 		// Since Volumes, another server may have opened the volume, or the volume was deleted.
 		if err != nil && !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.NoSuchVolume) {
@@ -110,8 +110,8 @@ func (s *Server) OpenAll(ctx context.Context) error {
 }
 
 // Settle waits, as long as ctx allows, until the open chunks of ended sessions are sealed.
-func (s *Server) Settle(ctx context.Context) error {
-	for _, o := range s.owners() {
+func (hs *hosted) Settle(ctx context.Context) error {
+	for _, o := range hs.owners() {
 		for ctx.Err() == nil && o.ctx.Err() == nil {
 			open := 0
 			o.mu.Lock()

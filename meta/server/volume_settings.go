@@ -250,7 +250,7 @@ type VolumeCounters struct {
 
 // VolumeCounters returns the counters of the volumes owned here.
 func (s *Server) VolumeCounters() (all []VolumeCounters) {
-	for _, o := range s.owners() {
+	for _, o := range s.hosted.owners() {
 		o.mu.Lock()
 		w := &o.words
 		c := VolumeCounters{Name: o.words.name, Compressed: w.compress != meta.CompressNone,
@@ -314,7 +314,7 @@ func (w *words) comparePolicy(v *cluster.Volume) {
 		return
 	}
 	k.goes(func() {
-		end, err := k.srv.setting.begin(k.ctx, k.vol)
+		end, err := k.srv.catalogue.setting.begin(k.ctx, k.vol)
 		if err != nil {
 			return
 		}

@@ -17,13 +17,24 @@ import (
 
 // Administrative requests about volumes.
 
+// catalogue has the rows of all volumes of the cluster: it makes, finds, describes and sets them.
+type catalogue struct {
+	*process
+	api       *api
+	hosted    *hosted
+	junctions *junctionTree
+	peers     *peers
+	serverMap *serverMap
+	setting   turns // of changing a volume's policy and the settings in its row
+}
+
 // described describes a changed volume. An error in reading labels does not undo the change; the
 // description then says that the labels are unread.
-func (s *Server) described(ctx context.Context, v cluster.Volume) meta.VolumeInfo {
+func (ca *catalogue) described(ctx context.Context, v cluster.Volume) meta.VolumeInfo {
 	all := []cluster.Volume{v}
-	infos, err := s.describeIn(ctx, newPaths(s, all), all)
+	infos, err := ca.describeIn(ctx, newPaths(ca.junctions, all), all)
 	if err != nil {
-		s.log.Warn("a volume was changed, and its labels are missing in the answer", "volume", v.Name, "error", err)
+		ca.log.Warn("a volume was changed, and its labels are missing in the answer", "volume", v.Name, "error", err)
 	}
 	return infos[0]
 }
@@ -31,11 +42,11 @@ func (s *Server) described(ctx context.Context, v cluster.Volume) meta.VolumeInf
 // describeIn describes volumes, ascending by number. A volume with damaged labels, or with
 // labels of a newer server, is described with LabelsUnread. Errors: Unavailable (the labels;
 // the rest is described).
-func (s *Server) describeIn(ctx context.Context, in *paths, all []cluster.Volume) ([]meta.VolumeInfo, error) {
+func (ca *catalogue) describeIn(ctx context.Context, in *paths, all []cluster.Volume) ([]meta.VolumeInfo, error) {
 	infos := make([]meta.VolumeInfo, 0, len(all))
-	labels, lerr := s.labelsOf(ctx, all)
+	labels, lerr := ca.labelsOf(ctx, all)
 	for _, v := range all {
-		i := s.volumeInfo(v)
+		i := ca.volumeInfo(v)
 		switch {
 		case v.ID == meta.RootVolume:
 			i.Path = "/"
@@ -47,7 +58,7 @@ func (s *Server) describeIn(ctx context.Context, in *paths, all []cluster.Volume
 			i.LabelsUnread = lerr.Error()
 		} else if err := labels[v.ID].Err; err != nil {
 			i.LabelsUnread = err.Error()
-			s.log.Warn("a volume's labels can't be read", "volume", v.Name, "error", err)
+			ca.log.Warn("a volume's labels can't be read", "volume", v.Name, "error", err)
 		}
 		infos = append(infos, i)
 	}
@@ -55,11 +66,11 @@ func (s *Server) describeIn(ctx context.Context, in *paths, all []cluster.Volume
 }
 
 // labelsOf reads the labels of volumes, ascending by number.
-func (s *Server) labelsOf(ctx context.Context, all []cluster.Volume) (map[meta.VolumeID]cluster.Labels, error) {
+func (ca *catalogue) labelsOf(ctx context.Context, all []cluster.Volume) (map[meta.VolumeID]cluster.Labels, error) {
 	if len(all) == 0 {
 		return nil, nil
 	}
-	return s.cfg.Cluster.Labels(ctx, all[0].ID, all[len(all)-1].ID)
+	return ca.cfg.Cluster.Labels(ctx, all[0].ID, all[len(all)-1].ID)
 }
 
 // goTime converts a record's time; zero becomes the zero time.
@@ -71,10 +82,10 @@ func goTime(t meta.Time) time.Time {
 }
 
 // volumeInfo describes a volume without its path and its labels.
-func (s *Server) volumeInfo(v cluster.Volume) meta.VolumeInfo {
+func (ca *catalogue) volumeInfo(v cluster.Volume) meta.VolumeInfo {
 	i := meta.VolumeInfo{ID: v.ID, Name: v.Name, State: stateOf(&v), Policy: v.Policy, Created: goTime(v.Created),
 		TrashSeconds: v.TrashSeconds, Deleted: goTime(v.Deleted), Until: goTime(v.Until), Compression: cmp.Or(v.Compression, meta.CompressNone.String())}
-	if o := s.opened(v.ID); o != nil {
+	if o := ca.hosted.opened(v.ID); o != nil {
 		i.Open = true
 		o.mu.Lock()
 		if r, err := namespace.Query(o.view(), o.context(0), &meta.StatFSOp{}); err == nil {
@@ -136,7 +147,7 @@ func checkWords(name string, w *meta.VolumeWords) error {
 
 // createVolume makes a row; the volume's home makes the volume at the first use. token
 // identifies the request. Errors: the errors of cluster.CreateVolume and checkWords.
-func (s *Server) createVolume(ctx context.Context, name string, p meta.Policy, w *meta.VolumeWords, token uint64) (cluster.Volume, error) {
+func (ca *catalogue) createVolume(ctx context.Context, name string, p meta.Policy, w *meta.VolumeWords, token uint64) (cluster.Volume, error) {
 	if p.Replicas == 0 {
 		p.Replicas = 1
 	}
@@ -147,7 +158,7 @@ func (s *Server) createVolume(ctx context.Context, name string, p meta.Policy, w
 		return cluster.Volume{}, err
 	}
 	if !w.Force {
-		if err := s.meetable(&p); err != nil {
+		if err := ca.serverMap.meetable(&p); err != nil {
 			return cluster.Volume{}, err
 		}
 	}
@@ -155,14 +166,14 @@ func (s *Server) createVolume(ctx context.Context, name string, p meta.Policy, w
 	if err != nil {
 		return cluster.Volume{}, err
 	}
-	v, err := s.cfg.Cluster.CreateVolume(ctx, name, p, meta.Time(time.Now().UnixNano()), func(v *cluster.Volume) {
+	v, err := ca.cfg.Cluster.CreateVolume(ctx, name, p, meta.Time(time.Now().UnixNano()), func(v *cluster.Volume) {
 		say(v, w)
 		v.Labels = labels
 		v.Does(token)
 	})
 	if errors.Is(err, meta.VolumeExists) {
 		// An earlier try of this request may have created the volume.
-		if have, herr := s.cfg.Cluster.VolumeByName(ctx, name); herr == nil && have.Did(token) {
+		if have, herr := ca.cfg.Cluster.VolumeByName(ctx, name); herr == nil && have.Did(token) {
 			v, err = have, nil
 		}
 	}
@@ -185,16 +196,16 @@ func say(v *cluster.Volume, w *meta.VolumeWords) {
 // setVolume changes a volume's policy, or only the named parts of the policy, and other
 // settings in its row. One request at a time is served, so journal, memory and row get
 // concurrent policies in the same order. The change goes on if the caller leaves.
-func (s *Server) setVolume(ctx context.Context, v cluster.Volume, p meta.Policy, w *meta.VolumeWords) (meta.VolumeInfo, error) {
+func (ca *catalogue) setVolume(ctx context.Context, v cluster.Volume, p meta.Policy, w *meta.VolumeWords) (meta.VolumeInfo, error) {
 	var none meta.VolumeInfo
 	if err := checkWords(v.Name, w); err != nil {
 		return none, err
 	}
-	o, err := s.ownerFor(ctx, v.ID)
+	o, err := ca.hosted.ownerFor(ctx, v.ID)
 	if err != nil {
 		return none, err
 	}
-	end, err := s.setting.begin(ctx, v.ID)
+	end, err := ca.setting.begin(ctx, v.ID)
 	if err != nil {
 		return none, err
 	}
@@ -207,7 +218,7 @@ func (s *Server) setVolume(ctx context.Context, v cluster.Volume, p meta.Policy,
 		v, err := o.change(o.ctx, p, w)
 		x := outcome{err: err}
 		if err == nil {
-			x.info = s.described(o.ctx, v)
+			x.info = ca.described(o.ctx, v)
 		}
 		end() // before the answer
 		done <- x
@@ -246,7 +257,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords)
 			return v, err
 		}
 		if otherPlaces(&now, &to) && !w.Force {
-			if err := o.srv.meetable(&to); err != nil {
+			if err := o.srv.serverMap.meetable(&to); err != nil {
 				return v, err
 			}
 		}

@@ -111,7 +111,7 @@ func TestLabelsRefused(t *testing.T) {
 	if err := change("k0"); !errors.Is(err, meta.Unavailable) {
 		t.Errorf("labels are not written: %v", err)
 	}
-	if c := s.srv.opened(1).words.compression(); c != meta.CompressZstd {
+	if c := s.srv.hosted.opened(1).words.compression(); c != meta.CompressZstd {
 		t.Errorf("the row says %s, and chunks are stored as %v", zstd, c)
 	}
 }
