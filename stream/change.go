@@ -81,7 +81,7 @@ func Change(ctx context.Context, t *penstock.Tree, p string, how ChangeOptions) 
 	if err != nil {
 		return Spec{}, err
 	}
-	s, err := within{dir, right}.change(ctx, p, log, how.Change)
+	s, err := within{volumeDir: dir, right: right}.change(ctx, p, log, how.Change)
 	return s, errors.Join(err, endLead(ctx, right))
 }
 

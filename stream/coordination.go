@@ -29,7 +29,7 @@ type duties struct {
 	now    [dutyNum]atomic.Pointer[duty]
 	closed bool
 	// ended closes the offsets of groups whose coordination ends.
-	ended func(of func(group string) bool)
+	ended func(of func(Coordination) bool)
 }
 
 type duty struct {
@@ -168,7 +168,7 @@ func (h *Host) endDuty(n int, x *duty) {
 	if !h.duties.now[n].CompareAndSwap(x, nil) {
 		return
 	}
-	h.duties.ended(func(group string) bool { return dutyOf(group) == n })
+	h.duties.ended(func(c Coordination) bool { return dutyOf(c.Group) == n && c.Epoch <= x.lead.Epoch() })
 	if err := endLead(context.Background(), x.lead); err != nil {
 		h.log.Warn("giving up the coordination of groups failed; the coordination ends with the session", "coordination", n, "error", err)
 	}

@@ -29,7 +29,7 @@ type Host struct {
 	Gateways func() (self placement.Gateway, live []placement.Gateway)
 	// CoordinationEnded hears of the groups that the process no longer coordinates; may be nil. Set like
 	// Address.
-	CoordinationEnded func(of func(group string) bool)
+	CoordinationEnded func(of func(Coordination) bool)
 	// Counters count what the streams' partitions do; set like Address. nil: nothing counts.
 	Counters *partition.Counters
 
@@ -399,7 +399,7 @@ func (h *Host) balance(ctx context.Context) {
 }
 
 // endGroups closes the offsets of groups that another process is about to coordinate.
-func (h *Host) endGroups(of func(group string) bool) {
+func (h *Host) endGroups(of func(Coordination) bool) {
 	if h.CoordinationEnded != nil {
 		h.CoordinationEnded(of)
 	}

@@ -86,7 +86,7 @@ func (d *ledDir) check(op, name string) error {
 
 // within returns the directory for changes of names within the leadership.
 func (d *ledDir) within() within {
-	w := within{volumeDir: d.volumeDir}
+	w := within{volumeDir: d.volumeDir, unsafe: &d.unsafe}
 	if d.unsafe.NoFence {
 		return w
 	}
@@ -113,7 +113,7 @@ func (d *ledDir) Open(ctx context.Context, name string, write bool) (partition.F
 		if _, err := d.v.Open(ctx, nil, e.Attr.Ino, writing); err != nil {
 			return nil, err
 		}
-		return &volumeFile{ctx: ctx, v: d.v, ino: e.Attr.Ino, flags: writing}, nil
+		return d.unsafe.watch(&volumeFile{ctx: ctx, v: d.v, ino: e.Attr.Ino, flags: writing}, name), nil
 	}
 	for range openTries {
 		ino := e.Attr.Ino
@@ -132,7 +132,7 @@ func (d *ledDir) Open(ctx context.Context, name string, write bool) (partition.F
 		if _, err := d.v.Open(ctx, nil, ino, writing); err != nil {
 			return nil, err
 		}
-		return &ledFile{volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, l}, nil
+		return d.unsafe.watch(&ledFile{volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, l}, name), nil
 	}
 	return nil, meta.E("open", meta.Unavailable, name, errors.New("other processes replace the file all the time"))
 }
@@ -176,7 +176,7 @@ func (d *ledDir) Create(ctx context.Context, name string) (partition.File, error
 		if err != nil {
 			return nil, err
 		}
-		return &volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, nil
+		return d.unsafe.watch(&volumeFile{ctx: ctx, v: d.v, ino: ino, flags: writing}, name), nil
 	case d.right == nil:
 		return d.createLed(ctx, name)
 	}
@@ -201,7 +201,7 @@ func (d *ledDir) Create(ctx context.Context, name string) (partition.File, error
 	if f.lead, err = d.leadFile(ctx, ino, name); err == nil {
 		// The leadership may have ended between the look at it and the creation.
 		if err = d.check("create", name); err == nil {
-			return f, nil
+			return d.unsafe.watch(f, name), nil
 		}
 	}
 	return nil, errors.Join(err, f.Close(), w.Remove(ctx, name))
@@ -217,7 +217,7 @@ func (d *ledDir) createLed(ctx context.Context, name string) (partition.File, er
 	f := &ledFile{volumeFile{ctx: ctx, v: d.v, ino: info.Entry.Attr.Ino, flags: writing}, nil}
 	if f.lead, err = d.leadFile(ctx, f.ino, name); err == nil {
 		if _, err = d.v.Link(ctx, nil, f.ino, d.volumeDir.ino, name); err == nil {
-			return f, nil
+			return d.unsafe.watch(f, name), nil
 		}
 	}
 	return nil, errors.Join(err, f.Close())

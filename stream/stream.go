@@ -488,12 +488,12 @@ func (s *Stream) releaseIdle(idle time.Duration) {
 }
 
 // dropOffsets closes the offsets of groups, so that another process can lead their files.
-func (s *Stream) dropOffsets(of func(group string) bool) {
+func (s *Stream) dropOffsets(of func(Coordination) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, c := range s.groups {
 		group, ok := unescape(strings.TrimSuffix(name, groupSuffix))
-		if !ok || !of(group) {
+		if !ok || !of(Coordination{group, c.epoch}) {
 			continue
 		}
 		delete(s.groups, name)

@@ -15,6 +15,37 @@ type Unsafe struct {
 	NoOffsets bool // committed offsets are in memory only
 	NoRights  bool // every user may do everything with every stream
 	NoEnd     bool // a login outlives the user's password
+	// Before is called before each change of a name in a led directory ("rename", "create", "remove")
+	// and before each write to a file there ("write"); may be nil. Only tests set Before: they stop the
+	// process there.
+	Before func(change, name string)
+}
+
+// before calls Before.
+func (u *Unsafe) before(change, name string) {
+	if u.Before != nil {
+		u.Before(change, name)
+	}
+}
+
+// watched is a file whose writes Unsafe.Before hears of.
+type watched struct {
+	partition.File
+	unsafe *Unsafe
+	name   string
+}
+
+func (f *watched) WriteAt(p []byte, off int64) (int, error) {
+	f.unsafe.before("write", f.name)
+	return f.File.WriteAt(p, off)
+}
+
+// watch returns the file, so that Before hears of its writes.
+func (u *Unsafe) watch(f partition.File, name string) partition.File {
+	if u.Before == nil {
+		return f
+	}
+	return &watched{f, u, name}
 }
 
 // leadership returns the leadership that a log is told of.

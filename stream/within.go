@@ -13,7 +13,15 @@ import (
 // stopped or cut off changes nothing when the request arrives later. Errors of all changes: Fenced.
 type within struct {
 	volumeDir
-	right *penstock.Leadership // nil: the changes have no condition
+	right  *penstock.Leadership // nil: the changes have no condition
+	unsafe *Unsafe              // nil: all mechanisms are on
+}
+
+// before tells a test of a change.
+func (w within) before(change, name string) {
+	if w.unsafe != nil {
+		w.unsafe.before(change, name)
+	}
 }
 
 // create makes and opens an empty file; owner has the user and the group of the file, nil: root.
@@ -23,6 +31,7 @@ func (w within) create(ctx context.Context, name string, owner *meta.Attr) (meta
 	if owner != nil {
 		how.UID, how.GID = owner.UID, owner.GID
 	}
+	w.before("create", name)
 	var info penstock.OpenInfo
 	var err error
 	if w.right == nil {
@@ -63,6 +72,7 @@ func (w within) replace(ctx context.Context, name string, data []byte) error {
 
 // rename gives a file another name, in place of the file that has the name, durably.
 func (w within) rename(ctx context.Context, name, to string) error {
+	w.before("rename", name)
 	var err error
 	if w.right == nil {
 		err = w.v.Rename(ctx, nil, w.ino, name, w.ino, to, 0)
@@ -77,6 +87,7 @@ func (w within) rename(ctx context.Context, name, to string) error {
 
 // Remove removes a file.
 func (w within) Remove(ctx context.Context, name string) error {
+	w.before("remove", name)
 	if w.right == nil {
 		return w.volumeDir.Remove(ctx, name)
 	}

@@ -144,11 +144,11 @@ func (c *coordinator) find(name string, make bool, epoch uint64) *coordinated {
 }
 
 // forget ends groups that another gateway coordinates now.
-func (c *coordinator) forget(of func(group string) bool) {
+func (c *coordinator) forget(of func(stream.Coordination) bool) {
 	c.mu.Lock()
 	var ended []*coordinated
 	for name, g := range c.groups {
-		if of(name) {
+		if of(g.of(name)) {
 			delete(c.groups, name)
 			ended = append(ended, g)
 		}

@@ -3,6 +3,7 @@ package kafka
 import (
 	"testing"
 
+	"penstock.io/penstock/stream"
 	"penstock.io/penstock/stream/group"
 )
 
@@ -36,7 +37,7 @@ func TestForgetGroups(t *testing.T) {
 		g.mu.Unlock()
 	}
 	in, out := join(moved, "a"), join(stays, "b")
-	c.forget(func(name string) bool { return name == "moved" })
+	c.forget(func(of stream.Coordination) bool { return of.Group == "moved" })
 	if a := <-in; a.Code != group.NotCoordinator || codeOfGroup(a.Code) != codeNotCoordinator {
 		t.Errorf("a waiting member hears %+v", a)
 	}
@@ -55,6 +56,9 @@ func TestForgetGroups(t *testing.T) {
 	if next.machine.Generation() <= moved.machine.Generation() || !next.adopts("a") || next.adopts("") {
 		t.Errorf("generation %d after %d", next.machine.Generation(), moved.machine.Generation())
 	}
-	c.forget(func(string) bool { return true })
+	c.forget(func(of stream.Coordination) bool { return of.Epoch <= 8 })
+	if c.find("moved", false, 9) != next {
+		t.Error("the end of an earlier epoch has ended the group")
+	}
 	<-out
 }

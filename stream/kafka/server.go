@@ -203,7 +203,7 @@ func (s *Server) Close() {
 
 // EndGroups forgets groups that this gateway no longer coordinates. Their waiting members get
 // NOT_COORDINATOR, find the new coordinator, and join again by their ids.
-func (s *Server) EndGroups(of func(group string) bool) { s.groups.forget(of) }
+func (s *Server) EndGroups(of func(stream.Coordination) bool) { s.groups.forget(of) }
 
 // stream finds the stream of a topic, for a client that needs a permission.
 func (s *Server) stream(r *request, topic string, want stream.Permission) (*stream.Stream, error) {

@@ -64,7 +64,6 @@ var streamControls = []struct {
 }{
 	{"stream-nosync", "kill gateway,pause gateway"},
 	{"stream-noepoch", "pause gateway,isolate gateway from meta"},
-	{"stream-noseal", "pause gateway,isolate gateway from meta"},
 	{"stream-nooffsets", "kill gateway,pause gateway"},
 	{"chunk-nosync", "blackout of all chunk servers"},
 	{"journal-nosync", "blackout of all etcd"},

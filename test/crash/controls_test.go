@@ -59,6 +59,8 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"mount-nodrain", "fuse", "TestUmountWaits"},
 	{"mount-nonamespace", "fuse", "TestLastInItsNamespace"},
 	{"mirror-nodigest", "test/mirror", "TestPausedRound"},
+	{"stream-nofence", "test/streams", "TestLateCompaction"},
+	{"stream-noseal", "test/streams", "TestLateAppend"},
 	{"stream-norights", "test/streams", "TestRights"},
 	{"stream-noend", "test/streams", "TestLoginsEnd"},
 	{"compact-noage", "stream/partition", "TestCompaction"},

@@ -26,11 +26,17 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/child"
 	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
-func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(child.Main[late](tests{m})) }
+
+// tests are the tests of the package, which use the program.
+type tests struct{ m *testing.M }
+
+func (t tests) Run() int { return program.Main(t.m) }
 
 // patience bounds a wait for a required event.
 const patience = 90 * time.Second
