@@ -1,12 +1,13 @@
 package server
 
 import (
+	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"time"
+	"slices"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
@@ -117,55 +118,6 @@ func (af *adminFrames) mayAdmin(ctx context.Context, sess *session, m *wire.Admi
 	return sess.mayAdmin(m.Op, volumes...)
 }
 
-// adminOf returns the volumes that a request concerns.
-func (ca *catalogue) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, error) {
-	v, err := ca.find(ctx, m)
-	if err != nil {
-		return nil, err
-	}
-	return []meta.VolumeID{v.ID}, nil
-}
-
-// find returns the volume that a request names by id or by name.
-func (ca *catalogue) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
-	if m.Volume != 0 {
-		return ca.cfg.Cluster.Volume(ctx, m.Volume)
-	}
-	return ca.cfg.Cluster.VolumeByName(ctx, m.Name)
-}
-
-// ownerOf returns the owner of the volume that a request names.
-func (ca *catalogue) ownerOf(ctx context.Context, m *wire.Admin) (*owner, error) {
-	v, err := ca.find(ctx, m)
-	if err != nil {
-		return nil, err
-	}
-	return ca.hosted.ownerFor(ctx, v.ID)
-}
-
-// pageBytes bounds a page of a longer answer, in bytes of JSON: far below wire.MaxFrame.
-const pageBytes = 4 << 20
-
-// pageOf returns the first items of a list that fit into pageBytes, at least the first.
-func pageOf[T any](all []T, size func(*T) int) []T {
-	n := 0
-	for i := range all {
-		if n += size(&all[i]); n > pageBytes && i > 0 {
-			return all[:i]
-		}
-	}
-	return all
-}
-
-// jsonSize returns the bytes that an item takes in an answer, at most.
-func jsonSize[T any](item *T) int {
-	b, err := json.Marshal(item)
-	if err != nil {
-		panic("server: a report is plain data: " + err.Error())
-	}
-	return len(b) + 1
-}
-
 // checkpointNow writes the volume's state to chunk servers, with every operation answered
 // before the call.
 func (o *owner) checkpointNow(ctx context.Context) error {
@@ -182,71 +134,101 @@ func (o *owner) checkpointNow(ctx context.Context) error {
 	return o.checkpoints.checkpoint(ctx)
 }
 
-// Status is a server's status for an administrator.
-type Status struct {
-	Name         string         `json:"name"`
-	Cluster      string         `json:"cluster"`
-	Uptime       string         `json:"uptime"`
-	PID          int            `json:"pid"`
-	Sessions     []SessionInfo  `json:"sessions"`
-	Volumes      []VolumeStatus `json:"volumes"`
-	Calls        uint64         `json:"calls"`
-	Entries      uint64         `json:"journal_entries"`
-	JournalBytes uint64         `json:"journal_bytes"`
-	Checkpoints  uint64         `json:"checkpoints"`
-	Expired      uint64         `json:"sessions_expired"`
-	Sealed       uint64         `json:"chunks_sealed"`
-	Deleted      uint64         `json:"chunks_deleted"`
-	// Checks are the running checks.
-	Checks []CheckStatus `json:"checks,omitempty"`
-	// Standbys are the volumes followed here and owned by other servers.
-	Standbys []StandbyStatus `json:"standbys,omitempty"`
-}
-
-// SessionInfo is the status of a session.
-type SessionInfo struct {
-	ID   string `json:"id"`
-	Name string `json:"name"`
-	PID  uint32 `json:"pid"`
-	Idle string `json:"idle"`
-}
-
-// VolumeStatus is the status of a volume open here.
-type VolumeStatus struct {
-	ID      meta.VolumeID `json:"id"`
-	Term    meta.Term     `json:"term"`
-	Seq     meta.Seq      `json:"seq"`
-	Leases  int           `json:"leases"`
-	Overlay int           `json:"overlay"`
-	Ready   bool          `json:"ready"`
-	Failed  string        `json:"failed,omitempty"`
-}
-
-// Status describes the server.
-func (s *Server) Status() Status {
-	st := Status{
-		Name: s.cfg.Name, Cluster: s.cfg.Cluster.ID(), Uptime: time.Since(s.epoch).Round(time.Second).String(), PID: os.Getpid(),
-		Calls: s.stats.calls.Load(), Entries: s.stats.entries.Load(), JournalBytes: s.stats.journalBytes.Load(),
-		Checkpoints: s.stats.checkpoints.Load(), Expired: s.stats.expired.Load(), Sealed: s.stats.sealed.Load(), Deleted: s.stats.deleted.Load(),
+// listViews lists the mountable snapshots of a volume.
+func (af *adminFrames) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	o, err := af.catalogue.ownerOf(ctx, m)
+	if err != nil {
+		return err
 	}
-	for _, sess := range s.clients.all() {
-		st.Sessions = append(st.Sessions, SessionInfo{ID: fmt.Sprintf("%016x", uint64(sess.id)), Name: sess.name, PID: sess.pid, Idle: sess.idle().Round(time.Millisecond).String()})
+	all, err := o.snapshots.list()
+	if err != nil {
+		return err
 	}
-	for _, o := range s.hosted.owners() {
-		o.mu.Lock()
-		v := VolumeStatus{ID: o.vol, Term: o.own.Term(), Seq: o.durable, Leases: o.leases.Len(), Overlay: len(o.ov.m)}
-		if o.failed != nil {
-			v.Failed = o.failed.Error()
+	return reportJSON(re, wire.ViewsAnswer{Snapshots: all})
+}
+
+// targetOp takes a snapshot of a mirror's target, rolls the target back, or shows a snapshot to
+// the target's readers, for the session that fills the target. Errors: the errors of
+// snapshots.take, rollBack and show; ReadOnly.
+func (af *adminFrames) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
+	o, err := af.catalogue.ownerOf(ctx, m)
+	if err != nil {
+		return err
+	}
+	if m.Op == wire.AdminShowTarget {
+		return o.mirror.show(ctx, sess, m.Entry)
+	}
+	var q wire.Once
+	if err := readBody(m, &q); err != nil {
+		return err
+	}
+	if m.Op == wire.AdminRollBackTarget {
+		return o.rollbacks.rollBack(ctx, sess, m.Entry, rollHow{token: q.Token, force: true, filler: true})
+	}
+	if err := o.mirror.mayFill(ctx, sess, "take snapshot"); err != nil {
+		return err
+	}
+	if err := checkSnapshotName(m.Entry); err != nil {
+		return err
+	}
+	_, _, err = o.snapshots.take(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: sess})
+	return err
+}
+
+// cloneOp answers a request of another server about clones.
+func (af *adminFrames) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := af.catalogue.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := af.hosted.ownerFor(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	if m.Op == wire.AdminCloneSettle {
+		return o.clones.cloneGone(ctx)
+	}
+	var names []string
+	if err := json.Unmarshal(m.Body, &names); err != nil {
+		return meta.E("place chunks", meta.Protocol, v.Name, err)
+	}
+	var ids []meta.ChunkID
+	for _, n := range names {
+		b, err := hex.DecodeString(n)
+		if err != nil || len(b) != 16 {
+			return meta.E("place chunks", meta.Protocol, n, err)
 		}
-		select {
-		case <-o.recovered:
-			v.Ready = true
-		default:
-		}
-		o.mu.Unlock()
-		st.Volumes = append(st.Volumes, v)
+		ids = append(ids, meta.ChunkIDFromBytes(b))
 	}
-	st.Standbys, _ = s.standbys.status()
-	st.Checks = s.checker.checks()
-	return st
+	places, err := o.foreign.placesOf(ctx, ids, m.Entry == sealFirst)
+	if err != nil {
+		return err
+	}
+	out := make([]wire.ChunkWhere, len(places))
+	for i, p := range places {
+		out[i] = wire.ChunkWhere{Chunk: names[i], Servers: p.Servers, Sealed: p.Sealed, Length: p.Length}
+	}
+	return reportJSON(re, out)
+}
+
+func reportJSON(re *wire.AdminRe, v any) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic("server: a report is plain data: " + err.Error())
+	}
+	re.Report = slices.Clip(b.Bytes())
+	return nil
+}
+
+// readBody decodes the body of a request into to; an empty body is no error. Errors: Protocol.
+func readBody(m *wire.Admin, to any) error {
+	if len(m.Body) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(m.Body, to); err != nil {
+		return meta.E("admin", meta.Protocol, fmt.Sprintf("request %d", m.Op), err)
+	}
+	return nil
 }

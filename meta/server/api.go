@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strings"
@@ -13,10 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/protobuf/proto"
 
@@ -133,85 +130,6 @@ func (a *api) serve(conn net.Conn, rd *wire.Reader, who peering.Identity) {
 		<-c.closed
 	case <-a.s.ctx.Done():
 	}
-}
-
-// calling is a connection on which a caller uses the API.
-type calling struct {
-	net.Conn
-	rest   io.Reader // the bytes already read of Conn, then Conn
-	caller caller
-
-	once   sync.Once
-	closed chan struct{}
-}
-
-// Read reads the bytes already read of Conn, then Conn.
-func (c *calling) Read(b []byte) (int, error) { return c.rest.Read(b) }
-
-// Close ends serve.
-func (c *calling) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return c.Conn.Close()
-}
-
-// caller is the AuthInfo of gRPC: the identity at the other end of a connection. sess is not a
-// client's session; the server uses sess to look up rights and to pace calls.
-type caller struct {
-	credentials.CommonAuthInfo
-	sess *session
-}
-
-// AuthType names this kind of AuthInfo in logs.
-func (caller) AuthType() string { return "penstock" }
-
-// knownCaller are transport credentials for connections after their handshake.
-type knownCaller struct{}
-
-func (knownCaller) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c, ok := conn.(*calling)
-	if !ok {
-		return nil, nil, errors.New("the connection was not greeted")
-	}
-	return c, c.caller, nil
-}
-
-func (knownCaller) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("these credentials are a server's")
-}
-
-func (knownCaller) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "penstock"}
-}
-func (k knownCaller) Clone() credentials.TransportCredentials { return k }
-func (knownCaller) OverrideServerName(string) error           { return nil }
-
-// callerOf returns the session of a call's connection.
-func callerOf(ctx context.Context) *session {
-	p, ok := grpcpeer.FromContext(ctx)
-	if ok {
-		if c, ok := p.AuthInfo.(caller); ok {
-			return c.sess
-		}
-	}
-	panic("server: a call came over a connection that knownCaller did not see")
-}
-
-// passedOn is the metadata key under which a metadata server that passes a call on names the
-// caller.
-const passedOn = "penstock-for"
-
-// passer returns the caller on whose behalf another metadata server passed a call on, or "" if
-// the call was not passed on. Only metadata servers may name a caller, and processes on the
-// server's own socket, which may act as metadata servers.
-func passer(ctx context.Context, by peering.Identity) string {
-	if by.Role != peering.Meta && !by.Anyone() {
-		return ""
-	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	if v := md.Get(passedOn); len(v) > 0 {
-		return v[0]
-	}
-	return ""
 }
 
 // askerOf returns a session of the identity that makes a call: the caller, or the original
@@ -338,34 +256,6 @@ func (a *api) volumesOf(ctx context.Context, request proto.Message) (volumes []m
 		volumes = append(volumes, g.Volumes()...)
 	}
 	return volumes, nil
-}
-
-// numbersOf returns the numbers of volumes that a request names. A volume named by its number may
-// be gone. Errors: NoSuchVolume, Invalid.
-func (ca *catalogue) numbersOf(ctx context.Context, refs []*admin.VolumeRef) (volumes []meta.VolumeID, err error) {
-	for _, ref := range refs {
-		id := meta.VolumeID(ref.GetId())
-		if id == 0 {
-			v, err := ca.named(ctx, ref)
-			if err != nil {
-				return nil, err
-			}
-			id = v.ID
-		}
-		volumes = append(volumes, id)
-	}
-	return volumes, nil
-}
-
-// named returns the volume that a request names. Errors: NoSuchVolume, Invalid.
-func (ca *catalogue) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volume, error) {
-	switch v := ref.GetVolume().(type) {
-	case *admin.VolumeRef_Id:
-		return ca.cfg.Cluster.Volume(ctx, meta.VolumeID(v.Id))
-	case *admin.VolumeRef_Name:
-		return ca.cfg.Cluster.VolumeByName(ctx, v.Name)
-	}
-	return cluster.Volume{}, meta.E("find volume", meta.Invalid, "", errors.New("the request names no volume"))
 }
 
 // passWait bounds the search for the server that must do a call: the call's volume may be

@@ -8,24 +8,12 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
-	"penstock.io/penstock/meta/cluster"
 )
 
 // snapshotsAPI is the service penstock.admin.v1.Snapshots.
 type snapshotsAPI struct {
 	admin.UnimplementedSnapshotsServer
 	s *Server
-}
-
-// owned returns the volume that a request names, and the volume's owner, which is this server.
-// Errors: NoSuchVolume, Invalid, NotOwner.
-func (ca *catalogue) owned(ctx context.Context, ref *admin.VolumeRef) (*owner, cluster.Volume, error) {
-	v, err := ca.named(ctx, ref)
-	if err != nil {
-		return nil, v, err
-	}
-	o, err := ca.hosted.ownerFor(ctx, v.ID)
-	return o, v, err
 }
 
 func sayPin(p meta.PinInfo) *admin.Pin {

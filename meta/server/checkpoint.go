@@ -15,7 +15,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/task"
 )
 
@@ -197,36 +196,6 @@ func blobsOf(cp journal.Checkpoint) (refs []meta.BlobRef) {
 		refs = append(refs, f.Ref)
 	}
 	return refs
-}
-
-// blobsShort counts the blobs with fewer live replicas than a new blob would get.
-func (sm *serverMap) blobsShort(refs []meta.BlobRef) (n int) {
-	live, most := sm.blobServers()
-	for _, r := range refs {
-		if short(r, live, most) {
-			n++
-		}
-	}
-	return n
-}
-
-// blobServers returns the servers where blobs may stay: connected, and not draining. most is
-// how many replicas a blob stored now gets: fewer than the live servers if several servers
-// share a host, or have no room. To demand more replicas than most would store the checkpoint
-// again and again.
-func (sm *serverMap) blobServers() (live map[meta.ServerID]bool, most int) {
-	live = map[meta.ServerID]bool{}
-	m := sm.servers()
-	for _, x := range m.Servers() {
-		if x.State == placement.Live {
-			live[x.ID] = true
-		}
-	}
-	fit, err := m.Choose(chance{}, &systemPolicy, blobReplicas, placement.Writer{}, nil, nil)
-	if err != nil { // no server takes a blob: a single live replica is enough
-		return live, min(1, len(live))
-	}
-	return live, len(fit)
 }
 
 // short reports whether some part of the blob has fewer than most live replicas.

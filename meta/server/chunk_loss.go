@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/replica"
@@ -28,29 +27,6 @@ const (
 	maxLostFiles = 100    // files listed of a chunk
 	maxAccepted  = 10_000 // chunks in a request
 )
-
-// neverBack reports whether an operator removed the chunk server, and the chunk server is not
-// connected.
-func (cs *chunkServers) neverBack(id meta.ServerID) bool {
-	cs.mu.Lock()
-	_, here := cs.links[id]
-	cs.mu.Unlock()
-	n := nodeIn(cs.cfg.Cluster.Nodes(), id)
-	return !here && n != nil && n.State == cluster.NodeRemoved
-}
-
-// failedDisk names a failed disk of a server that was not given up, or "": a chunk that the
-// server does not find may be on that disk.
-func (sm *serverMap) failedDisk(id meta.ServerID) string {
-	for _, x := range sm.sightings() {
-		for _, d := range x.info.Disks {
-			if x.info.ID == id && d.State == meta.DiskFailed {
-				return d.ID
-			}
-		}
-	}
-	return ""
-}
 
 // losses finds the chunks whose bytes are lost, and takes note of an operator's acceptance.
 type losses struct {

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -17,7 +16,6 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Clones of a volume (namespace/clone.go defines them). The origin's owner makes a clone in
@@ -63,25 +61,6 @@ func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
 	return nil
 }
 
-// uncloned checks again that a volume whose row now says deleted has no clones. A clone made
-// before the row changed is found here; a later attempt to clone reads the changed row and
-// fails. If the volume has clones, uncloned undoes the deletion.
-func (ca *catalogue) uncloned(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
-	all, err := ca.cfg.Cluster.Volumes(ctx)
-	if err != nil {
-		return v, err
-	}
-	if err := dependent("delete volume", v, all); err != nil {
-		_, uerr := ca.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(x *cluster.Volume) error {
-			x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
-			x.Undoes(token)
-			return nil
-		})
-		return v, errors.Join(err, uerr)
-	}
-	return v, nil
-}
-
 // clonesIn names the clones of a volume, or of its snapshot at, if at is not 0.
 func clonesIn(all []cluster.Volume, v meta.VolumeID, at meta.Generation) (names []string) {
 	for _, x := range all {
@@ -95,42 +74,6 @@ func clonesIn(all []cluster.Volume, v meta.VolumeID, at meta.Generation) (names 
 // isDropped reports whether a volume's snapshot is deleted and kept for its clones only.
 func isDropped(all []cluster.Volume, v meta.VolumeID, at meta.Generation) bool {
 	return slices.ContainsFunc(all, func(x cluster.Volume) bool { return x.ID == v && slices.Contains(x.Dropped, at) })
-}
-
-// cloneOp answers a request of another server about clones.
-func (af *adminFrames) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := af.catalogue.find(ctx, m)
-	if err != nil {
-		return err
-	}
-	o, err := af.hosted.ownerFor(ctx, v.ID)
-	if err != nil {
-		return err
-	}
-	if m.Op == wire.AdminCloneSettle {
-		return o.clones.cloneGone(ctx)
-	}
-	var names []string
-	if err := json.Unmarshal(m.Body, &names); err != nil {
-		return meta.E("place chunks", meta.Protocol, v.Name, err)
-	}
-	var ids []meta.ChunkID
-	for _, n := range names {
-		b, err := hex.DecodeString(n)
-		if err != nil || len(b) != 16 {
-			return meta.E("place chunks", meta.Protocol, n, err)
-		}
-		ids = append(ids, meta.ChunkIDFromBytes(b))
-	}
-	places, err := o.foreign.placesOf(ctx, ids, m.Entry == sealFirst)
-	if err != nil {
-		return err
-	}
-	out := make([]wire.ChunkWhere, len(places))
-	for i, p := range places {
-		out[i] = wire.ChunkWhere{Chunk: names[i], Servers: p.Servers, Sealed: p.Sealed, Length: p.Length}
-	}
-	return reportJSON(re, out)
 }
 
 // clones makes and releases the clones of a volume.
@@ -510,66 +453,11 @@ func (cl *clones) forgetDropped(ctx context.Context, dropped []meta.Generation) 
 	return err
 }
 
-// settleOrigin notifies the owner of a clone's origin that the clone is gone. If the
-// notification fails, the origin's owner finds out later from the table of volumes.
-func (ps *peers) settleOrigin(ctx context.Context, from *cluster.Origin) {
-	if from == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerPatience)
-	defer cancel()
-	err := ps.atOwner(ctx, from.Volume, func(o *owner) error { return o.clones.cloneGone(ctx) },
-		&wire.Admin{Op: wire.AdminCloneSettle, Volume: from.Volume}, nil)
-	if err != nil {
-		ps.log.Info("the origin could not be told that its clone is gone; the origin finds out later", "origin", from.Volume, "error", err)
-	}
-}
-
 const (
 	// peerPatience bounds a request of an owner to another owner.
 	peerPatience = 20 * time.Second
 	peerPause    = 50 * time.Millisecond
 )
-
-// atOwner calls here with the owner of a volume, or, if another server owns the volume, sends
-// there to that server and passes the answer to to, if not nil.
-func (ps *peers) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner) error, there *wire.Admin, to func(*wire.AdminRe) error) error {
-	return ps.whereOwned(ctx, v, here, func(addr string) error {
-		re, err := ps.askPeer(ctx, addr, there)
-		if err == nil {
-			err = re.Status.Error()
-		}
-		if err == nil && to != nil {
-			err = to(re)
-		}
-		return err
-	})
-}
-
-// whereOwned calls here with the owner of a volume, or, if another server owns the volume,
-// calls there with that server's address. While the error is NotOwner or Unavailable, it tries
-// again, until ctx ends.
-func (ps *peers) whereOwned(ctx context.Context, v meta.VolumeID, here func(*owner) error, there func(addr string) error) error {
-	for {
-		o, err := ps.hosted.ownerFor(ctx, v)
-		if err == nil {
-			err = here(o)
-		}
-		var e *meta.Error
-		if errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "" && e.Subject != ps.cfg.Addr {
-			err = there(e.Subject)
-		}
-		if !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.Unavailable) {
-			return err
-		}
-		// The volume is changing its owner.
-		select {
-		case <-time.After(peerPause):
-		case <-ctx.Done():
-			return err
-		}
-	}
-}
 
 // openStore opens the local copy of a volume's state. The state of a clone without a
 // checkpoint begins as a copy of the origin's state.

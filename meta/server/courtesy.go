@@ -1,11 +1,9 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
-	"slices"
 	"syscall"
 	"time"
 
@@ -65,66 +63,6 @@ func (s *session) keptFor() time.Duration {
 
 // isLate reports whether the session's lease has expired.
 func (s *session) isLate() bool { return s.idle() > s.srv.cfg.SessionTTL }
-
-// lateClients lists, for the health report, the clients that use a volume here and have been
-// late for a while, the latest heard first.
-func (cl *clients) lateClients(now time.Time) (l []meta.ClientHealth) {
-	cl.mu.Lock()
-	var late []*session
-	for _, sess := range cl.sessions {
-		if idle := sess.idle(); sess.role == wire.RoleClient && sess.away.Load() && idle > 2*cl.cfg.SessionTTL && idle < cutOffTold {
-			late = append(late, sess)
-		}
-	}
-	cl.mu.Unlock()
-	owners := cl.hosted.owners()
-	for _, sess := range late {
-		if slices.ContainsFunc(owners, func(o *owner) bool { return o.has(sess) }) {
-			l = append(l, meta.ClientHealth{Name: sess.name, Identity: sess.holder(), At: now.Add(-sess.idle()), Kept: true,
-				Why: "it is not heard of; its session is kept until somebody needs what it holds"})
-		}
-	}
-	slices.SortFunc(l, func(a, b meta.ClientHealth) int { return b.At.Compare(a.At) })
-	return l
-}
-
-// deadAmong returns the late sessions whose process certainly ended.
-func (cl *clients) deadAmong(late []*session) (dead []*session) {
-	if cl.cfg.Dead == nil {
-		return nil
-	}
-	for _, sess := range late {
-		if cl.cfg.Dead(sess.host, sess.pid, sess.start) {
-			dead = append(dead, sess)
-		}
-	}
-	return dead
-}
-
-// tooMany returns the late sessions beyond maxLate or maxLateLeases: the sessions late for the
-// longest time.
-func (cl *clients) tooMany(late []*session) []*session {
-	leases := map[*session]int{}
-	sum := 0
-	for _, o := range cl.hosted.owners() {
-		o.mu.Lock()
-		for _, sess := range late {
-			leases[sess] += o.leases.Count(sess)
-			sum += o.leases.Count(sess)
-		}
-		o.mu.Unlock()
-	}
-	if len(late) <= maxLate && sum <= maxLateLeases {
-		return nil
-	}
-	late = slices.Clone(late)
-	slices.SortFunc(late, func(a, b *session) int { return cmp.Compare(b.idle(), a.idle()) })
-	n := 0
-	for ; len(late)-n > maxLate || sum > maxLateLeases; n++ {
-		sum -= leases[late[n]]
-	}
-	return late[:n]
-}
 
 // lateHoldFiles reports whether late sessions hold files without a name, and marks those
 // sessions to end, since other sessions need the files' room. The caller holds mu.

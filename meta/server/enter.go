@@ -2,7 +2,6 @@ package server
 
 import (
 	"slices"
-	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
@@ -119,31 +118,5 @@ func (o *owner) back(s *session) {
 	})
 	if err != nil {
 		o.log.Error("a session could not be told which files lost their names", "session", s.name, "error", err)
-	}
-}
-
-// never is a channel that is never closed: the wait ends by other means.
-var never = make(chan struct{})
-
-// soon returns a channel closed after leasePoll.
-func soon() <-chan struct{} {
-	ch := make(chan struct{})
-	time.AfterFunc(leasePoll, func() { close(ch) })
-	return ch
-}
-
-// dismiss sends the sessions of an owner that parted to the next owner, at to, and cancels the
-// owner's context.
-func (o *owner) dismiss(to string, cause error) {
-	o.mu.Lock()
-	var all []*session
-	for s := range o.entered {
-		s.enqueue(0, &wire.Moved{Volume: o.vol, Addr: to})
-		all = append(all, s)
-	}
-	o.mu.Unlock()
-	o.cancel(cause)
-	for _, s := range all {
-		go s.flush()
 	}
 }

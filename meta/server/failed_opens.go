@@ -1,14 +1,11 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"sync"
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/wire"
 )
 
 // A home may be unable to open a volume: the home's disk is full or broken, or the data on it.
@@ -109,32 +106,4 @@ func liesHere(err error) bool {
 		return false
 	}
 	return true
-}
-
-// handOn asks other servers to take a volume that could not be opened here. It returns the
-// error for the requester: NotOwner with the new owner's address, or why if no server takes
-// the volume.
-func (hs *hosted) handOn(v meta.VolumeID, why error) error {
-	view := hs.cfg.Cluster.View()
-	if view == nil || hs.ctx.Err() != nil {
-		return why
-	}
-	for _, m := range cluster.Rank(v, view.MetaServers) {
-		if m.Name == hs.cfg.Name || hs.leavers.has(m.Name) {
-			continue
-		}
-		ask, cancel := context.WithTimeoutCause(hs.ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
-		re, err := hs.peers.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: v})
-		cancel()
-		if err == nil {
-			err = re.Status.Error()
-		}
-		if err == nil {
-			hs.log.Warn("a volume can't be opened here, and is served elsewhere", "volume", v, "server", m.Name, "error", why)
-			return meta.E("open volume", meta.NotOwner, m.Addr, why)
-		}
-		hs.log.Info("a server did not take a volume that can't be opened here", "volume", v, "server", m.Name, "error", err)
-	}
-	hs.log.Error("a volume can't be opened here, and no other server takes it: no server serves the volume", "volume", v, "error", why)
-	return why
 }

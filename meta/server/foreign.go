@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,65 +22,6 @@ const (
 	// maxForeign bounds the foreign chunks that are remembered.
 	maxForeign = 1 << 18
 )
-
-// placesIn returns the places of chunks of a single volume. Chunks without a record have no
-// servers. With seal, open chunks are sealed first.
-func (ps *peers) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID, seal bool) (places []meta.ChunkPlace, err error) {
-	entry := ""
-	if seal {
-		entry = sealFirst
-	}
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		b := id.Bytes()
-		names[i] = hex.EncodeToString(b[:])
-	}
-	body, err := json.Marshal(names)
-	if err != nil {
-		panic("server: names are plain data: " + err.Error())
-	}
-	err = ps.atOwner(ctx, v, func(o *owner) (err error) {
-		places, err = o.foreign.placesOf(ctx, ids, seal)
-		return err
-	}, &wire.Admin{Op: wire.AdminChunkPlaces, Volume: v, Entry: entry, Body: body}, func(re *wire.AdminRe) error {
-		var l []wire.ChunkWhere
-		if err := json.Unmarshal(re.Report, &l); err != nil || len(l) != len(ids) {
-			return meta.E("place chunks", meta.Protocol, fmt.Sprint(v), err)
-		}
-		for i, w := range l {
-			places = append(places, meta.ChunkPlace{ID: ids[i], Servers: w.Servers, Sealed: w.Sealed, Length: w.Length})
-		}
-		return nil
-	})
-	return places, err
-}
-
-// checkForeign compares the bytes that a clone needs of other volumes' chunks with the records
-// of the chunks' owners, and reports problems in r.
-func (ch *checker) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
-	byVolume := map[meta.VolumeID][]meta.ChunkID{}
-	for _, id := range slices.SortedFunc(maps.Keys(need), meta.ChunkID.Compare) {
-		byVolume[id.Volume] = append(byVolume[id.Volume], id)
-	}
-	for v, ids := range byVolume {
-		for some := range slices.Chunk(ids, 4096) {
-			places, err := ch.peers.placesIn(ctx, v, some, false)
-			if err != nil {
-				return err
-			}
-			for _, p := range places {
-				switch {
-				case len(p.Servers) == 0 && p.Sealed: // accepted as lost
-				case len(p.Servers) == 0:
-					r.problem("chunk %s, of which %d bytes are needed, is not kept by volume %d", p.ID, need[p.ID], v)
-				case p.Sealed && p.Length < need[p.ID]:
-					r.problem("chunk %s of volume %d has %d bytes, %d are needed", p.ID, v, p.Length, need[p.ID])
-				}
-			}
-		}
-	}
-	return nil
-}
 
 // sealFirst is the entry of an AdminChunkPlaces request to seal open chunks first.
 const sealFirst = "seal"

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 )
 
@@ -242,4 +245,80 @@ func (ch *checker) checks() (all []CheckStatus) {
 		o.mu.Unlock()
 	}
 	return all
+}
+
+// checkForeign compares the bytes that a clone needs of other volumes' chunks with the records
+// of the chunks' owners, and reports problems in r.
+func (ch *checker) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
+	byVolume := map[meta.VolumeID][]meta.ChunkID{}
+	for _, id := range slices.SortedFunc(maps.Keys(need), meta.ChunkID.Compare) {
+		byVolume[id.Volume] = append(byVolume[id.Volume], id)
+	}
+	for v, ids := range byVolume {
+		for some := range slices.Chunk(ids, 4096) {
+			places, err := ch.peers.placesIn(ctx, v, some, false)
+			if err != nil {
+				return err
+			}
+			for _, p := range places {
+				switch {
+				case len(p.Servers) == 0 && p.Sealed: // accepted as lost
+				case len(p.Servers) == 0:
+					r.problem("chunk %s, of which %d bytes are needed, is not kept by volume %d", p.ID, need[p.ID], v)
+				case p.Sealed && p.Length < need[p.ID]:
+					r.problem("chunk %s of volume %d has %d bytes, %d are needed", p.ID, v, p.Length, need[p.ID])
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// checkJunctions compares the junctions in a volume with the rows of the attached volumes, and
+// the rows of volumes attached here with the junctions. A difference is checked again with the
+// present row and entry, since both change meanwhile.
+func (jt *junctionTree) checkJunctions(ctx context.Context, o *owner, junctions []namespace.JunctionAt, r *FsckReport) error {
+	r.Junctions = uint64(len(junctions))
+	rows, err := jt.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	hang := map[meta.VolumeID]cluster.Attach{}
+	for _, v := range rows {
+		if v.Attach != nil && v.Attach.Parent == o.vol {
+			hang[v.ID] = *v.Attach
+		}
+	}
+	now := func(id meta.VolumeID) (*cluster.Attach, error) {
+		v, err := jt.cfg.Cluster.Volume(ctx, id)
+		if errors.Is(err, meta.NoSuchVolume) {
+			return nil, nil
+		}
+		return v.Attach, err
+	}
+	for _, j := range junctions {
+		at := cluster.Attach{Parent: o.vol, Ino: j.Parent, Name: j.Name}
+		if row, ok := hang[j.Volume]; ok && row.Same(at) {
+			delete(hang, j.Volume)
+			continue
+		}
+		row, err := now(j.Volume)
+		if err != nil {
+			return err
+		}
+		if (row == nil || !row.Same(at)) && o.leadsTo(at) == j.Volume {
+			r.problem("%q in directory %d leads to volume %d, which does not hang there", j.Name, j.Parent, j.Volume)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(hang)) {
+		row, err := now(id)
+		if err != nil {
+			return err
+		}
+		// A row with an unfinished step is no problem: the step is finished soon.
+		if row != nil && row.Parent == o.vol && row.Step == cluster.Attached && o.leadsTo(*row) != id {
+			r.problem("volume %d should hang in directory %d as %q, and nothing there leads to it", id, row.Ino, row.Name)
+		}
+	}
+	return nil
 }

@@ -362,26 +362,6 @@ func (gs *groupSnapshots) surelyNone(ctx context.Context) error {
 	return nil
 }
 
-// ownerOfMember is ownerFor, but also accepts a volume in the trash, since such a volume may
-// be restored with its snapshots. Errors: those of ownerFor; NoSuchVolume only if the volume
-// is deleted for good; Busy if the volume keeps changing its state.
-func (hs *hosted) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, error) {
-	for range 4 {
-		row, err := hs.cfg.Cluster.Volume(ctx, v)
-		if err != nil {
-			return nil, err
-		}
-		if row.State == cluster.VolumeDeleting {
-			return nil, meta.E("delete group", meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
-		}
-		o, err := hs.ownerAs(ctx, v, row.State)
-		if !errors.Is(err, meta.NoSuchVolume) {
-			return o, err
-		}
-	}
-	return nil, meta.E("delete group", meta.Busy, fmt.Sprint(v), errors.New("the volume goes to the trash and comes back: try again"))
-}
-
 // decided removes from a list the snapshots of groups that are undecided or aborted, or have
 // an unreadable record. dropUndecided handles the removed snapshots.
 func (gs *groupSnapshots) decided(all []meta.Snapshot) ([]meta.Snapshot, error) {

@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
-	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -332,35 +331,6 @@ func (hs *hosted) homeLoop() {
 	}
 }
 
-// takeKeys takes the cluster's capability keys after a rotation, and sends the keys to the
-// chunk servers before this server signs with the new key. The same order lists the evicted
-// clients: chunk servers end the connections of evicted clients.
-func (cs *chunkServers) takeKeys(view *cluster.View) {
-	keys, evicted := view.CapKeys, view.AllEvicted()
-	if len(keys) == 0 {
-		return
-	}
-	cs.mu.Lock()
-	rotated := !slices.EqualFunc(cs.keys, keys, func(a, b meta.CapKey) bool { return a.ID == b.ID })
-	same := !rotated && slices.Equal(cs.evicted, evicted)
-	cs.evicted = evicted
-	if !same {
-		for _, l := range cs.links {
-			l.send.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: keys, Evicted: evicted}})
-			go l.send.Flush()
-		}
-	}
-	if rotated {
-		// The newest key signs after a delay (signKey). By then a chunk server that is slow to
-		// take keys knows the key, too.
-		cs.keys, cs.keysAt = slices.Clone(keys), time.Now()
-	}
-	cs.mu.Unlock()
-	if rotated {
-		cs.log.Info("capability keys were rotated", "newest", keys[len(keys)-1].ID)
-	}
-}
-
 // bringHome tries to open the volumes with their home here. again: some volumes need another
 // try soon.
 func (hs *hosted) bringHome(view *cluster.View, calm bool) (again bool) {
@@ -481,102 +451,89 @@ func (hs *hosted) bringOneHome(row cluster.Volume, calm bool) (again, rests bool
 	return false, false
 }
 
-// metaList is the list of meta servers sent to sessions and chunk servers.
-func (ps *peers) metaList() *wire.Metas {
-	m := &wire.Metas{}
-	if view := ps.cfg.Cluster.View(); view != nil {
-		for _, x := range view.MetaServers {
-			m.Servers = append(m.Servers, wire.MetaServer{Name: x.Name, Addr: x.Addr})
-		}
-	}
-	return m
-}
-
-// tellMetas sends the list of meta servers to all sessions and chunk servers connected.
-func (ps *peers) tellMetas() {
-	m := ps.metaList()
-	for _, sess := range ps.clients.all() {
-		sess.enqueue(0, m)
-		go sess.flush()
-	}
-	for _, l := range ps.chunkServers.all() {
-		l.send.Enqueue(0, m)
-		go l.send.Flush()
-	}
-}
-
-// peers are the cluster's other metadata servers.
-type peers struct {
-	*process
-	adminFrames  *adminFrames
-	chunkServers *chunkServers
-	clients      *clients
-	hosted       *hosted
-}
-
-// servePeer answers another meta server's requests, one at a time.
-func (ps *peers) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session) {
-	for {
-		t, id, body, err := rd.Next()
-		if err != nil || t != wire.TAdmin || maySend(who.who, t) != nil {
-			return
-		}
-		m := new(wire.Admin)
-		if wire.Decode(body, m) != nil {
-			return
-		}
-		frame, err := wire.Encode(nil, v, id, ps.adminFrames.admin(ps.ctx, who, m))
-		if err != nil {
-			frame = wire.Append(nil, v, id, &wire.AdminRe{Status: wire.StatusOf(err)})
-		}
-		if _, err := conn.Write(frame); err != nil {
-			return
-		}
-	}
-}
-
-// askPeer sends a request to another meta server and returns the reply. Errors: Unavailable,
-// AccessDenied, Protocol, Version.
-func (ps *peers) askPeer(ctx context.Context, addr string, m *wire.Admin) (*wire.AdminRe, error) {
-	conn, err := peering.Dial(ctx, addr, ps.cfg.Creds, peering.Meta)
+// openHome opens the volumes in one of the states with their home here until ctx ends. closed
+// is the number of volumes that could not be opened, without volumes that another server owns.
+func (hs *hosted) openHome(ctx context.Context, states ...cluster.VolumeState) (closed int, err error) {
+	all, err := hs.cfg.Cluster.Volumes(ctx)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
-	hello := wire.Hello{Min: wire.Version, Max: wire.Version, Role: wire.RolePeer, Name: ps.cfg.Name, Cluster: ps.cfg.Cluster.ID()}
-	rd := wire.NewReader(conn)
-	ask := wire.Append(nil, wire.Version, 0, &hello)
-	var ans wire.Hello
-	var re wire.AdminRe
-	for i, into := range []wire.Message{&ans, &re} {
-		if _, err := conn.Write(ask); err != nil {
-			return nil, meta.E("ask server", meta.Unavailable, addr, err)
+	var wg sync.WaitGroup
+	var not atomic.Int64
+	slots := make(chan struct{}, homeWorkers)
+	for _, v := range all {
+		if _, mine := hs.home(v.ID); !mine || !slices.Contains(states, v.State) || hs.opened(v.ID) != nil {
+			continue
 		}
-		t, _, body, err := rd.Next()
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if ctx.Err() != nil {
+				not.Add(1)
+				return
+			}
+			_, err := hs.openAs(ctx, v.ID, v.State, "")
+			if errors.Is(err, meta.NoSuchVolume) {
+				// The volume was deleted meanwhile, or moved into the trash or out of it: then its
+				// chunks still count.
+				if x, rerr := hs.cfg.Cluster.Volume(ctx, v.ID); errors.Is(rerr, meta.NoSuchVolume) || rerr == nil && !slices.Contains(states, x.State) {
+					return
+				}
+			}
+			if err != nil && !errors.Is(err, meta.NotOwner) {
+				not.Add(1)
+				hs.log.Info("how a volume's chunks stand is not known yet", "volume", v.Name, "error", err)
+			}
+		})
+	}
+	wg.Wait()
+	return int(not.Load()), nil
+}
+
+// handOn asks other servers to take a volume that could not be opened here. It returns the
+// error for the requester: NotOwner with the new owner's address, or why if no server takes
+// the volume.
+func (hs *hosted) handOn(v meta.VolumeID, why error) error {
+	view := hs.cfg.Cluster.View()
+	if view == nil || hs.ctx.Err() != nil {
+		return why
+	}
+	for _, m := range cluster.Rank(v, view.MetaServers) {
+		if m.Name == hs.cfg.Name || hs.leavers.has(m.Name) {
+			continue
+		}
+		ask, cancel := context.WithTimeoutCause(hs.ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
+		re, err := hs.peers.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: v})
+		cancel()
+		if err == nil {
+			err = re.Status.Error()
+		}
+		if err == nil {
+			hs.log.Warn("a volume can't be opened here, and is served elsewhere", "volume", v, "server", m.Name, "error", why)
+			return meta.E("open volume", meta.NotOwner, m.Addr, why)
+		}
+		hs.log.Info("a server did not take a volume that can't be opened here", "volume", v, "server", m.Name, "error", err)
+	}
+	hs.log.Error("a volume can't be opened here, and no other server takes it: no server serves the volume", "volume", v, "error", why)
+	return why
+}
+
+// ownerOfMember is ownerFor, but also accepts a volume in the trash, since such a volume may
+// be restored with its snapshots. Errors: those of ownerFor; NoSuchVolume only if the volume
+// is deleted for good; Busy if the volume keeps changing its state.
+func (hs *hosted) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, error) {
+	for range 4 {
+		row, err := hs.cfg.Cluster.Volume(ctx, v)
 		if err != nil {
-			return nil, meta.E("ask server", meta.Unavailable, addr, err)
-		}
-		if want := []wire.Type{wire.THello, wire.TAdminRe}[i]; t != want {
-			return nil, meta.E("ask server", meta.Protocol, addr, fmt.Errorf("frame type %d", t))
-		}
-		if err := wire.Decode(body, into); err != nil {
 			return nil, err
 		}
-		if ans.Err != meta.KindOK {
-			return nil, meta.E("ask server", ans.Err, addr, errors.New(ans.Detail))
+		if row.State == cluster.VolumeDeleting {
+			return nil, meta.E("delete group", meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
 		}
-		if i == 0 {
-			v, ok := wire.Negotiate(&ans)
-			if !ok {
-				return nil, meta.E("ask server", meta.Version, addr, fmt.Errorf("the server speaks protocol versions %d to %d, this server speaks version %d", ans.Min, ans.Max, wire.Version))
-			}
-			rd.Trust()
-			if ask, err = wire.Encode(nil, v, 1, m); err != nil {
-				return nil, err
-			}
+		o, err := hs.ownerAs(ctx, v, row.State)
+		if !errors.Is(err, meta.NoSuchVolume) {
+			return o, err
 		}
 	}
-	return &re, nil
+	return nil, meta.E("delete group", meta.Busy, fmt.Sprint(v), errors.New("the volume goes to the trash and comes back: try again"))
 }

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -292,15 +291,4 @@ func (en *enrolment) guard() {
 			l.conn.Close()
 		}
 	}
-}
-
-func reportJSON(re *wire.AdminRe, v any) error {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		panic("server: a report is plain data: " + err.Error())
-	}
-	re.Report = slices.Clip(b.Bytes())
-	return nil
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -320,32 +318,6 @@ func (jt *junctionTree) settleLeft(id meta.VolumeID) error {
 	return err
 }
 
-// renameVolume gives a volume another name. Errors: VolumeExists, Invalid,
-// NotPermitted (the root volume).
-func (ca *catalogue) renameVolume(ctx context.Context, v cluster.Volume, name string, token uint64) (cluster.Volume, error) {
-	if v.ID == meta.RootVolume {
-		return v, meta.E("rename volume", meta.NotPermitted, v.Name, errors.New("the root volume keeps its name"))
-	}
-	v, err := ca.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
-		if v.Did(token) {
-			return nil
-		}
-		if v.State != cluster.VolumeActive {
-			return meta.E("rename volume", meta.NoSuchVolume, v.Name, fmt.Errorf("it is %s", v.State))
-		}
-		v.Name = name
-		v.Does(token)
-		return nil
-	})
-	if err != nil {
-		return v, err
-	}
-	if o := ca.hosted.opened(v.ID); o != nil {
-		o.words.rename(v.Name)
-	}
-	return v, nil
-}
-
 // paths finds the paths of volumes. Each volume and directory is looked up once, so that a
 // list of thousands of volumes takes few requests.
 type paths struct {
@@ -405,53 +377,4 @@ func (jt *junctionTree) namesOf(ctx context.Context, at cluster.Attach) (names [
 		names, err = jt.peers.pathElsewhere(ctx, e.Subject, at.Parent, at.Ino)
 	}
 	return names, err
-}
-
-// checkJunctions compares the junctions in a volume with the rows of the attached volumes, and
-// the rows of volumes attached here with the junctions. A difference is checked again with the
-// present row and entry, since both change meanwhile.
-func (jt *junctionTree) checkJunctions(ctx context.Context, o *owner, junctions []namespace.JunctionAt, r *FsckReport) error {
-	r.Junctions = uint64(len(junctions))
-	rows, err := jt.cfg.Cluster.Volumes(ctx)
-	if err != nil {
-		return err
-	}
-	hang := map[meta.VolumeID]cluster.Attach{}
-	for _, v := range rows {
-		if v.Attach != nil && v.Attach.Parent == o.vol {
-			hang[v.ID] = *v.Attach
-		}
-	}
-	now := func(id meta.VolumeID) (*cluster.Attach, error) {
-		v, err := jt.cfg.Cluster.Volume(ctx, id)
-		if errors.Is(err, meta.NoSuchVolume) {
-			return nil, nil
-		}
-		return v.Attach, err
-	}
-	for _, j := range junctions {
-		at := cluster.Attach{Parent: o.vol, Ino: j.Parent, Name: j.Name}
-		if row, ok := hang[j.Volume]; ok && row.Same(at) {
-			delete(hang, j.Volume)
-			continue
-		}
-		row, err := now(j.Volume)
-		if err != nil {
-			return err
-		}
-		if (row == nil || !row.Same(at)) && o.leadsTo(at) == j.Volume {
-			r.problem("%q in directory %d leads to volume %d, which does not hang there", j.Name, j.Parent, j.Volume)
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(hang)) {
-		row, err := now(id)
-		if err != nil {
-			return err
-		}
-		// A row with an unfinished step is no problem: the step is finished soon.
-		if row != nil && row.Parent == o.vol && row.Step == cluster.Attached && o.leadsTo(*row) != id {
-			r.problem("volume %d should hang in directory %d as %q, and nothing there leads to it", id, row.Ino, row.Name)
-		}
-	}
-	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
 )
@@ -23,30 +22,6 @@ import (
 // meetWait is how long open chunks may take to be ended before a change of policy is
 // answered without.
 const meetWait = 10 * time.Second
-
-// meetable refuses a policy that the registered chunk servers can't meet. Servers that are
-// down count too, since they may come back, and so do servers that this process has not seen
-// but the registry lists. While no chunk server is registered, no policy is refused. In a new
-// cluster, a policy needing servers that are still starting is refused until they are
-// registered. Errors: ResourceExceeded.
-func (sm *serverMap) meetable(p *meta.Policy) error {
-	if why := unmet(sm.registered(), p); why != "" {
-		return meta.E("set policy", meta.ResourceExceeded, "", fmt.Errorf("nothing in the cluster can meet the policy: %s; add chunk servers, wait until those that are starting are listed by 'penstock node list', ask for less, or force it (--force)", why))
-	}
-	return nil
-}
-
-// registered are the chunk servers that were not removed, live or not.
-func (sm *serverMap) registered() *placement.Map {
-	nodes := sm.cfg.Cluster.Nodes()
-	var all []placement.Server
-	for _, x := range sm.servers().Servers() {
-		if n := nodeIn(nodes, x.ID); n == nil || n.State != cluster.NodeRemoved {
-			all = append(all, x)
-		}
-	}
-	return placement.NewMap(all)
-}
 
 // unmet is why the chunk servers of m can't meet a policy, if all of them are live. Empty:
 // they can, or m has no servers.

@@ -3,11 +3,9 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -243,50 +241,4 @@ func (mt *mirrorTarget) unleasedWithin(ctx context.Context, hold time.Duration, 
 		return false, nil
 	}
 	return done, err
-}
-
-// unmirrored refuses to delete a volume named as a target in a mirror's record. After a
-// promotion of the target, too: only the record names the snapshots of the source that the
-// mirror made. Errors: Busy.
-func (ca *catalogue) unmirrored(ctx context.Context, v cluster.Volume) error {
-	m, err := ca.cfg.Cluster.Mirror(ctx, v.ID)
-	if meta.KindOf(err) == meta.NotFound {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return meta.E("delete volume", meta.Busy, v.Name, fmt.Errorf("it is, or was, the target of a mirror of %s: 'penstock mirror delete %s' comes first, with --leave-source if the source is gone", m.Source.Volume, v.Name))
-}
-
-// mirrors lists the records of mirrors. A record without a target volume is dropped: the
-// deletion of a volume once left the record behind.
-func (ca *catalogue) mirrors(ctx context.Context) ([]meta.Mirror, error) {
-	c := ca.cfg.Cluster
-	l, err := c.Mirrors(ctx)
-	if err != nil {
-		return nil, err
-	}
-	known := map[meta.VolumeID]bool{}
-	if v := c.View(); v != nil {
-		for _, x := range v.Volumes {
-			known[x.ID] = true
-		}
-	}
-	all := []meta.Mirror{}
-	for _, m := range l {
-		if !known[m.Target] { // the view may be older than the volume
-			if _, err := c.Volume(ctx, m.Target); meta.KindOf(err) == meta.NoSuchVolume {
-				ca.log.Info("the record of a mirror is deleted: the target volume is gone", "target", m.Target, "source", m.Source.Volume)
-				if err := c.DropMirror(ctx, m.Target); err != nil {
-					return nil, err
-				}
-				continue
-			} else if err != nil {
-				return nil, err
-			}
-		}
-		all = append(all, m)
-	}
-	return all, nil
 }

@@ -3,9 +3,11 @@ package server
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/placement"
 )
 
@@ -89,16 +91,6 @@ func (ob *orphanBlobs) collectLeaks(found leaks) {
 			delete(found, k)
 		}
 	}
-}
-
-// listChunks calls each for all chunks of a volume on a server, or returns an error.
-func (cs *chunkServers) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.ChunkID)) error {
-	return listReplicas(cs.ctx, cs.Order, id, v, func(page []meta.ReplicaInfo) error {
-		for i := range page {
-			each(page[i].ID)
-		}
-		return nil
-	})
 }
 
 // judgeBlobs deletes the chunks among keys that have been leaked for the grace time.
@@ -219,4 +211,49 @@ func (s *Server) allNamed(ctx context.Context, o *owner, named map[meta.ChunkID]
 		}
 	}
 	return nil
+}
+
+// sweepDeleted deletes chunks of deleted volumes, if this server owns the root volume. since
+// remembers when a deleted volume was first seen here: chunks that the volume's clients were
+// still writing may arrive for a while, at most RepairGrace.
+func (tr *trash) sweepDeleted(since map[meta.VolumeID]time.Time) error {
+	o := tr.hosted.opened(meta.RootVolume)
+	if o == nil || o.await(o.ctx, o.recovered) != nil || o.quarantined() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
+	defer cancel()
+	all, err := tr.cfg.Cluster.DeletedVolumes(ctx)
+	if err != nil {
+		return err
+	}
+	for v := range since {
+		if !slices.ContainsFunc(all, func(d cluster.Deleted) bool { return d.Volume == v }) {
+			delete(since, v)
+		}
+	}
+	var errs []error
+	for _, d := range all {
+		// A volume restored from an older checkpoint is not deleted.
+		if _, err := tr.cfg.Cluster.Volume(ctx, d.Volume); !errors.Is(err, meta.NoSuchVolume) || d.Volume == meta.RootVolume {
+			errs = append(errs, err)
+			continue
+		}
+		first, again := since[d.Volume]
+		if !again {
+			since[d.Volume] = time.Now()
+		}
+		for _, id := range d.On {
+			if _, ok := tr.chunkServers.Resolve(id); !ok {
+				continue // the server is away: swept when it is back
+			}
+			left, err := o.sweepServer(ctx, id, d.Volume)
+			if err != nil {
+				errs = append(errs, err)
+			} else if left == 0 && again && time.Since(first) >= tr.cfg.RepairGrace {
+				errs = append(errs, tr.cfg.Cluster.SweptVolume(ctx, d.Volume, id))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -738,4 +739,31 @@ func (o *owner) serveSync(s *session, id uint64, m *wire.Sync) {
 		s.enqueue(id, &wire.Reply{Status: wire.StatusOf(err)})
 		s.flush()
 	})
+}
+
+// dismiss sends the sessions of an owner that parted to the next owner, at to, and cancels the
+// owner's context.
+func (o *owner) dismiss(to string, cause error) {
+	o.mu.Lock()
+	var all []*session
+	for s := range o.entered {
+		s.enqueue(0, &wire.Moved{Volume: o.vol, Addr: to})
+		all = append(all, s)
+	}
+	o.mu.Unlock()
+	o.cancel(cause)
+	for _, s := range all {
+		go s.flush()
+	}
+}
+
+// serving returns o, unless the caller wants an active volume and the volume is not active (in
+// the trash or being deleted). Errors: NoSuchVolume.
+func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if as == cluster.VolumeActive && o.state != cluster.VolumeActive {
+		return nil, meta.E("open volume", meta.NoSuchVolume, o.subject(), fmt.Errorf("it is %s", o.state))
+	}
+	return o, nil
 }

@@ -762,3 +762,37 @@ func (rp *repairing) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, i
 	}
 	return err
 }
+
+// relist makes every owner list a server again.
+func (r *repairs) relist(id meta.ServerID) {
+	for _, o := range r.hosted.owners() {
+		o.inspection.mu.Lock()
+		delete(o.inspection.listed, id)
+		o.inspection.changed[id] = time.Now()
+		o.inspection.mu.Unlock()
+		o.tasks.inspection.Wake()
+	}
+}
+
+// events handles a chunk server's notices about replicas and disks.
+func (r *repairs) events(id meta.ServerID, l []meta.ReplicaEvent) {
+	for _, e := range l {
+		switch e.Kind {
+		case meta.EventCorrupt, meta.EventLost:
+			r.badReplica(e.Chunk, id, e.Kind == meta.EventCorrupt)
+		case meta.EventDiskFailed, meta.EventDiskBack:
+			r.relist(id)
+		}
+	}
+}
+
+// badReplica notes a notice about a bad replica. The server is asked about the replica before
+// any repair.
+func (r *repairs) badReplica(chunk meta.ChunkID, server meta.ServerID, corrupt bool) {
+	o := r.hosted.opened(chunk.Volume)
+	if o == nil {
+		return // the volume's owner gets the same notice on its own stream
+	}
+	o.faults.set(chunk, server, placement.Bad, corrupt)
+	o.tasks.inspection.Wake()
+}

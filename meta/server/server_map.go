@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -269,4 +270,160 @@ func (sm *serverMap) place(n int, p *meta.Policy, w placement.Writer, avoid []me
 		}
 	}
 	return one(nil)
+}
+
+// standing tells how the chunk servers stand, by id.
+func (sm *serverMap) standing() (all []serverStanding) {
+	nodes := sm.cfg.Cluster.Nodes()
+	for _, x := range sm.sightings() {
+		st := serverStanding{id: x.info.ID, live: x.live}
+		if n := nodeIn(nodes, x.info.ID); n != nil {
+			st.node = n.State
+		}
+		for _, d := range x.info.Disks {
+			if d.State != meta.DiskOK && d.State != meta.DiskFull {
+				st.disks += d.ID + " "
+			}
+		}
+		all = append(all, st)
+	}
+	return all
+}
+
+// serverStanding is the state of a chunk server. A change for the worse may leave chunks of a
+// closed volume in need of repair.
+type serverStanding struct {
+	id    meta.ServerID
+	live  bool
+	node  cluster.NodeState
+	disks string // ids of the disks that are neither OK nor full
+}
+
+// worse reports whether a server went, began to be emptied or removed, or has a newly failing
+// disk. The chunks of closed volumes there may then need copies.
+func worse(was, now []serverStanding) bool {
+	for _, n := range now {
+		i := slices.IndexFunc(was, func(w serverStanding) bool { return w.id == n.id })
+		w := serverStanding{live: true, node: cluster.NodeActive}
+		if i >= 0 {
+			w = was[i]
+		}
+		if w.live && !n.live || n.node != w.node && n.node != cluster.NodeActive && n.node != "" || n.disks != w.disks && n.disks != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// registered are the chunk servers that were not removed, live or not.
+func (sm *serverMap) registered() *placement.Map {
+	nodes := sm.cfg.Cluster.Nodes()
+	var all []placement.Server
+	for _, x := range sm.servers().Servers() {
+		if n := nodeIn(nodes, x.ID); n == nil || n.State != cluster.NodeRemoved {
+			all = append(all, x)
+		}
+	}
+	return placement.NewMap(all)
+}
+
+// meetable refuses a policy that the registered chunk servers can't meet. Servers that are
+// down count too, since they may come back, and so do servers that this process has not seen
+// but the registry lists. While no chunk server is registered, no policy is refused. In a new
+// cluster, a policy needing servers that are still starting is refused until they are
+// registered. Errors: ResourceExceeded.
+func (sm *serverMap) meetable(p *meta.Policy) error {
+	if why := unmet(sm.registered(), p); why != "" {
+		return meta.E("set policy", meta.ResourceExceeded, "", fmt.Errorf("nothing in the cluster can meet the policy: %s; add chunk servers, wait until those that are starting are listed by 'penstock node list', ask for less, or force it (--force)", why))
+	}
+	return nil
+}
+
+// failedDisk names a failed disk of a server that was not given up, or "": a chunk that the
+// server does not find may be on that disk.
+func (sm *serverMap) failedDisk(id meta.ServerID) string {
+	for _, x := range sm.sightings() {
+		for _, d := range x.info.Disks {
+			if x.info.ID == id && d.State == meta.DiskFailed {
+				return d.ID
+			}
+		}
+	}
+	return ""
+}
+
+// blobsShort counts the blobs with fewer live replicas than a new blob would get.
+func (sm *serverMap) blobsShort(refs []meta.BlobRef) (n int) {
+	live, most := sm.blobServers()
+	for _, r := range refs {
+		if short(r, live, most) {
+			n++
+		}
+	}
+	return n
+}
+
+// blobServers returns the servers where blobs may stay: connected, and not draining. most is
+// how many replicas a blob stored now gets: fewer than the live servers if several servers
+// share a host, or have no room. To demand more replicas than most would store the checkpoint
+// again and again.
+func (sm *serverMap) blobServers() (live map[meta.ServerID]bool, most int) {
+	live = map[meta.ServerID]bool{}
+	m := sm.servers()
+	for _, x := range m.Servers() {
+		if x.State == placement.Live {
+			live[x.ID] = true
+		}
+	}
+	fit, err := m.Choose(chance{}, &systemPolicy, blobReplicas, placement.Writer{}, nil, nil)
+	if err != nil { // no server takes a blob: a single live replica is enough
+		return live, min(1, len(live))
+	}
+	return live, len(fit)
+}
+
+// knownServers lists all chunk servers ever seen, as far as this server knows.
+func (sm *serverMap) knownServers() (all []meta.ServerID) {
+	for _, n := range sm.cfg.Cluster.Nodes() {
+		all = append(all, n.ID)
+	}
+	for _, x := range sm.sightings() {
+		all = append(all, x.info.ID)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// drainForecast makes the forecast from the policies of all volumes. Errors:
+// Cluster.Volumes's.
+func (sm *serverMap) drainForecast(ctx context.Context, id meta.ServerID) (DrainForecast, error) {
+	f := DrainForecast{Node: id, Volumes: []VolumeForecast{}}
+	now := sm.servers()
+	then := now.With(id, placement.Draining)
+	for _, x := range now.Servers() {
+		for _, d := range x.Disks {
+			switch {
+			case x.ID == id:
+				f.Used += d.Total - min(d.Free, d.Total)
+			case x.State == placement.Live:
+				f.Room += d.Free - min(d.Free, placement.Reserve(d.Total))
+			}
+		}
+	}
+	all, err := sm.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return f, err
+	}
+	for i := range all {
+		v := &all[i]
+		if v.State != cluster.VolumeActive && v.State != cluster.VolumeTrash {
+			continue
+		}
+		x := VolumeForecast{Name: v.Name, Replicas: int(max(v.Policy.Replicas, 1)), Now: now.Most(&v.Policy, nil), Then: then.Most(&v.Policy, nil)}
+		if x.Then < x.Now {
+			f.Volumes = append(f.Volumes, x)
+		}
+	}
+	slices.SortFunc(f.Volumes, func(a, b VolumeForecast) int { return cmp.Compare(a.Name, b.Name) })
+	return f, nil
 }

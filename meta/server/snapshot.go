@@ -14,7 +14,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Snapshots of a volume (rule 8). The owner runs all operations in one order, so a snapshot
@@ -56,20 +55,6 @@ type takeHow struct {
 	filler *session
 	// strict: no snapshot unless every client has committed its buffered data.
 	strict bool
-}
-
-// unanswered describes the files of clients that gave no lease back. The snapshot has these
-// files as last synced.
-type unanswered struct {
-	known   bool // this owner took the snapshot; else the fields say nothing
-	files   int
-	clients []string // names of the files' clients, each once; at most unansweredNamed
-}
-
-const unansweredNamed = 8
-
-func (u unanswered) String() string {
-	return fmt.Sprintf("%d files, written by %s", u.files, strings.Join(u.clients, ", "))
 }
 
 // endsOpen reports whether an operation leaves an extent open-ended.
@@ -272,34 +257,6 @@ func (ss *snapshots) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err er
 	return nil, err
 }
 
-// queryAt answers a read at a snapshot. The state of a snapshot never changes and is in the
-// journal, so a read needs no lease, and waits neither for other sessions nor for the claims
-// after a change of owner. The caller holds mu.
-func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{}) {
-	if c.Op.Code().Mutates() {
-		return refuse(meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed")))
-	}
-	if o.snapshots.snapped > o.durable {
-		return nil, o.untilDurable(o.snapshots.snapped)
-	}
-	q := o.context(s.id)
-	q.At = c.At
-	res, err := namespace.Query(&view{k: &o.kernel, session: s.id}, q, c.Op)
-	if err != nil {
-		return refuse(err)
-	}
-	if wait, err := o.foreign.fillPlaces(res); wait != nil || err != nil {
-		if err != nil {
-			return refuse(err)
-		}
-		return nil, wait
-	}
-	if _, ok := c.Op.(*meta.StatFSOp); ok {
-		o.srv.chunkServers.fillDisk(&res.StatFS)
-	}
-	return &wire.Reply{Result: *res}, nil
-}
-
 // list lists the snapshots in the journal, oldest first.
 func (ss *snapshots) list() ([]meta.Snapshot, error) {
 	all, _, err := ss.listShown()
@@ -358,11 +315,6 @@ func snapshotInfo(s meta.Snapshot) meta.SnapshotInfo {
 	return i
 }
 
-// tellUnanswered adds the unanswered files to a snapshot's description.
-func tellUnanswered(i *meta.SnapshotInfo, u unanswered) {
-	i.Unanswered, i.UnansweredBy = uint64(u.files), u.clients
-}
-
 // checkSnapshotName refuses invalid names; a mount names a snapshot as VOLUME@SNAPSHOT:PATH.
 func checkSnapshotName(name string) error {
 	const op = "name snapshot"
@@ -373,47 +325,6 @@ func checkSnapshotName(name string) error {
 		return meta.E(op, meta.Invalid, strconv.QuoteToGraphic(name), errors.New("a snapshot's name is text without '/', '@', ':' and control characters, and not '.' or '..'"))
 	}
 	return nil
-}
-
-// listViews lists the mountable snapshots of a volume.
-func (af *adminFrames) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	o, err := af.catalogue.ownerOf(ctx, m)
-	if err != nil {
-		return err
-	}
-	all, err := o.snapshots.list()
-	if err != nil {
-		return err
-	}
-	return reportJSON(re, wire.ViewsAnswer{Snapshots: all})
-}
-
-// targetOp takes a snapshot of a mirror's target, rolls the target back, or shows a snapshot to
-// the target's readers, for the session that fills the target. Errors: the errors of
-// snapshots.take, rollBack and show; ReadOnly.
-func (af *adminFrames) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
-	o, err := af.catalogue.ownerOf(ctx, m)
-	if err != nil {
-		return err
-	}
-	if m.Op == wire.AdminShowTarget {
-		return o.mirror.show(ctx, sess, m.Entry)
-	}
-	var q wire.Once
-	if err := readBody(m, &q); err != nil {
-		return err
-	}
-	if m.Op == wire.AdminRollBackTarget {
-		return o.rollbacks.rollBack(ctx, sess, m.Entry, rollHow{token: q.Token, force: true, filler: true})
-	}
-	if err := o.mirror.mayFill(ctx, sess, "take snapshot"); err != nil {
-		return err
-	}
-	if err := checkSnapshotName(m.Entry); err != nil {
-		return err
-	}
-	_, _, err = o.snapshots.take(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: sess})
-	return err
 }
 
 // listSnapshots describes all snapshots, or only the snapshots named only.

@@ -2,10 +2,12 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
 )
 
 // snapshotReading reads the tree and the files of a volume at a snapshot.
@@ -108,4 +110,32 @@ func (sr *snapshotReading) readMapped(ctx context.Context, m *fileMap, p []byte,
 		}
 	}
 	return nil
+}
+
+// queryAt answers a read at a snapshot. The state of a snapshot never changes and is in the
+// journal, so a read needs no lease, and waits neither for other sessions nor for the claims
+// after a change of owner. The caller holds mu.
+func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{}) {
+	if c.Op.Code().Mutates() {
+		return refuse(meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed")))
+	}
+	if o.snapshots.snapped > o.durable {
+		return nil, o.untilDurable(o.snapshots.snapped)
+	}
+	q := o.context(s.id)
+	q.At = c.At
+	res, err := namespace.Query(&view{k: &o.kernel, session: s.id}, q, c.Op)
+	if err != nil {
+		return refuse(err)
+	}
+	if wait, err := o.foreign.fillPlaces(res); wait != nil || err != nil {
+		if err != nil {
+			return refuse(err)
+		}
+		return nil, wait
+	}
+	if _, ok := c.Op.(*meta.StatFSOp); ok {
+		o.srv.chunkServers.fillDisk(&res.StatFS)
+	}
+	return &wire.Reply{Result: *res}, nil
 }

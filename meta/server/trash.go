@@ -402,17 +402,6 @@ func (o *owner) setState(to cluster.VolumeState) {
 	o.mu.Unlock()
 }
 
-// serving returns o, unless the caller wants an active volume and the volume is not active (in
-// the trash or being deleted). Errors: NoSuchVolume.
-func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if as == cluster.VolumeActive && o.state != cluster.VolumeActive {
-		return nil, meta.E("open volume", meta.NoSuchVolume, o.subject(), fmt.Errorf("it is %s", o.state))
-	}
-	return o, nil
-}
-
 // deleteWidth bounds the concurrent delete orders per chunk server.
 const deleteWidth = 8
 

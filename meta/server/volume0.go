@@ -34,45 +34,6 @@ func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, e
 		})}, nil
 }
 
-// SystemReadCap returns a capability to read the chunks of a volume.
-func (cs *chunkServers) SystemReadCap(v meta.VolumeID) []byte {
-	return cs.sign(CapLife, capability.Claims{
-		Volume: v, Rights: capability.Read,
-	})
-}
-
-// Resolve finds a connected chunk server.
-func (cs *chunkServers) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
-	cs.mu.Lock()
-	l := cs.links[id]
-	cs.mu.Unlock()
-	if l == nil {
-		return meta.ServerInfo{}, false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.report.Info, true
-}
-
-// AwaitServer waits until at least one of the chunk servers is connected. Errors: Unavailable,
-// Canceled.
-func (cs *chunkServers) AwaitServer(ctx context.Context, any []meta.ServerID) error {
-	for {
-		for _, id := range any {
-			if _, ok := cs.Resolve(id); ok {
-				return nil
-			}
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return meta.E("wait for chunk server", meta.Unavailable, fmt.Sprint(any), context.Cause(ctx))
-		case <-cs.ctx.Done():
-			return meta.E("wait for chunk server", meta.Canceled, fmt.Sprint(any), context.Cause(cs.ctx))
-		}
-	}
-}
-
 // OpenAll opens the volumes that have this server as home and were not released by their last
 // owners, and finishes deletions. Other volumes are opened on request.
 func (hs *hosted) OpenAll(ctx context.Context) error {

@@ -3,13 +3,13 @@ package server
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
@@ -121,17 +121,6 @@ func stateOf(v *cluster.Volume) meta.VolumeState {
 		return meta.VolumeDetaching
 	}
 	return meta.VolumeReady
-}
-
-// readBody decodes the body of a request into to; an empty body is no error. Errors: Protocol.
-func readBody(m *wire.Admin, to any) error {
-	if len(m.Body) == 0 {
-		return nil
-	}
-	if err := json.Unmarshal(m.Body, to); err != nil {
-		return meta.E("admin", meta.Protocol, fmt.Sprintf("request %d", m.Op), err)
-	}
-	return nil
 }
 
 // checkWords checks a request's settings of a volume beside the policy. Errors: Invalid.
@@ -294,4 +283,183 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords)
 		err = o.srv.cfg.Cluster.ChangeLabels(ctx, v.ID, w.Labels)
 	}
 	return v, errors.Join(err, unmet)
+}
+
+// find returns the volume that a request names by id or by name.
+func (ca *catalogue) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
+	if m.Volume != 0 {
+		return ca.cfg.Cluster.Volume(ctx, m.Volume)
+	}
+	return ca.cfg.Cluster.VolumeByName(ctx, m.Name)
+}
+
+// adminOf returns the volumes that a request concerns.
+func (ca *catalogue) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, error) {
+	v, err := ca.find(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return []meta.VolumeID{v.ID}, nil
+}
+
+// ownerOf returns the owner of the volume that a request names.
+func (ca *catalogue) ownerOf(ctx context.Context, m *wire.Admin) (*owner, error) {
+	v, err := ca.find(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return ca.hosted.ownerFor(ctx, v.ID)
+}
+
+// named returns the volume that a request names. Errors: NoSuchVolume, Invalid.
+func (ca *catalogue) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volume, error) {
+	switch v := ref.GetVolume().(type) {
+	case *admin.VolumeRef_Id:
+		return ca.cfg.Cluster.Volume(ctx, meta.VolumeID(v.Id))
+	case *admin.VolumeRef_Name:
+		return ca.cfg.Cluster.VolumeByName(ctx, v.Name)
+	}
+	return cluster.Volume{}, meta.E("find volume", meta.Invalid, "", errors.New("the request names no volume"))
+}
+
+// numbersOf returns the numbers of volumes that a request names. A volume named by its number may
+// be gone. Errors: NoSuchVolume, Invalid.
+func (ca *catalogue) numbersOf(ctx context.Context, refs []*admin.VolumeRef) (volumes []meta.VolumeID, err error) {
+	for _, ref := range refs {
+		id := meta.VolumeID(ref.GetId())
+		if id == 0 {
+			v, err := ca.named(ctx, ref)
+			if err != nil {
+				return nil, err
+			}
+			id = v.ID
+		}
+		volumes = append(volumes, id)
+	}
+	return volumes, nil
+}
+
+// owned returns the volume that a request names, and the volume's owner, which is this server.
+// Errors: NoSuchVolume, Invalid, NotOwner.
+func (ca *catalogue) owned(ctx context.Context, ref *admin.VolumeRef) (*owner, cluster.Volume, error) {
+	v, err := ca.named(ctx, ref)
+	if err != nil {
+		return nil, v, err
+	}
+	o, err := ca.hosted.ownerFor(ctx, v.ID)
+	return o, v, err
+}
+
+// uncloned checks again that a volume whose row now says deleted has no clones. A clone made
+// before the row changed is found here; a later attempt to clone reads the changed row and
+// fails. If the volume has clones, uncloned undoes the deletion.
+func (ca *catalogue) uncloned(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
+	all, err := ca.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return v, err
+	}
+	if err := dependent("delete volume", v, all); err != nil {
+		_, uerr := ca.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(x *cluster.Volume) error {
+			x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
+			x.Undoes(token)
+			return nil
+		})
+		return v, errors.Join(err, uerr)
+	}
+	return v, nil
+}
+
+// unmirrored refuses to delete a volume named as a target in a mirror's record. After a
+// promotion of the target, too: only the record names the snapshots of the source that the
+// mirror made. Errors: Busy.
+func (ca *catalogue) unmirrored(ctx context.Context, v cluster.Volume) error {
+	m, err := ca.cfg.Cluster.Mirror(ctx, v.ID)
+	if meta.KindOf(err) == meta.NotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return meta.E("delete volume", meta.Busy, v.Name, fmt.Errorf("it is, or was, the target of a mirror of %s: 'penstock mirror delete %s' comes first, with --leave-source if the source is gone", m.Source.Volume, v.Name))
+}
+
+// mirrors lists the records of mirrors. A record without a target volume is dropped: the
+// deletion of a volume once left the record behind.
+func (ca *catalogue) mirrors(ctx context.Context) ([]meta.Mirror, error) {
+	c := ca.cfg.Cluster
+	l, err := c.Mirrors(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := map[meta.VolumeID]bool{}
+	if v := c.View(); v != nil {
+		for _, x := range v.Volumes {
+			known[x.ID] = true
+		}
+	}
+	all := []meta.Mirror{}
+	for _, m := range l {
+		if !known[m.Target] { // the view may be older than the volume
+			if _, err := c.Volume(ctx, m.Target); meta.KindOf(err) == meta.NoSuchVolume {
+				ca.log.Info("the record of a mirror is deleted: the target volume is gone", "target", m.Target, "source", m.Source.Volume)
+				if err := c.DropMirror(ctx, m.Target); err != nil {
+					return nil, err
+				}
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+// renameVolume gives a volume another name. Errors: VolumeExists, Invalid,
+// NotPermitted (the root volume).
+func (ca *catalogue) renameVolume(ctx context.Context, v cluster.Volume, name string, token uint64) (cluster.Volume, error) {
+	if v.ID == meta.RootVolume {
+		return v, meta.E("rename volume", meta.NotPermitted, v.Name, errors.New("the root volume keeps its name"))
+	}
+	v, err := ca.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+		if v.Did(token) {
+			return nil
+		}
+		if v.State != cluster.VolumeActive {
+			return meta.E("rename volume", meta.NoSuchVolume, v.Name, fmt.Errorf("it is %s", v.State))
+		}
+		v.Name = name
+		v.Does(token)
+		return nil
+	})
+	if err != nil {
+		return v, err
+	}
+	if o := ca.hosted.opened(v.ID); o != nil {
+		o.words.rename(v.Name)
+	}
+	return v, nil
+}
+
+// usageElsewhere fills in the usage and policy of volumes owned by other servers.
+func (ca *catalogue) usageElsewhere(ctx context.Context, all []meta.VolumeInfo) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	for _, m := range ca.peers.others() {
+		c, err := ca.api.peers.client(m.Addr, false)
+		if err != nil {
+			ca.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
+			continue
+		}
+		for theirs, err := range c.EachVolume(ctx, &admin.ListVolumesRequest{Server: m.Name}) {
+			if err != nil {
+				ca.log.Info("a metadata server does not answer about its volumes", "server", m.Name, "error", err)
+				break
+			}
+			at, found := slices.BinarySearchFunc(all, theirs.ID, func(v meta.VolumeInfo, id meta.VolumeID) int { return cmp.Compare(v.ID, id) })
+			if found {
+				all[at].UsedBytes, all[at].UsedInodes, all[at].Policy, all[at].Open = theirs.UsedBytes, theirs.UsedInodes, theirs.Policy, true
+			}
+		}
+	}
 }
