@@ -118,22 +118,6 @@ func (af *adminFrames) mayAdmin(ctx context.Context, sess *session, m *wire.Admi
 	return sess.mayAdmin(m.Op, volumes...)
 }
 
-// checkpointNow writes the volume's state to chunk servers, with every operation answered
-// before the call.
-func (o *owner) checkpointNow(ctx context.Context) error {
-	if err := o.flush(ctx); err != nil {
-		return err
-	}
-	// A journaled entry is applied to the store a moment later.
-	o.mu.Lock()
-	seq := o.durable
-	o.mu.Unlock()
-	if err := o.checkpoints.awaitApplied(ctx, seq); err != nil {
-		return err
-	}
-	return o.checkpoints.checkpoint(ctx)
-}
-
 // listViews lists the mountable snapshots of a volume.
 func (af *adminFrames) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	o, err := af.catalogue.ownerOf(ctx, m)

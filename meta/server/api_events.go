@@ -18,7 +18,7 @@ func (a eventsAPI) GetEventLog(ctx context.Context, q *admin.GetEventLogRequest)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := o.events(ctx, eventsQuery{newest: true})
+	answer, err := o.eventWaits.events(ctx, eventsQuery{newest: true})
 	return answer.GetLog(), err
 }
 
@@ -27,7 +27,7 @@ func (a eventsAPI) ReadEvents(ctx context.Context, q *admin.ReadEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return o.events(ctx, eventsQuery{since: q.Since, oldest: q.Oldest, wait: q.Wait.AsDuration()})
+	return o.eventWaits.events(ctx, eventsQuery{since: q.Since, oldest: q.Oldest, wait: q.Wait.AsDuration()})
 }
 
 func (a eventsAPI) KeepEvents(ctx context.Context, q *admin.KeepEventsRequest) (*admin.KeepEventsResponse, error) {

@@ -216,7 +216,7 @@ func (a volumesAPI) CheckpointVolume(ctx context.Context, q *admin.CheckpointVol
 	if err != nil {
 		return nil, err
 	}
-	return &admin.CheckpointVolumeResponse{}, o.checkpointNow(ctx)
+	return &admin.CheckpointVolumeResponse{}, o.checkpoints.checkpointNow(ctx)
 }
 
 func (a volumesAPI) ListLostChunks(ctx context.Context, q *admin.ListLostChunksRequest) (*admin.ListLostChunksResponse, error) {

@@ -108,59 +108,75 @@ func (cps *checkpoints) startCheckpoint() {
 // volume changed since, when deletable chunks wait for it, when its blobs lost replicas, or
 // when cluster records in it have changed. The task also deletes the blobs of earlier
 // checkpoints.
-func newCheckpointTask(o *owner) *task.Task {
+func newCheckpointTask(cps *checkpoints) *task.Task {
 	var last, looked time.Time
 	var made uint64
 	var short time.Time // since when replicas are missing
 	known := false
 	look := func() {
-		o.checkpoints.deleteOldBlobs(o.ctx)
-		known = known || o.checkpoints.readBlobs() == nil
+		cps.deleteOldBlobs(cps.k.ctx)
+		known = known || cps.readBlobs() == nil
 		stale := false
-		if o.vol == meta.RootVolume && time.Since(looked) >= o.checkpoints.checkpointEvery() {
+		if cps.k.vol == meta.RootVolume && time.Since(looked) >= cps.checkpointEvery() {
 			looked = time.Now()
-			stale = known && o.checkpoints.recordsStale()
+			stale = known && cps.recordsStale()
 		}
-		o.mu.Lock()
-		if n := o.checkpoints.made; n != made {
+		cps.k.mu.Lock()
+		if n := cps.made; n != made {
 			made, last = n, time.Now()
 		}
-		refs := o.checkpoints.blobs
-		o.mu.Unlock()
-		if o.srv.serverMap.blobsShort(refs) == 0 {
+		refs := cps.blobs
+		cps.k.mu.Unlock()
+		if cps.k.srv.serverMap.blobsShort(refs) == 0 {
 			short = time.Time{}
 		} else if short.IsZero() {
 			short = time.Now()
 		}
-		o.mu.Lock()
-		defer o.mu.Unlock()
+		cps.k.mu.Lock()
+		defer cps.k.mu.Unlock()
 		switch {
-		case time.Now().Before(o.checkpoints.retry):
-		case known && o.checkpoints.uncovered() && time.Since(o.checkpoints.ageFrom(last)) >= o.checkpoints.checkpointEvery():
-			o.checkpoints.startCheckpoint()
+		case time.Now().Before(cps.retry):
+		case known && cps.uncovered() && time.Since(cps.ageFrom(last)) >= cps.checkpointEvery():
+			cps.startCheckpoint()
 		case stale:
-			o.checkpoints.startCheckpoint() // at the same entry, if no later entry exists
-		case o.checkpoints.waitDelete && time.Since(last) >= deleteCheckpoint:
-			o.checkpoints.startCheckpoint() // to free the chunks' space
-		case !short.IsZero() && time.Since(short) >= o.srv.cfg.BlobGrace:
-			o.log.Warn("the checkpoint's files have too few live replicas: they are stored again", "for", time.Since(short).Round(time.Second))
+			cps.startCheckpoint() // at the same entry, if no later entry exists
+		case cps.waitDelete && time.Since(last) >= deleteCheckpoint:
+			cps.startCheckpoint() // to free the chunks' space
+		case !short.IsZero() && time.Since(short) >= cps.k.srv.cfg.BlobGrace:
+			cps.k.log.Warn("the checkpoint's files have too few live replicas: they are stored again", "for", time.Since(short).Round(time.Second))
 			short = time.Time{}
-			o.checkpoints.startCheckpoint()
+			cps.startCheckpoint()
 		}
 	}
 	return task.New(task.Options{
 		Name: "look after the checkpoint", First: checkpointLook, Every: checkpointLook,
 		Begin: func() {
 			last, looked = time.Now(), time.Now()
-			o.mu.Lock()
-			made = o.checkpoints.made
-			o.mu.Unlock()
+			cps.k.mu.Lock()
+			made = cps.made
+			cps.k.mu.Unlock()
 		},
 		Round: func(context.Context) (time.Duration, error) {
 			look()
 			return task.Idle, nil
 		},
 	})
+}
+
+// checkpointNow writes the volume's state to chunk servers, with every operation answered
+// before the call.
+func (cps *checkpoints) checkpointNow(ctx context.Context) error {
+	if err := cps.k.flush(ctx); err != nil {
+		return err
+	}
+	// A journaled entry is applied to the store a moment later.
+	cps.k.mu.Lock()
+	seq := cps.k.durable
+	cps.k.mu.Unlock()
+	if err := cps.awaitApplied(ctx, seq); err != nil {
+		return err
+	}
+	return cps.checkpoint(ctx)
 }
 
 // readBlobs reads which blobs the recorded checkpoint consists of, unless this owner made a
@@ -212,6 +228,17 @@ func short(r meta.BlobRef, live map[meta.ServerID]bool, most int) bool {
 		}
 	}
 	return false
+}
+
+// addNamed adds to named the chunks of the recorded checkpoint, and of earlier checkpoints whose
+// blobs were not deleted yet.
+func (cps *checkpoints) addNamed(named map[meta.ChunkID]bool) {
+	cps.k.mu.Lock()
+	defer cps.k.mu.Unlock()
+	for _, old := range cps.old {
+		addParts(named, old.refs)
+	}
+	addParts(named, cps.blobs)
 }
 
 // awaitApplied waits until the store has applied a journaled entry.

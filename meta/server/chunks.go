@@ -70,7 +70,7 @@ func (o *owner) placeFor(s *session, n int) (meta.Policy, [][]meta.ServerID, err
 		servers, err := o.srv.serverMap.place(n, &policy, placement.Writer{Host: boot}, o.srv.chunkServers.suspected.of(s.id))
 		if err != nil {
 			if meta.KindOf(err) == meta.NoSpace {
-				o.noChunkRoom()
+				o.late.noChunkRoom()
 			}
 			return policy, nil, err
 		}

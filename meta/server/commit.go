@@ -10,107 +10,114 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
+// committer journals the entries of a volume.
+type committer struct {
+	k           *kernel
+	checkpoints *checkpoints
+	eventWaits  *eventWaits
+}
+
 // commitLoop journals entries one after the other (a single entry in flight: pipelined
 // transactions may commit out of order). An entry without waiters gathers operations for
 // CommitDelay.
-func (o *owner) commitLoop(pos journal.Position) {
+func (c *committer) commitLoop(pos journal.Position) {
 	for {
-		o.mu.Lock()
-		e, urgent := o.take()
-		o.mu.Unlock()
+		c.k.mu.Lock()
+		e, urgent := c.k.take()
+		c.k.mu.Unlock()
 		if e == nil {
 			select {
-			case <-o.wake:
+			case <-c.k.wake:
 				continue
-			case <-o.ctx.Done():
+			case <-c.k.ctx.Done():
 				return
 			}
 		}
-		if !urgent && !o.gather(e) {
+		if !urgent && !c.k.gather(e) {
 			return
 		}
-		next, err := o.commit(e, pos)
+		next, err := c.commit(e, pos)
 		if err != nil {
-			o.lose(err)
+			c.k.lose(err)
 			return
 		}
 		pos = next
-		o.checkpoints.maybeCheckpoint()
+		c.checkpoints.maybeCheckpoint()
 	}
 }
 
 // commit journals an entry, then notifies the waiters and sessions, then applies the entry to
 // the store and takes it out of the overlay.
-func (o *owner) commit(e *entry, pos journal.Position) (journal.Position, error) {
-	o.mu.Lock()
-	if len(o.queue) > 0 && o.queue[0] == e {
-		o.queue = o.queue[1:]
-		o.queued -= e.bytes
+func (c *committer) commit(e *entry, pos journal.Position) (journal.Position, error) {
+	c.k.mu.Lock()
+	if len(c.k.queue) > 0 && c.k.queue[0] == e {
+		c.k.queue = c.k.queue[1:]
+		c.k.queued -= e.bytes
 	} else {
-		o.cur = &entry{seq: e.seq + 1, sessions: map[*session]struct{}{}}
+		c.k.cur = &entry{seq: e.seq + 1, sessions: map[*session]struct{}{}}
 	}
-	dropped := o.forgetReplies(e)
-	o.mu.Unlock()
+	dropped := c.forgetReplies(e)
+	c.k.mu.Unlock()
 	e.effects = append(e.effects, dropped...)
 
-	je := journal.Next(o.vol, pos, o.own.Term(), namespace.AppendEffects(nil, e.effects))
+	je := journal.Next(c.k.vol, pos, c.k.own.Term(), namespace.AppendEffects(nil, e.effects))
 	if je.Seq != e.seq {
-		panic(fmt.Sprintf("entry %d of volume %d would be journaled as %d: an entry was skipped or taken twice", e.seq, o.vol, je.Seq))
+		panic(fmt.Sprintf("entry %d of volume %d would be journaled as %d: an entry was skipped or taken twice", e.seq, c.k.vol, je.Seq))
 	}
 	for {
-		err := o.j.Append(o.ctx, je)
+		err := c.k.j.Append(c.k.ctx, je)
 		if err == nil {
 			break
 		}
 		if !errors.Is(err, meta.NoSpace) {
 			return pos, err
 		}
-		if err := o.waitForSpace(err); err != nil {
+		if err := c.k.waitForSpace(err); err != nil {
 			return pos, err
 		}
 	}
 	pos = je.Position()
 
-	o.mu.Lock()
-	o.noSpace = nil
-	o.durable = e.seq
-	kept := o.waiters[:0]
-	for _, w := range o.waiters {
+	c.k.mu.Lock()
+	c.k.noSpace = nil
+	c.k.durable = e.seq
+	kept := c.k.waiters[:0]
+	for _, w := range c.k.waiters {
 		if w.seq <= e.seq {
 			close(w.ch)
 		} else {
 			kept = append(kept, w)
 		}
 	}
-	o.waiters = kept
+	c.k.waiters = kept
 	for s := range e.sessions {
-		s.enqueue(0, &wire.Durable{Volume: o.vol, Seq: e.seq})
+		s.enqueue(0, &wire.Durable{Volume: c.k.vol, Seq: e.seq})
 	}
-	o.mu.Unlock()
+	c.k.mu.Unlock()
 	for s := range e.sessions {
 		s.flush()
 	}
 
-	if err := o.st.Apply(pos, e.effects); err != nil {
+	if err := c.k.st.Apply(pos, e.effects); err != nil {
 		return pos, err
 	}
-	o.mu.Lock()
-	o.ov.settle(e, o.cache)
+	c.k.mu.Lock()
+	c.k.ov.settle(e, c.k.cache)
 	if e.events {
-		o.eventWaits.tell()
+		c.eventWaits.tell()
 	}
-	o.checkpoints.since += len(je.Payload)
-	o.mu.Unlock()
-	o.srv.stats.entries.Add(1)
-	o.srv.stats.journalBytes.Add(uint64(len(je.Payload)))
+	c.checkpoints.since += len(je.Payload)
+	c.k.mu.Unlock()
+	c.k.srv.stats.entries.Add(1)
+	c.k.srv.stats.journalBytes.Add(uint64(len(je.Payload)))
 	return pos, nil
 }
 
 // forgetReplies returns the effects that drop the reply records acknowledged by the clients of
 // the entry. The caller holds mu.
-func (o *owner) forgetReplies(e *entry) (effects []namespace.Effect) {
+func (c *committer) forgetReplies(e *entry) (effects []namespace.Effect) {
 	for s := range e.sessions {
-		j := o.sessions[s.id]
+		j := c.k.sessions[s.id]
 		if j == nil || len(j.order) == 0 || j.order[0].seq > j.acked {
 			continue
 		}

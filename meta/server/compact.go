@@ -94,23 +94,23 @@ type compaction struct {
 }
 
 // newCompactionTask returns the task that looks for extents to move, in rounds.
-func newCompactionTask(o *owner) *task.Task {
-	every := o.srv.cfg.CompactInterval
+func newCompactionTask(c *compaction) *task.Task {
+	every := c.k.srv.cfg.CompactInterval
 	return task.New(task.Options{
-		Name: "compact chunks", First: every, Failed: "compaction stopped, it is tried again", Log: o.log,
+		Name: "compact chunks", First: every, Failed: "compaction stopped, it is tried again", Log: c.k.log,
 		Begin: func() {
-			o.mu.Lock()
-			o.compaction.begun = o.newest()
-			o.mu.Unlock()
-			o.compaction.joined = time.Now()
+			c.k.mu.Lock()
+			c.begun = c.k.newest()
+			c.k.mu.Unlock()
+			c.joined = time.Now()
 		},
 		Round: func(ctx context.Context) (time.Duration, error) {
-			o.compaction.looks.Add(1)
-			err := o.compaction.compact()
+			c.looks.Add(1)
+			err := c.compact()
 			if err != nil && ctx.Err() == nil {
-				o.srv.stats.compactFailed.Add(1)
+				c.k.srv.stats.compactFailed.Add(1)
 			}
-			if err != nil || o.compaction.heldUp() {
+			if err != nil || c.heldUp() {
 				return min(5*every, max(every, 30*time.Second)), err
 			}
 			return every, nil

@@ -215,14 +215,3 @@ func (o *owner) compare(ctx context.Context, from, to string, exact bool) ([]met
 	}
 	return all, nil
 }
-
-// freezeWhole is freezeState, but fails while the volume is being rolled back: the state then
-// is neither the state before nor the state after. Errors: Busy, NotOwner.
-func (o *owner) freezeWhole(ctx context.Context) (frozenReader, func(), error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closed != nil && o.ctx.Err() == nil {
-		return frozenReader{}, nil, meta.E("compare", meta.Busy, o.subject(), errors.New("it is being rolled back"))
-	}
-	return o.freezeLocked(ctx, &checking{})
-}

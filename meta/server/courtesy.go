@@ -64,15 +64,18 @@ func (s *session) keptFor() time.Duration {
 // isLate reports whether the session's lease has expired.
 func (s *session) isLate() bool { return s.idle() > s.srv.cfg.SessionTTL }
 
-// lateHoldFiles reports whether late sessions hold files without a name, and marks those
+// lateSessions ends late sessions of a volume that are in the way.
+type lateSessions struct{ k *kernel }
+
+// holdFiles reports whether late sessions hold files without a name, and marks those
 // sessions to end, since other sessions need the files' room. The caller holds mu.
-func (o *owner) lateHoldFiles() (yes bool) {
-	for s := range o.entered {
+func (l *lateSessions) holdFiles() (yes bool) {
+	for s := range l.k.entered {
 		if !s.isLate() {
 			continue
 		}
 		some := false
-		if err := namespace.Orphans(o.view(), s.id, func(meta.Ino) bool { some = true; return false }); err == nil && some {
+		if err := namespace.Orphans(l.k.view(), s.id, func(meta.Ino) bool { some = true; return false }); err == nil && some {
 			s.wanted.Store(true)
 			yes = true
 		}
@@ -82,29 +85,29 @@ func (o *owner) lateHoldFiles() (yes bool) {
 
 // noChunkRoom marks late sessions that hold files without a name to end, when the chunk
 // servers have no room. The requester tries again.
-func (o *owner) noChunkRoom() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.lateHoldFiles()
+func (l *lateSessions) noChunkRoom() {
+	l.k.mu.Lock()
+	defer l.k.mu.Unlock()
+	l.holdFiles()
 }
 
-// lateEnd marks the late sessions of the volume to end, for a request that no session may
+// awaitEnd marks the late sessions of the volume to end, for a request that no session may
 // delay, and waits until each has ended or came back.
-func (o *owner) lateEnd(ctx context.Context) error {
+func (l *lateSessions) awaitEnd(ctx context.Context) error {
 	for {
-		o.mu.Lock()
+		l.k.mu.Lock()
 		some := false
-		for s := range o.entered {
+		for s := range l.k.entered {
 			if s.isLate() {
 				s.wanted.Store(true)
 				some = true
 			}
 		}
-		o.mu.Unlock()
+		l.k.mu.Unlock()
 		if !some {
 			return nil
 		}
-		if err := o.await(ctx, soon()); err != nil {
+		if err := l.k.await(ctx, soon()); err != nil {
 			return err
 		}
 	}

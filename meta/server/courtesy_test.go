@@ -71,7 +71,7 @@ func TestLateSessionIsKept(t *testing.T) {
 		}},
 		{"the volume as it was", func(t *testing.T, s *site, other *peer, ino meta.Ino) {
 			ctx := t.Context()
-			if err := s.srv.hosted.opened(1).lateEnd(ctx); err != nil {
+			if err := s.srv.hosted.opened(1).late.awaitEnd(ctx); err != nil {
 				t.Error(err)
 			}
 		}},

@@ -22,6 +22,9 @@ const (
 
 // eventWaits are the requests waiting for more events of a volume. The owner's mu guards them.
 type eventWaits struct {
+	k      *kernel
+	mirror *mirrorTarget
+
 	news     chan struct{} // closed when the store has more events; nil: nobody waits
 	watchers int           // waiting requests
 }
@@ -55,71 +58,71 @@ type eventsQuery struct {
 // the journal: an operation answered early becomes an event when it is journaled. It reads a
 // frozen state, so requests do not wait for it. Errors: NotSupported (events are switched off);
 // ReadOnly (a mirror's target: its events are of the tree being filled, which readers don't see).
-func (o *owner) events(ctx context.Context, q eventsQuery) (*admin.ReadEventsResponse, error) {
-	if err := o.await(ctx, o.recovered); err != nil {
+func (w *eventWaits) events(ctx context.Context, q eventsQuery) (*admin.ReadEventsResponse, error) {
+	if err := w.k.await(ctx, w.k.recovered); err != nil {
 		return nil, err
 	}
-	if err := o.awaitApplied(ctx); err != nil { // what was answered before, as that events are kept
+	if err := w.k.awaitApplied(ctx); err != nil { // what was answered before, as that events are kept
 		return nil, err
 	}
 	over := time.After(min(max(q.wait, 0), eventsWait))
 	for {
-		o.mu.Lock()
-		if o.failed != nil || o.stClosed || o.ctx.Err() != nil {
-			o.mu.Unlock()
-			return nil, o.gone()
+		w.k.mu.Lock()
+		if w.k.failed != nil || w.k.stClosed || w.k.ctx.Err() != nil {
+			w.k.mu.Unlock()
+			return nil, w.k.gone()
 		}
-		if o.mirror.shown != 0 && !q.newest {
-			err := errMirror("events", &o.kernel)
-			o.mu.Unlock()
+		if w.mirror.shown != 0 && !q.newest {
+			err := errMirror("events", w.k)
+			w.k.mu.Unlock()
 			return nil, err
 		}
-		if closed := o.closed; closed != nil { // being rolled back: neither the old state nor the new
-			o.mu.Unlock()
-			if err := o.await(ctx, closed); err != nil {
+		if closed := w.k.closed; closed != nil { // being rolled back: neither the old state nor the new
+			w.k.mu.Unlock()
+			if err := w.k.await(ctx, closed); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		told := o.eventWaits.more()
-		o.wg.Hold() // keeps the store open
-		frozen := o.st.Freeze()
-		o.mu.Unlock()
+		told := w.more()
+		w.k.wg.Hold() // keeps the store open
+		frozen := w.k.st.Freeze()
+		w.k.mu.Unlock()
 		a, err := readEvents(frozen, q)
 		err = errors.Join(err, frozen.Close())
-		o.wg.Release()
+		w.k.wg.Release()
 		if err != nil {
 			return nil, err
 		}
 		// If this server has lost the volume, its state lacks events that the next owner may
 		// already have reported: a caller with those events must not get an answer without
 		// them.
-		o.mu.Lock()
-		late := o.outsideLease()
-		o.mu.Unlock()
+		w.k.mu.Lock()
+		late := w.k.outsideLease()
+		w.k.mu.Unlock()
 		switch {
 		case late:
-			if err := o.await(ctx, soon()); err != nil {
+			if err := w.k.await(ctx, soon()); err != nil {
 				return nil, err
 			}
 			continue
 		case a.Log.Keep == 0 && !q.newest:
-			return nil, meta.E("events", meta.NotSupported, o.subject(), errors.New("its events are switched off: 'penstock volume set VOLUME --events on'"))
+			return nil, meta.E("events", meta.NotSupported, w.k.subject(), errors.New("its events are switched off: 'penstock volume set VOLUME --events on'"))
 		case len(a.Events) > 0 || a.Rescan || q.wait <= 0:
-			a.Volume = uint32(o.vol)
+			a.Volume = uint32(w.k.vol)
 			return a, nil
 		}
-		o.watch(1)
+		w.watch(1)
 		select {
 		case <-told:
 		case <-over:
 			q.wait = 0
 		case <-ctx.Done():
 			err = meta.E("call", meta.Interrupted, "", context.Cause(ctx))
-		case <-o.ctx.Done():
-			err = o.gone()
+		case <-w.k.ctx.Done():
+			err = w.k.gone()
 		}
-		o.watch(-1)
+		w.watch(-1)
 		if err != nil {
 			return nil, err
 		}
@@ -128,10 +131,10 @@ func (o *owner) events(ctx context.Context, q eventsQuery) (*admin.ReadEventsRes
 
 // watch adds n to the requests waiting for an event: a volume with a waiting request is not
 // idle.
-func (o *owner) watch(n int) {
-	o.mu.Lock()
-	o.eventWaits.watchers += n
-	o.mu.Unlock()
+func (w *eventWaits) watch(n int) {
+	w.k.mu.Lock()
+	w.watchers += n
+	w.k.mu.Unlock()
 }
 
 // readEvents reads a page of events, with the present paths of the events' names.

@@ -319,7 +319,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	o := s.srv.hosted.opened(1)
 	ask := func(wait time.Duration) *admin.ReadEventsResponse {
 		t.Helper()
-		ans, err := o.events(t.Context(), eventsQuery{wait: wait})
+		ans, err := o.eventWaits.events(t.Context(), eventsQuery{wait: wait})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -331,7 +331,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	}
 	told := make(chan *admin.ReadEventsResponse, 1)
 	go func() {
-		ans, err := o.events(t.Context(), eventsQuery{wait: time.Hour})
+		ans, err := o.eventWaits.events(t.Context(), eventsQuery{wait: time.Hour})
 		if err != nil {
 			t.Error(err)
 		}

@@ -7,7 +7,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/namespace"
 )
 
 // An unused volume is closed: a closed volume costs only a folder and some keys at etcd. But
@@ -181,28 +180,4 @@ func (hs *hosted) visitLoop() {
 			}
 		}
 	}
-}
-
-// unused: no session holds anything in the volume, and nothing is under way.
-func (o *owner) unused() bool {
-	select {
-	case <-o.recovered:
-	default:
-		return false
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.failed != nil || o.leaving != nil || o.eventWaits.watchers > 0 || len(o.sessions) > 0 || len(o.entered) > 0 || len(o.cur.effects) > 0 || o.newest() > o.durable {
-		return false
-	}
-	if o.snapshotWork() {
-		return false
-	}
-	work := false
-	some := func(meta.Ino) bool { work = true; return false }
-	if namespace.ReapQueue(o.view(), some) != nil {
-		return false
-	}
-	err := namespace.AllOpenChunks(o.view(), func(meta.ChunkRecord, meta.Ino) bool { work = true; return false })
-	return err == nil && !work
 }

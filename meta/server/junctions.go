@@ -230,17 +230,6 @@ func (jt *junctionTree) settle(ctx context.Context, parent *owner, v cluster.Vol
 	return w, err
 }
 
-// leadsTo is the volume behind a junction; 0: there is none.
-func (o *owner) leadsTo(at cluster.Attach) meta.VolumeID {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	r, err := namespace.Query(o.view(), o.context(0), &meta.Lookup{Parent: at.Ino, Name: at.Name})
-	if err != nil {
-		return 0
-	}
-	return r.Volume
-}
-
 // treeLoop finishes the steps of servers that died, and empties the trash.
 func (jt *junctionTree) treeLoop() {
 	type step struct {

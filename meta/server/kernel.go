@@ -405,6 +405,17 @@ func (k *kernel) freezeLocked(ctx context.Context, c *checking) (view frozenRead
 	return frozenReader{k.st.Freeze(), ctx, c}, func() { stop(); cancel(nil); k.wg.Release() }, nil
 }
 
+// freezeWhole is freezeState, but fails while the volume is being rolled back: the state then
+// is neither the state before nor the state after. Errors: Busy, NotOwner.
+func (k *kernel) freezeWhole(ctx context.Context) (frozenReader, func(), error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed != nil && k.ctx.Err() == nil {
+		return frozenReader{}, nil, meta.E("compare", meta.Busy, k.subject(), errors.New("it is being rolled back"))
+	}
+	return k.freezeLocked(ctx, &checking{})
+}
+
 // await waits until ch is closed. Waiting for recovered makes the recovery end missing sessions
 // sooner. Errors: Interrupted (ctx ended), NotOwner (the owner ended).
 func (k *kernel) await(ctx context.Context, ch <-chan struct{}) error {

@@ -104,7 +104,7 @@ func TestAnswersAboutDeepTrees(t *testing.T) {
 	}
 	o := s.srv.hosted.opened(1)
 	for since := uint64(0); since < 2*n; {
-		ans, err := o.events(t.Context(), eventsQuery{since: since})
+		ans, err := o.eventWaits.events(t.Context(), eventsQuery{since: since})
 		if err != nil || len(ans.Events) == 0 {
 			t.Fatal(len(ans.Events), err)
 		}

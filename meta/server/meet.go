@@ -75,15 +75,15 @@ func (o *owner) endUnmet(ctx context.Context, to *meta.Policy, plain bool) error
 	defer o.tasks.inspection.Wake()
 	m := o.srv.serverMap.servers()
 	var unmet []meta.ChunkID
-	o.mu.Lock()
-	err := namespace.AllOpenChunks(o.view(), func(c meta.ChunkRecord, _ meta.Ino) bool {
-		// The owner itself soon seals the chunks that it fills.
-		if !o.collection.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.chunkServers.suspected.of(c.Session))) {
-			unmet = append(unmet, c.ID)
-		}
-		return true
+	err := o.read(func(v *view) error {
+		return namespace.AllOpenChunks(v, func(c meta.ChunkRecord, _ meta.Ino) bool {
+			// The owner itself soon seals the chunks that it fills.
+			if !o.collection.filling[c.ID] && !o.indexing.parts[c.ID] && (plain || !m.Meets(to, c.Servers) || m.Fuller(to, c.Servers, o.srv.chunkServers.suspected.of(c.Session))) {
+				unmet = append(unmet, c.ID)
+			}
+			return true
+		})
 	})
-	o.mu.Unlock()
 	if err != nil || len(unmet) == 0 {
 		return err
 	}

@@ -108,12 +108,7 @@ func (o *owner) judgeBlobs(keys []replicaKey, found leaks) error {
 	if err := o.namedBlobs(ctx, o.j, named); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	for _, old := range o.checkpoints.old {
-		addParts(named, old.refs)
-	}
-	addParts(named, o.checkpoints.blobs)
-	o.mu.Unlock()
+	o.checkpoints.addNamed(named)
 	unsigned := false
 	for _, k := range keys {
 		unsigned = unsigned || k.chunk.Term >= blobTerm && !named[k.chunk]

@@ -77,6 +77,8 @@ type owner struct {
 	pinned      pinned
 
 	eventWaits eventWaits
+	committing committer
+	late       lateSessions
 }
 
 // lodge tells the owner's guests whose guests they are. Each guest has the state and the methods
@@ -93,6 +95,9 @@ func (o *owner) lodge() {
 	o.words.k, o.words.inspection, o.words.leases = k, &o.inspection, leases
 	o.foreign.k, o.foreign.sealing = k, &o.sealing
 	o.checkpoints.k = k
+	o.committing.k, o.committing.checkpoints, o.committing.eventWaits = k, &o.checkpoints, &o.eventWaits
+	o.eventWaits.k, o.eventWaits.mirror = k, mirror
+	o.told.k, o.late.k = k, k
 
 	// Chunks.
 	o.sealing.k, o.sealing.words = k, &o.words
@@ -766,4 +771,39 @@ func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
 		return nil, meta.E("open volume", meta.NoSuchVolume, o.subject(), fmt.Errorf("it is %s", o.state))
 	}
 	return o, nil
+}
+
+// leadsTo is the volume behind a junction; 0: there is none.
+func (o *owner) leadsTo(at cluster.Attach) meta.VolumeID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r, err := namespace.Query(o.view(), o.context(0), &meta.Lookup{Parent: at.Ino, Name: at.Name})
+	if err != nil {
+		return 0
+	}
+	return r.Volume
+}
+
+// unused: no session holds anything in the volume, and nothing is under way.
+func (o *owner) unused() bool {
+	select {
+	case <-o.recovered:
+	default:
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil || o.leaving != nil || o.eventWaits.watchers > 0 || len(o.sessions) > 0 || len(o.entered) > 0 || len(o.cur.effects) > 0 || o.newest() > o.durable {
+		return false
+	}
+	if o.snapshotWork() {
+		return false
+	}
+	work := false
+	some := func(meta.Ino) bool { work = true; return false }
+	if namespace.ReapQueue(o.view(), some) != nil {
+		return false
+	}
+	err := namespace.AllOpenChunks(o.view(), func(meta.ChunkRecord, meta.Ino) bool { work = true; return false })
+	return err == nil && !work
 }

@@ -24,6 +24,7 @@ const (
 // policyTold holds the sessions that got the policy and have not answered. The owner's mu
 // guards policyTold.
 type policyTold struct {
+	k       *kernel
 	round   uint64
 	pending map[*session]struct{}
 	done    chan struct{} // closed when nothing is pending
@@ -43,18 +44,17 @@ func (t *policyTold) answered(s *session, round uint64) {
 
 // tellPolicy sends the volume's policy to the sessions in the volume, and waits until they
 // follow it, at most for policyWait. The caller has the turn to change the policy.
-func (o *owner) tellPolicy(ctx context.Context) {
-	o.mu.Lock()
-	t := &o.told
-	policy, err := namespace.Policy(o.view())
-	if err != nil || o.failed != nil || o.srv.cfg.Unsafe.NoTellPolicy {
-		o.mu.Unlock()
+func (t *policyTold) tellPolicy(ctx context.Context) {
+	t.k.mu.Lock()
+	policy, err := namespace.Policy(t.k.view())
+	if err != nil || t.k.failed != nil || t.k.srv.cfg.Unsafe.NoTellPolicy {
+		t.k.mu.Unlock()
 		return // the next owner sends the policy
 	}
 	t.round++
 	t.pending, t.done = map[*session]struct{}{}, make(chan struct{})
-	for s := range o.entered {
-		if s.enqueue(t.round, &wire.Policy{Volume: o.vol, Policy: policy}) && !s.away.Load() {
+	for s := range t.k.entered {
+		if s.enqueue(t.round, &wire.Policy{Volume: t.k.vol, Policy: policy}) && !s.away.Load() {
 			t.pending[s] = struct{}{}
 			go s.flush()
 		}
@@ -63,7 +63,7 @@ func (o *owner) tellPolicy(ctx context.Context) {
 		close(t.done)
 	}
 	done := t.done
-	o.mu.Unlock()
+	t.k.mu.Unlock()
 	look := time.NewTicker(policyLook)
 	defer look.Stop()
 	bound := time.After(policyWait)
@@ -74,21 +74,21 @@ func (o *owner) tellPolicy(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-bound:
-			o.mu.Lock()
+			t.k.mu.Lock()
 			left := len(t.pending)
-			o.mu.Unlock()
+			t.k.mu.Unlock()
 			if left > 0 {
-				o.log.Warn("the policy is set, and some mounts have not confirmed it yet: they follow it once they read the owner's message", "mounts", left, "waited", policyWait)
+				t.k.log.Warn("the policy is set, and some mounts have not confirmed it yet: they follow it once they read the owner's message", "mounts", left, "waited", policyWait)
 			}
 			return
 		case <-look.C:
-			o.mu.Lock()
+			t.k.mu.Lock()
 			for s := range t.pending {
-				if _, in := o.entered[s]; !in || s.away.Load() || s.ended.Load() || !s.connected() {
+				if _, in := t.k.entered[s]; !in || s.away.Load() || s.ended.Load() || !s.connected() {
 					t.answered(s, t.round)
 				}
 			}
-			o.mu.Unlock()
+			t.k.mu.Unlock()
 		}
 	}
 }

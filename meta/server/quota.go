@@ -207,7 +207,7 @@ func (q *volumeQuota) findRoom(k *roomSearch, cause error) <-chan struct{} {
 		return nil
 	}
 	q.freeLeft()
-	if o.lateHoldFiles() && k.waits < roomTries {
+	if o.late.holdFiles() && k.waits < roomTries {
 		k.waits++
 		return soon()
 	}

@@ -140,7 +140,7 @@ func (op *opener) openOwner(v meta.VolumeID, state cluster.VolumeState, from str
 	} else if rolling != 0 {
 		o.closed = make(chan struct{})
 	}
-	o.wg.Go(func() { o.commitLoop(pos) })
+	o.wg.Go(func() { o.committing.commitLoop(pos) })
 	o.wg.Go(func() {
 		lost := own.Lost()
 		if op.cfg.Unsafe.NoLease {

@@ -52,28 +52,28 @@ func (o *owner) loadRestoration(r *cluster.Restoration) {
 
 // settleRestoration skips the inode numbers that may have been issued after the checkpoint,
 // once the checkpoint's sessions have ended.
-func (o *owner) settleRestoration() error {
-	if o.restored == nil || o.restored.Settled {
+func (k *kernel) settleRestoration() error {
+	if k.restored == nil || k.restored.Settled {
 		return nil
 	}
-	o.mu.Lock()
-	effects, err := namespace.SkipInodes(o.view(), skipInodes)
+	k.mu.Lock()
+	effects, err := namespace.SkipInodes(k.view(), skipInodes)
 	if err != nil {
-		o.mu.Unlock()
+		k.mu.Unlock()
 		return err
 	}
-	o.apply(effects, 0)
-	wait := o.untilDurable(o.newest())
-	o.mu.Unlock()
-	if err := o.await(o.ctx, wait); err != nil {
+	k.apply(effects, 0)
+	wait := k.untilDurable(k.newest())
+	k.mu.Unlock()
+	if err := k.await(k.ctx, wait); err != nil {
 		return err
 	}
-	if err := o.srv.cfg.Cluster.SettleRestored(o.ctx, o.vol); err != nil {
+	if err := k.srv.cfg.Cluster.SettleRestored(k.ctx, k.vol); err != nil {
 		return err
 	}
-	o.mu.Lock()
-	o.restored.Settled = true
-	o.mu.Unlock()
+	k.mu.Lock()
+	k.restored.Settled = true
+	k.mu.Unlock()
 	return nil
 }
 

@@ -161,7 +161,7 @@ func (rb *rollbacks) rollBack(ctx context.Context, sess *session, name string, h
 			end()
 		}
 	}()
-	if err := o.lateEnd(ctx); err != nil {
+	if err := o.late.awaitEnd(ctx); err != nil {
 		return err
 	}
 	sn, err := o.snapshots.find(name)

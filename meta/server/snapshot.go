@@ -341,22 +341,23 @@ func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
 		l.Snapshots[i] = snapshotInfo(s)
 		l.Snapshots[i].Shown = s.At == shown
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for i := range l.Snapshots {
-		tellUnanswered(&l.Snapshots[i], o.snapshots.unanswered[l.Snapshots[i].At])
-		if o.groups.known[all[i].Group] {
-			l.Snapshots[i].Group = all[i].Group
+	return l, o.read(func(v *view) error {
+		for i := range l.Snapshots {
+			tellUnanswered(&l.Snapshots[i], o.snapshots.unanswered[l.Snapshots[i].At])
+			if o.groups.known[all[i].Group] {
+				l.Snapshots[i].Group = all[i].Group
+			}
 		}
-	}
-	l.Failing = o.schedule.going.failing()
-	if err := errors.Join(o.pinned.listPins(l.Snapshots), o.digesting.listDigests(l.Snapshots)); err != nil {
-		return nil, err
-	}
-	l.Held, err = namespace.Buried(o.view())
-	is, terr := namespace.Tallied(o.view())
-	if is.On {
-		l.Quota = &meta.SnapshotQuota{InForce: is.InForce, Bytes: is.Alone, Falls: is.InForce && is.Stale}
-	}
-	return l, errors.Join(err, terr)
+		l.Failing = o.schedule.going.failing()
+		if err := errors.Join(o.pinned.listPins(l.Snapshots), o.digesting.listDigests(l.Snapshots)); err != nil {
+			return err
+		}
+		var err error
+		l.Held, err = namespace.Buried(v)
+		is, terr := namespace.Tallied(v)
+		if is.On {
+			l.Quota = &meta.SnapshotQuota{InForce: is.InForce, Bytes: is.Alone, Falls: is.InForce && is.Stale}
+		}
+		return errors.Join(err, terr)
+	})
 }

@@ -18,9 +18,9 @@ type tasks struct {
 
 func newTasks(o *owner) tasks {
 	return tasks{
-		checkpoint: newCheckpointTask(o),
+		checkpoint: newCheckpointTask(&o.checkpoints),
 		collection: newCollectionTask(o),
-		compaction: newCompactionTask(o),
+		compaction: newCompactionTask(&o.compaction),
 		departures: newDepartureTask(o),
 		digests:    newDigestTask(o),
 		indexes:    newIndexTask(o),

@@ -273,7 +273,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *meta.VolumeWords)
 	}
 	v, err = o.words.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) })
 	if w.Only == nil || len(w.Only) > 0 {
-		o.tellPolicy(ctx) // after the write of the row, because clients read the row, too
+		o.told.tellPolicy(ctx) // after the write of the row, because clients read the row, too
 	}
 	if err != nil {
 		return v, err
