@@ -15,8 +15,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// adminFrames answers the administrative requests that come as frames: those of clients' sessions
-// and of other metadata servers. Every other administrative request is a call of the API.
+// adminFrames answers the administrative requests that clients' sessions and other metadata
+// servers send as frames. Every other administrative request is a call of the API.
 type adminFrames struct {
 	*process
 	catalogue *catalogue

@@ -31,7 +31,8 @@ type opening struct {
 	gone  chan struct{} // closed when the volume is off the list
 }
 
-// hosted are the volumes served here, and decides which volumes this server takes and gives away.
+// hosted has the volumes that this server serves, and decides which volumes the server takes and
+// gives away.
 type hosted struct {
 	*process
 	opener    *opener

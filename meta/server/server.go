@@ -203,9 +203,9 @@ type Unsafe struct {
 // Server serves the volumes of a cluster. Its parts each have the state, the lock and the methods
 // of one concept; furnish tells each part which other parts it uses.
 //
-// Lock order: an owner's mu before the mu of a part; never the other way. No part's mu is held
-// while another part's mu is taken, except that the innermost lock, the mu of serverMap, may be
-// taken under each.
+// Lock order: an owner's mu before the mu of a part; never the other way. No goroutine holds the
+// mu of two parts at once, except that the mu of serverMap, the innermost lock, may be taken
+// under each.
 type Server struct {
 	process
 	api      *api         // for administrators
@@ -245,9 +245,9 @@ type process struct {
 	epoch time.Time // of the server's start
 	stats counters
 
-	// closing: the server is stopping. It is set before Close asks for the owners and the
-	// sessions; a volume or session that is added under its part's mu after closing was read
-	// there as false is among them.
+	// closing: the server is stopping. Close sets closing before it lists the owners. A part
+	// that adds a volume or a session reads closing under its own mu, so the list has every
+	// volume added.
 	closing atomic.Bool
 
 	ctx    context.Context

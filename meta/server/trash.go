@@ -29,7 +29,8 @@ type deletion struct {
 	name  string // that the volume must have at the moment of its deletion; "": any
 }
 
-// trash deletes volumes, restores those in the trash, and removes what deleted volumes left.
+// trash deletes volumes, restores volumes from the trash, and removes the chunks
+// and files that deleted volumes left.
 type trash struct {
 	*process
 	catalogue    *catalogue

@@ -17,7 +17,7 @@ import (
 
 // Administrative requests about volumes.
 
-// catalogue has the rows of all volumes of the cluster: it makes, finds, describes and sets them.
+// catalogue makes, finds, describes and changes the rows of the cluster's volumes.
 type catalogue struct {
 	*process
 	api       *api
