@@ -121,7 +121,11 @@ e2e-tables: deps ## ClickHouse, DuckDB and hyparquet read the published table of
 e2e-streams: deps build ## Kafka clients in Go, Python, Node.js and C use the streams of a `penstock up`; prints a table (needs Node.js)
 	@DEPS=test/clients/deps.txt scripts/deps.sh
 	cd test/clients/scripts && npm install --no-audit --no-fund
-	cd test/clients && $(GO) test -timeout 20m -count 1 -v . -program $(abspath $(BIN))
+	cd test/clients && $(GO) test -timeout 20m -count 1 -v -skip '^TestKgo$$' . -program $(abspath $(BIN))
+
+.PHONY: e2e-kgo
+e2e-kgo: deps build ## franz-go's own tests use the streams of a `penstock up`, of three gateways, and over connections that break
+	cd test/clients && $(GO) test -timeout 30m -count 1 -v -run '^TestKgo$$' . -program $(abspath $(BIN))
 
 .PHONY: e2e-k8s
 e2e-k8s: deps ## a Kubernetes of two nodes on this machine, Penstock deployed in it, and what users do there (root; E2EFLAGS)

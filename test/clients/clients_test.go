@@ -119,12 +119,44 @@ func startServer(t *testing.T) *server {
 			os.WriteFile(filepath.Join(os.TempDir(), "penstock-clients.log"), logs.Bytes(), 0o600)
 		}
 	})
+	awaitServer(t, s.addr)
+	return s
+}
+
+// gateway starts one more gateway of the server, and returns the gateway's address for Kafka clients.
+func (s *server) gateway(t *testing.T, name string) string {
+	t.Helper()
+	bin, err := filepath.Abs(*program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := freeAddress(t)
+	cmd := exec.Command(bin, "gateway", "--cluster", "unix:"+filepath.Join(s.dir, "meta.sock"), "--name", name, "--kafka", addr, "--admin", "none")
+	var logs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &logs, &logs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("gateway %s: %s", name, logs.Bytes())
+		}
+	})
+	awaitServer(t, addr)
+	return addr
+}
+
+// awaitServer waits until a gateway listens.
+func awaitServer(t *testing.T, addr string) {
+	t.Helper()
 	ended := time.Now().Add(patience)
 	for {
-		c, err := net.Dial("tcp", s.addr)
+		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			c.Close()
-			return s
+			return
 		}
 		if time.Now().After(ended) {
 			t.Fatalf("the gateway does not answer: %v", err)
@@ -165,15 +197,19 @@ func TestClients(t *testing.T) {
 			})
 		}
 	}
-	for _, c := range []struct{ name, command, script string }{
-		{"confluent-python", "/usr/bin/python3", "confluent.py"},
-		{"kafka-python", "/usr/bin/python3", "kafkapython.py"},
-		{"kcat", "/bin/sh", "kcat.sh"},
-		{"kafkajs", "node", "kafkajs.cjs"},
-		{"platformatic", "node", "platformatic.mjs"},
+	for _, c := range []struct {
+		name    string
+		command []string
+	}{
+		{"confluent-go", []string{confluent(t)}},
+		{"confluent-python", []string{"/usr/bin/python3", "scripts/confluent.py"}},
+		{"kafka-python", []string{"/usr/bin/python3", "scripts/kafkapython.py"}},
+		{"kcat", []string{"/bin/sh", "scripts/kcat.sh"}},
+		{"kafkajs", []string{"node", "scripts/kafkajs.cjs"}},
+		{"platformatic", []string{"node", "scripts/platformatic.mjs"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			script(t, s, &all, c.name, c.command, c.script)
+			script(t, s, &all, c.name, c.command)
 		})
 	}
 	t.Logf("\n%s", all.String())
@@ -198,14 +234,25 @@ func makeTopics(t *testing.T, addr string, clients ...string) {
 	}
 }
 
-// script runs a client's script, which prints a line "CASE<tab>passed", "CASE<tab>no codec" (the
+// confluent builds the program with the cases of confluent-kafka-go, and returns its path.
+func confluent(t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "confluent")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", bin, ".")
+	cmd.Dir, cmd.Env = "confluent", append(os.Environ(), "CGO_ENABLED=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("the cases of confluent-kafka-go can't be built: %v\n%s", err, out)
+	}
+	return bin
+}
+
+// script runs a client's program, which prints a line "CASE<tab>passed", "CASE<tab>no codec" (the
 // client has none) or "CASE<tab>why it failed" for each case.
-func script(t *testing.T, s *server, all *table, name, command, file string) {
+func script(t *testing.T, s *server, all *table, name string, command []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
-	path := filepath.Join("scripts", file)
 	var errs bytes.Buffer
-	cmd := exec.CommandContext(ctx, command, path, s.addr)
+	cmd := exec.CommandContext(ctx, command[0], append(command[1:], s.addr)...)
 	cmd.Stderr = &errs
 	out, err := cmd.Output()
 	for line := range strings.Lines(string(out)) {
@@ -220,6 +267,6 @@ func script(t *testing.T, s *server, all *table, name, command, file string) {
 		all.set(name, story, outcome)
 	}
 	if err != nil {
-		t.Errorf("%s: %v\n%s", file, err, errs.String())
+		t.Errorf("%v: %v\n%s", command, err, errs.String())
 	}
 }

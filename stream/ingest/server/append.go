@@ -304,6 +304,7 @@ func (c *call) take(ctx context.Context, q *ingest.Batch) (*taken, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.series.most = c.target.batchBytes()
 	now := time.Now().UnixMilli()
 	records := make([]record, len(q.Records))
 	for i, r := range q.Records {

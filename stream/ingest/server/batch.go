@@ -1,6 +1,7 @@
 package server
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,9 +27,25 @@ type record struct {
 	long    bool // the record was skipped, because the value is longer than maxRecord
 }
 
-// check says why a record can't be in a stream whose values have a format, as an error for the
-// producer. Errors: TooBig, Invalid.
-func (r *record) check(format string) error {
+// recordFrame is more than a record has beside its key, value and headers, in bytes, when the record is
+// alone in a batch; headerFrame is the same for a header.
+const (
+	recordFrame = 64
+	headerFrame = 2 * binary.MaxVarintLen32
+)
+
+// alone returns the size of a batch with the record alone, in bytes, if the size may be more than
+// most; else a number that is at most most.
+func (r *record) alone(size, most int) int {
+	if n := log.HeaderSize + recordFrame + size + headerFrame*len(r.headers); n <= most {
+		return n
+	}
+	return log.HeaderSize + len(log.AppendRecord(nil, 0, 0, r.key, r.value, r.headers))
+}
+
+// check says why a record can't be in a stream whose values have a format, and whose batches have at
+// most some bytes, as an error for the producer. Errors: TooBig, Invalid.
+func (r *record) check(format string, most int) error {
 	bad := func(kind meta.Kind, text string, args ...any) error {
 		return meta.E("check record", kind, "record", fmt.Errorf(text, args...))
 	}
@@ -44,6 +61,8 @@ func (r *record) check(format string) error {
 		return bad(meta.TooBig, "a record of %d bytes is larger than %d", size, maxRecord)
 	case names > maxHeader:
 		return bad(meta.TooBig, "the names of %d headers are longer than %d bytes", len(r.headers), maxHeader)
+	case r.alone(size, most) > most:
+		return bad(meta.TooBig, "a batch with the record alone has %d bytes, max.message.bytes of the stream is %d", r.alone(size, most), most)
 	case r.time < 0:
 		return bad(meta.Invalid, "the time %d is before 1970", r.time)
 	case r.value == nil:
@@ -76,17 +95,24 @@ func checkJSON(p []byte) error {
 // batch collects records for a batch of a log.
 type batch struct {
 	log.Batch
+	most    int // bytes of the batch
 	records []byte
 }
 
-// add adds a record.
-func (b *batch) add(r *record) {
+// add adds a record. A record that would make the batch too large is not added, beside the first
+// record; add returns false then.
+func (b *batch) add(r *record) bool {
 	if b.Records == 0 {
 		b.BaseTime, b.MaxTime = r.time, r.time
 	}
-	b.records = log.AppendRecord(b.records, b.Records, r.time-b.BaseTime, r.key, r.value, r.headers)
+	records := log.AppendRecord(b.records, b.Records, r.time-b.BaseTime, r.key, r.value, r.headers)
+	if b.Records > 0 && log.HeaderSize+len(records) > b.most {
+		return false
+	}
+	b.records = records
 	b.MaxTime, b.LastDelta = max(b.MaxTime, r.time), b.Records
 	b.Records++
+	return true
 }
 
 // full reports that the batch takes no further record.

@@ -231,6 +231,7 @@ func (u *upload) take(ctx context.Context, records []record) error {
 	if u.series.log, err = u.target.partition(ctx, u.answer.Partition); err != nil {
 		return err
 	}
+	u.series.most = u.target.batchBytes()
 	t, err := u.series.append(records, u.first, u.before)
 	if err == nil {
 		err = t.wait(ctx)

@@ -14,6 +14,7 @@ import (
 type series struct {
 	log    *partition.Log
 	format string // of the values
+	most   int    // bytes of a batch
 	name   string // of the producer; "": the records have no sequence numbers
 
 	begun bool
@@ -68,14 +69,14 @@ func (t *taken) wait(ctx context.Context) error {
 
 // append takes records into the log. first is the sequence number of the first record, previous
 // that of the producer's record before; both are ignored for a producer without a name. A record
-// that does not fit the format is refused alone. After an error, the log may have the first of the
+// that does not fit the format, or is too large for a batch, is refused alone. After an error, the log may have the first of the
 // records. Errors: Invalid, WrongOffset (the numbers do not follow those of the
 // partition), Again (another call appends for the producer), and errors of the log.
 func (c *series) append(records []record, first, previous int64) (*taken, error) {
 	t := &taken{}
 	bad := make([]error, len(records))
 	for i := range records {
-		if bad[i] = records[i].check(c.format); bad[i] != nil {
+		if bad[i] = records[i].check(c.format, c.most); bad[i] != nil {
 			t.refused = append(t.refused, refusal{Record: int64(i), Reason: bad[i]})
 		}
 	}
@@ -139,9 +140,8 @@ func (c *series) find(t *taken, bad []error, first, previous int64) (had int, er
 // appendRun appends a batch of the first records of a list: consecutive records which are not
 // refused. number is that of the first record in the request, sequence its sequence number.
 func (c *series) appendRun(t *taken, records []record, bad []error, number, sequence int64) (n int, err error) {
-	var b batch
-	for n < len(records) && bad[n] == nil && !b.full() && int64(n) < log.Room(sequence) {
-		b.add(&records[n])
+	b := batch{most: c.most}
+	for n < len(records) && bad[n] == nil && !b.full() && int64(n) < log.Room(sequence) && b.add(&records[n]) {
 		n++
 	}
 	b.Number(log.NamedProducer(c.name), sequence)
@@ -160,13 +160,16 @@ func (c *series) appendRun(t *taken, records []record, bad []error, number, sequ
 // appendAll appends the records of a producer without a name.
 func (c *series) appendAll(t *taken, records []record, bad []error) error {
 	for i := 0; i < len(records); {
-		var b batch
+		b := batch{most: c.most}
 		var runs []run // offsets are relative to the batch
 		for ; i < len(records) && !b.full(); i++ {
-			if bad[i] == nil {
-				runs = join(runs, run{Record: int64(i), Offset: int64(b.Records), Count: 1})
-				b.add(&records[i])
+			if bad[i] != nil {
+				continue
 			}
+			if !b.add(&records[i]) {
+				break
+			}
+			runs = join(runs, run{Record: int64(i), Offset: int64(b.Records) - 1, Count: 1})
 		}
 		if b.Records == 0 {
 			return nil

@@ -277,6 +277,8 @@ type target struct {
 	leader func(ctx context.Context, n int32) (placement.Gateway, error)
 	// here reports that this process is to lead a partition; nil: all of them.
 	here func(n int32) bool
+	// batchBytes returns the bound on a batch, in bytes.
+	batchBytes func() int
 }
 
 // elsewhere is the error of a partition that another gateway leads.
@@ -352,7 +354,11 @@ func (s *Server) opened(ctx context.Context, p string, find func(*stream.Host, c
 		return !other
 	}
 	spec := st.Spec()
-	return target{spec.Format, spec.Partitions, spec.Named(), open, leader, here}, nil
+	batchBytes := func() int {
+		now := st.Spec()
+		return now.BatchBytes()
+	}
+	return target{spec.Format, spec.Partitions, spec.Named(), open, leader, here, batchBytes}, nil
 }
 
 // choose chooses the partition of a request: for a producer with a name always the same one, also

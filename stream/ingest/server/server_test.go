@@ -12,10 +12,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/stream/ingest"
 	"penstock.io/penstock/stream/log"
 	"penstock.io/penstock/stream/partition"
 )
@@ -130,6 +132,7 @@ type rig struct {
 	// leaders counts the leaderships of all partitions.
 	leaders int
 	ended   chan struct{} // closed when Serve has returned
+	most    atomic.Int64  // bytes of a batch
 
 	mu   sync.Mutex
 	logs []*partition.Log
@@ -139,12 +142,13 @@ type rig struct {
 func newRig(t *testing.T, format string, limits Limits) *rig {
 	t.Helper()
 	r := &rig{t: t, dirs: []*memDir{{files: map[string]*memFile{}}, {files: map[string]*memFile{}}}, logs: make([]*partition.Log, 2), ended: make(chan struct{})}
+	r.most.Store(partition.DefaultMaxBatch)
 	r.server = New(Config{Logger: slog.New(slog.DiscardHandler), Limits: limits})
 	r.server.find = func(_ context.Context, path string) (target, error) {
 		if path != "/v/s" {
 			return target{}, meta.E("open stream", meta.NotFound, path, errors.New("no stream is there"))
 		}
-		return target{format: format, partitions: len(r.logs), named: len(r.logs), partition: r.partition}, nil
+		return target{format: format, partitions: len(r.logs), named: len(r.logs), partition: r.partition, batchBytes: func() int { return int(r.most.Load()) }}, nil
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -216,7 +220,7 @@ func (r *rig) values(n int32) (all []string) {
 			r.t.Fatal(err)
 		}
 		for len(p) > 0 {
-			b, err := log.Parse(p, partition.DefaultMaxBatch)
+			b, err := log.Parse(p, int(r.most.Load()))
 			if err != nil {
 				r.t.Fatal(err)
 			}
@@ -335,6 +339,45 @@ func TestLargeBodies(t *testing.T) {
 		if got := len(r.values(1)); status != http.StatusRequestEntityTooLarge || a.Error == "" || a.AppendedCount != int64(got) || known != (got == 0) {
 			t.Errorf("DATA: %d, %+v, and %d records", status, a, got)
 		}
+	}
+}
+
+// TestSmallBatches: no batch is larger than the stream allows, whatever comes over HTTP or gRPC, and a
+// record that is larger alone is refused alone. A changed bound counts for calls that are under way.
+func TestSmallBatches(t *testing.T) {
+	r := newRig(t, "bytes", Limits{})
+	cc := r.dial()
+	named, _ := r.open(cc, &ingest.Open{Stream: "/v/s", Partition: new(int32), Producer: "p"})
+	one := int32(1)
+	plain, _ := r.open(cc, &ingest.Open{Stream: "/v/s", Partition: &one})
+	r.most.Store(300)
+	line := strings.Repeat("x", 50)
+	long := strings.Repeat("y", 300-log.HeaderSize-recordFrame)
+	most := strings.Repeat("y", 300-log.HeaderSize-9) // beside 9 bytes of the record: length 2, attributes 1, time 1, offset 1, key 1, value 2, headers 1
+	records := []string{line, long, line, most + "y", line, line, line, line, most, line}
+	const runs, refused = "[{0 0 3} {4 3 6}]", "[{3 a batch with the record alone has 301 bytes, max.message.bytes of the stream is 300}]"
+	status, a, _ := r.post("/v/s?partition=0", typeText, strings.NewReader(strings.Join(records, "\n")))
+	if status != http.StatusUnprocessableEntity || fmt.Sprint(a.Appended) != runs || fmt.Sprint(a.Refused) != refused {
+		t.Errorf("DATA: %d, %+v", status, a)
+	}
+	for what, c := range map[string]appendCall{"with a name": named, "without a name": plain} {
+		b := &ingest.Batch{}
+		if c == named {
+			b.Sequence = new(int64)
+		}
+		for _, v := range records {
+			b.Records = append(b.Records, &ingest.Record{Value: []byte(v)})
+		}
+		if got, err := exchange(c, b); err != nil || !strings.HasSuffix(got, ", 3 refused") || strings.Count(got, "+") != 2 {
+			t.Errorf("DATA: a call %s: %s, %v", what, got, err)
+		}
+	}
+	want := slices.Delete(slices.Clone(records), 3, 4)
+	if got := r.values(0); !slices.Equal(got, append(want, want...)) { // values refuses larger batches
+		t.Errorf("DATA: partition 0 has %q", got)
+	}
+	if got := r.values(1); !slices.Equal(got, want) {
+		t.Errorf("DATA: partition 1 has %q", got)
 	}
 }
 
