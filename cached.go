@@ -69,7 +69,7 @@ func (v *Volume) OpenCached(ino meta.Ino, flags uint32) (info OpenInfo, ok bool)
 		in.mu.Unlock()
 		return OpenInfo{}, false
 	}
-	f.opens++
+	f.users.opens++
 	in.openedLocked(f, info)
 	head := f.head()
 	in.mu.Unlock()
@@ -137,9 +137,9 @@ func (v *Volume) ReleaseCached(ino meta.Ino, flags uint32) (ok bool) {
 	defer in.mu.Unlock()
 	f := in.file
 	switch {
-	case f == nil || f.opens == 0:
+	case f == nil || f.users.opens == 0:
 		return true // opened through a predecessor of this process
-	case f.opens == 1 && in.deadLocked(f) || f.failed != nil:
+	case f.users.opens == 1 && in.deadLocked(f) || f.failed != nil:
 		return false
 	}
 	if !in.deadLocked(f) {

@@ -337,8 +337,8 @@ func (oc *openChunks) breakChunk(c *chunk, err error) {
 // The last release may have come before the flush made the chunk, and after the removal of a
 // file no later call would end the chunk.
 func (oc *openChunks) endOwnLocked(f *file) {
-	if own := f.own; own != nil && f.writers == 0 && f.uncommitted == 0 && !f.ended && !f.sealWant {
-		f.own = nil
+	if own := f.own.chunk; own != nil && f.users.writers == 0 && f.uncommitted == 0 && !f.own.ended && !f.sealWant {
+		f.own.chunk = nil
 		oc.retire(own)
 	}
 }

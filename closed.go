@@ -34,7 +34,7 @@ func (l *closedList) askedLocked(f *file, r *meta.Result) {
 // the file any more. The caller holds in.mu.
 func (l *closedList) closedLocked(in *inode) {
 	f := in.file
-	if f == nil || !f.tellClosed || f.writers > 0 || f.uncommitted > 0 || f.ended {
+	if f == nil || !f.tellClosed || f.users.writers > 0 || f.uncommitted > 0 || f.own.ended {
 		return
 	}
 	f.tellClosed = false

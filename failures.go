@@ -63,7 +63,7 @@ func (f *file) fail(err error, lost bool) {
 // syncFailed records err, which an fsync through h returned for its own attempt. The file's
 // other handles will report err, and h counts as having reported all earlier failures.
 func (f *file) syncFailed(h Handle, err error) {
-	if f.opens > 1 && !f.failsStill(err) {
+	if f.users.opens > 1 && !f.failsStill(err) {
 		f.failure(err)
 	}
 	if f.failed != nil {
@@ -168,7 +168,7 @@ func (f *file) releaseHandle(h Handle) {
 		return
 	}
 	delete(f.failed.synced, h.ID)
-	if f.opens == 0 && !f.untold() && f.uncommitted == 0 {
+	if f.users.opens == 0 && !f.untold() && f.uncommitted == 0 {
 		f.failed = nil
 	}
 }

@@ -37,48 +37,65 @@ type file struct {
 	ahead      bool      // the map was fetched ahead of its use
 	listed     bool      // in the volume's list of dirty files
 	tellClosed bool      // the owner asked for a message when no session writes the file any more
-	busy       uint8     // turns
 	failed     *failures // nil: nothing failed
+
+	turns fileTurns
+	users fileUsers
 
 	uncommitted int64 // bytes of blobs that are not clean
 	unpushed    int64 // of these, bytes not appended yet
-	opens       int32
-	writers     int32  // of opens, for writing
-	reads       int32  // in flight
-	linking     int32  // unanswered Links that may give the file its first name
-	gate        int32  // writers wait while not zero
-	gates       uint32 // number of times that the gate was shut
-	want        int32  // writers waiting for the exclusive lease
 	puts        uint32
 	barred      uint32 // puts when a barrier took the lease back last
 	epoch       uint64 // the volume's epoch in which the buffered bytes were written
-	pushers     int32  // waiting for the push turn, the stream apart
 	appends     uint8  // consecutive fsyncs that found only bytes added at the end
-
-	// own is the file's own open chunk: byte off of the file is byte off-ownBase of the chunk.
-	// ended: the journal has an open-ended extent in own.
-	own     *chunk
-	ownBase uint64
-	ended   bool
-	// endedLen: so many bytes of own are synced and belong to the file.
-	endedLen uint64
 	// lo and hi bound the offsets of blobs that are not clean.
 	lo, hi uint64
 
-	promised promise // quota promised for uncommitted bytes
+	own ownChunk
 
-	// erasing: notes that successors no longer need are collected in erased and erased in
-	// order.
+	promised promise // quota promised for uncommitted bytes
+	notes    fileNotes
+}
+
+// ownChunk is a file's own open chunk: byte off of the file is byte off-base of the chunk.
+type ownChunk struct {
+	chunk *chunk // nil: the file has none
+	base  uint64
+	ended bool // the journal has an open-ended extent in chunk
+	// upTo: so many bytes of chunk are synced and belong to the file.
+	upTo uint64
+}
+
+// fileUsers counts the operations and openers that need a file.
+type fileUsers struct {
+	opens   int32
+	writers int32 // of opens, for writing
+	reads   int32 // in flight
+	linking int32 // unanswered Links that may give the file its first name
+}
+
+// fileNotes are a file's notes for a successor. Notes that successors no longer need are
+// collected in erased and erased in order.
+type fileNotes struct {
 	erasing bool
 	erased  []keep.Slot
+}
 
-	wake chan struct{} // closed at the next change; nil: nobody waits
+// fileTurns order the operations on a file that span several requests, and the writers that wait
+// for such an operation.
+type fileTurns struct {
+	busy    uint8         // turns that are taken
+	gate    int32         // writers wait while not zero
+	gates   uint32        // number of times that the gate was shut
+	want    int32         // writers waiting for the exclusive lease
+	pushers int32         // waiting for the push turn, the stream apart
+	wake    chan struct{} // closed at the next change; nil: nobody waits
 }
 
 // shut has writers wait until gate is lowered again. The inode's mu is held.
-func (f *file) shut() {
-	f.gate++
-	f.gates++
+func (t *fileTurns) shut() {
+	t.gate++
+	t.gates++
 }
 
 const (
@@ -94,19 +111,19 @@ func (in *inode) fileLocked() *file {
 }
 
 // changed wakes every goroutine that waits for the file.
-func (f *file) changed() {
-	if f.wake != nil {
-		close(f.wake)
-		f.wake = nil
+func (t *fileTurns) changed() {
+	if t.wake != nil {
+		close(t.wake)
+		t.wake = nil
 	}
 }
 
 // wait releases mu until the file changes or ctx ends.
 func (in *inode) wait(ctx context.Context, f *file) error {
-	if f.wake == nil {
-		f.wake = make(chan struct{})
+	if f.turns.wake == nil {
+		f.turns.wake = make(chan struct{})
 	}
-	ch := f.wake
+	ch := f.turns.wake
 	in.mu.Unlock()
 	defer in.mu.Lock()
 	select {
@@ -121,17 +138,17 @@ func (in *inode) wait(ctx context.Context, f *file) error {
 func (in *inode) take(ctx context.Context, turns uint8) (*file, error) {
 	for {
 		f := in.fileLocked()
-		if f.busy&turns == 0 {
-			f.busy |= turns
+		if f.turns.busy&turns == 0 {
+			f.turns.busy |= turns
 			return f, nil
 		}
 		// A stream, which takes the push turn again and again, lets others in.
 		if turns&turnPush != 0 {
-			f.pushers++
+			f.turns.pushers++
 		}
 		err := in.wait(ctx, f)
 		if turns&turnPush != 0 {
-			f.pushers--
+			f.turns.pushers--
 		}
 		if err != nil {
 			return nil, err
@@ -139,13 +156,13 @@ func (in *inode) take(ctx context.Context, turns uint8) (*file, error) {
 	}
 }
 
-func (f *file) leave(turns uint8) {
-	f.busy &^= turns
-	f.changed()
+func (t *fileTurns) leave(turns uint8) {
+	t.busy &^= turns
+	t.changed()
 }
 
 func (f *file) forgetMap() {
-	if f.uncommitted > 0 || f.ended {
+	if f.uncommitted > 0 || f.own.ended {
 		return // only a file of an expired session gets here; Expired drops its blobs
 	}
 	f.m, f.mapOK = extmap{}, false
@@ -263,7 +280,7 @@ func (in *inode) installLocked(sn *snapshot, attr *meta.Attr, stamp stamp, gen u
 		return false
 	}
 	f.m, f.mapOK, f.size = sn.m, true, sn.size
-	f.changed()
+	f.turns.changed()
 	return true
 }
 
@@ -306,16 +323,16 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 				continue
 			}
 		}
-		f.want++
+		f.turns.want++
 		cached := rng != nil && in.cachesPagesLocked(f)
 		in.mu.Unlock()
 		sn, err := in.loadMap(ctx, want, cached)
 		in.mu.Lock()
-		if f = in.fileLocked(); f.want > 0 {
-			f.want--
+		if f = in.fileLocked(); f.turns.want > 0 {
+			f.turns.want--
 		}
 		if err != nil {
-			f.changed()
+			f.turns.changed()
 			in.mu.Unlock()
 			return nil, nil, err
 		}
@@ -354,12 +371,12 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 // cachesPagesLocked reports that the kernel may keep the bytes of a read in its cache. The caller
 // holds mu.
 func (in *inode) cachesPagesLocked(f *file) bool {
-	return in.vol.c.cfg.Notify != nil && !(in.direct && f.opens > 0)
+	return in.vol.c.cfg.Notify != nil && !(in.direct && f.users.opens > 0)
 }
 
 // openedLocked notes how a new opener, which f counts already, reads. The caller holds mu.
 func (in *inode) openedLocked(f *file, info OpenInfo) {
-	in.direct = info.DirectIO && (in.direct || f.opens == 1)
+	in.direct = info.DirectIO && (in.direct || f.users.opens == 1)
 }
 
 // keptByStreamLocked reports that the file is known to be a stream's, and that this client does
@@ -416,9 +433,9 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 			return OpenInfo{}, meta.E("open", bad, v.subject(ino), nil)
 		}
 	}
-	f.opens++
+	f.users.opens++
 	if write {
-		f.writers++
+		f.users.writers++
 	}
 	size := f.size
 	info := in.openInfoLocked()
@@ -503,9 +520,9 @@ func (ds *directories) opened(res *meta.Result, stamp stamp, flags uint32) OpenI
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	f := in.fileLocked()
-	f.opens++
+	f.users.opens++
 	if forWriting(flags) {
-		f.writers++
+		f.users.writers++
 	}
 	if in.learnLocked(&res.Attr, stamp) && !f.mapOK && f.mapGen == 0 {
 		f.m, f.mapOK, f.size = extmap{}, true, 0
@@ -547,21 +564,21 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	defer in.put()
 	in.mu.Lock()
 	f := in.fileLocked()
-	if f.opens == 0 {
+	if f.users.opens == 0 {
 		in.mu.Unlock()
 		return // opened by a previous process of the mount
 	}
 	lastWriter := false
 	if forWriting(flags) {
-		f.writers--
-		lastWriter = f.writers == 0
+		f.users.writers--
+		lastWriter = f.users.writers == 0
 	}
 	known, dead := in.attrOK && in.liveLocked(), in.deadLocked(f)
 	last := in.releaseLocked(f, handleOf(ctx))
-	settle := lastWriter && !dead && (f.own != nil || f.ended)
+	settle := lastWriter && !dead && (f.own.chunk != nil || f.own.ended)
 	if lastWriter && v.settings.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
 		f.sealWant, f.metaDirty = true, true
-		settle = settle || f.own != nil
+		settle = settle || f.own.chunk != nil
 		v.back.listDirtyLocked(in)
 	}
 	if !dead {
@@ -588,14 +605,14 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 
 // deadLocked reports that the file has no name and will not get one.
 func (in *inode) deadLocked(f *file) bool {
-	return !in.vol.frozen() && f.linking == 0 && (f.orphaned || in.attrOK && in.liveLocked() && in.attr.Nlink == 0)
+	return !in.vol.frozen() && f.users.linking == 0 && (f.orphaned || in.attrOK && in.liveLocked() && in.attr.Nlink == 0)
 }
 
 // releaseLocked counts an opener less.
 func (in *inode) releaseLocked(f *file, h Handle) (last bool) {
-	f.opens--
+	f.users.opens--
 	f.releaseHandle(h)
-	return f.opens == 0
+	return f.users.opens == 0
 }
 
 // settle commits a file without writers and seals its own chunk.

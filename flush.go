@@ -82,7 +82,7 @@ func (wb *writeBack) capture(w *work) {
 	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, f.epoch
 	w.admitted = wb.v.meter.has(&f.promised)
 	w.seal = f.sealWant
-	if f.uncommitted == 0 && !f.metaDirty && !w.seal && !(f.ended && w.mode == flushClose) {
+	if f.uncommitted == 0 && !f.metaDirty && !w.seal && !(f.own.ended && w.mode == flushClose) {
 		w.idle = true
 		return
 	}
@@ -106,7 +106,7 @@ func (wb *writeBack) capture(w *work) {
 	if !dirty {
 		w.segs = nil
 	}
-	chunked := f.own != nil || f.ended
+	chunked := f.own.chunk != nil || f.own.ended
 	if !chunked && w.size <= meta.InlineMax && dirty {
 		f.m.each(0, 1<<63, func(s *segment) bool { // preallocated space counts, too
 			chunked = s.ref != nil || s.b == nil
@@ -137,13 +137,13 @@ func (wb *writeBack) capture(w *work) {
 	}
 	tail := w.tailFrom(f)
 	switch {
-	case f.ended:
-		if w.mode == flushClose || !w.fitsEnd(f) || w.inline || w.seal || f.own.doubtful() {
+	case f.own.ended:
+		if w.mode == flushClose || !w.fitsEnd(f) || w.inline || w.seal || f.own.chunk.doubtful() {
 			w.close = true
 		} else {
 			w.fast = true
 		}
-	case w.mode == flushFsync && tail != 0 && in.lease == meta.LeaseExclusive && f.writers > 0 && !w.inline:
+	case w.mode == flushFsync && tail != 0 && in.lease == meta.LeaseExclusive && f.users.writers > 0 && !w.inline:
 		if f.appends < 250 {
 			f.appends++
 		}
@@ -156,19 +156,19 @@ func (wb *writeBack) capture(w *work) {
 // fitsEnd reports that the captured bytes directly follow the open end in the file's own
 // chunk.
 func (w *work) fitsEnd(f *file) bool {
-	at := f.ownBase + f.endedLen
-	chunk := f.endedLen
+	at := f.own.base + f.own.upTo
+	chunk := f.own.upTo
 	fresh := false
 	for _, s := range w.segs {
 		if s.off != at || s.pos != 0 || s.n != uint64(len(s.b.data)) {
 			return false
 		}
 		if s.b.cw != nil {
-			if fresh || s.b.cw != f.own || s.b.off != chunk {
+			if fresh || s.b.cw != f.own.chunk || s.b.off != chunk {
 				return false
 			}
 		} else if !fresh {
-			if fresh = true; chunk != f.own.w.Len() {
+			if fresh = true; chunk != f.own.chunk.w.Len() {
 				return false
 			}
 		}
@@ -232,7 +232,7 @@ func (wb *writeBack) push(ctx context.Context, w *work, g *gather) error {
 		in.mu.Lock()
 		err := in.expiredSince(f, w.epoch)
 		placed := b.cw != nil
-		own, base := f.own, f.ownBase
+		own, base := f.own.chunk, f.own.base
 		in.mu.Unlock()
 		if err != nil {
 			return err
@@ -241,18 +241,18 @@ func (wb *writeBack) push(ctx context.Context, w *work, g *gather) error {
 			continue
 		}
 		whole := s.pos == 0 && s.n == uint64(len(b.data))
-		if own != nil && (w.close && f.ended || own.doubtful() || own.w.Len()+s.n > own.max) && !(w.fast) {
+		if own != nil && (w.close && f.own.ended || own.doubtful() || own.w.Len()+s.n > own.max) && !(w.fast) {
 			wb.dropOwn(in, f, own)
 			own = nil
 		}
-		if own == nil && whole && !(w.close && f.ended) && (w.open || w.runFrom(i) >= ownChunkFrom && wb.atEnd(in, f, s.off)) && f.own == nil {
+		if own == nil && whole && !(w.close && f.own.ended) && (w.open || w.runFrom(i) >= ownChunkFrom && wb.atEnd(in, f, s.off)) && f.own.chunk == nil {
 			c, err := v.chunks.newOwn(ctx)
 			if err != nil {
 				return err
 			}
 			in.mu.Lock()
 			if err = in.expiredSince(f, w.epoch); err == nil {
-				f.own, f.ownBase = c, s.off
+				f.own.chunk, f.own.base = c, s.off
 			}
 			in.mu.Unlock()
 			if err != nil {
@@ -300,9 +300,9 @@ func (wb *writeBack) push(ctx context.Context, w *work, g *gather) error {
 // dropOwn forgets a file's own chunk, unless the journal has an open end in the chunk.
 func (wb *writeBack) dropOwn(in *inode, f *file, own *chunk) {
 	in.mu.Lock()
-	drop := f.own == own && !f.ended
+	drop := f.own.chunk == own && !f.own.ended
 	if drop {
-		f.own = nil
+		f.own.chunk = nil
 	}
 	in.mu.Unlock()
 	if drop {
@@ -430,7 +430,7 @@ func (w *work) endPush() {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()
 	w.pushTurn = false
-	w.in.file.leave(turnPush)
+	w.in.file.turns.leave(turnPush)
 }
 
 // pushAgain joins errAgain to err if another chunk may help: a chunk failed, perhaps because of
@@ -475,7 +475,7 @@ func (wb *writeBack) commitGroup(ctx context.Context, ws []*work) {
 			continue
 		}
 		if w.seal {
-			w.own = w.f.own
+			w.own = w.f.own.chunk
 		}
 		list := wb.commitOps(w)
 		wb.v.meter.move(&w.f.promised, &w.promised, w.admitted)
@@ -564,8 +564,8 @@ func (wb *writeBack) syncGroup(ctx context.Context, ws []*work) {
 					if b.refs > 0 {
 						w.f.unpushed += int64(len(b.data))
 					}
-					if w.f.own == c && !w.f.ended {
-						w.f.own = nil
+					if w.f.own.chunk == c && !w.f.own.ended {
+						w.f.own.chunk = nil
 					}
 				}
 				continue
@@ -587,8 +587,8 @@ func (wb *writeBack) unplace(w *work, err error) {
 		}
 		chunks = append(chunks, b.cw)
 		wb.v.chunks.dropBlob(b.cw)
-		if w.f.own == b.cw && !w.f.ended {
-			w.f.own = nil
+		if w.f.own.chunk == b.cw && !w.f.own.ended {
+			w.f.own.chunk = nil
 		}
 		b.cw, b.synced = nil, false
 		if b.refs > 0 {
@@ -620,15 +620,15 @@ func (wb *writeBack) commitOps(w *work) []meta.Op {
 		}
 		ext = append(ext, e)
 	}
-	if w.close && f.own != nil {
+	if w.close && f.own.chunk != nil {
 		// The open-ended extent gets its synced length.
-		if n := f.endedLen; n > 0 {
-			add(meta.Extent{Off: f.ownBase, Len: n, Chunk: f.own.id})
+		if n := f.own.upTo; n > 0 {
+			add(meta.Extent{Off: f.own.base, Len: n, Chunk: f.own.chunk.id})
 		}
 	}
 	for _, s := range w.segs {
 		e := meta.Extent{Off: s.off, Len: s.n, Chunk: s.b.cw.id, ChunkOff: s.b.off + s.pos}
-		if w.close && f.own != nil && overlaps(ext, e) {
+		if w.close && f.own.chunk != nil && overlaps(ext, e) {
 			ext = overlay(ext, e)
 			continue
 		}
@@ -641,12 +641,12 @@ func (wb *writeBack) commitOps(w *work) []meta.Op {
 		}
 		add(e)
 	}
-	if w.open && len(ext) > 0 && f.own != nil {
+	if w.open && len(ext) > 0 && f.own.chunk != nil {
 		last := &ext[len(ext)-1]
-		if last.Chunk == f.own.id && last.End() == w.size && last.ChunkOff == last.Off-f.ownBase {
-			last.Off, last.ChunkOff, last.Len = f.ownBase, 0, w.size-f.ownBase
+		if last.Chunk == f.own.chunk.id && last.End() == w.size && last.ChunkOff == last.Off-f.own.base {
+			last.Off, last.ChunkOff, last.Len = f.own.base, 0, w.size-f.own.base
 			last.OpenEnded = true
-			ext = trimBefore(ext, f.ownBase)
+			ext = trimBefore(ext, f.own.base)
 		} else {
 			w.open = false
 		}
@@ -694,8 +694,8 @@ func (wb *writeBack) sealFile(ctx context.Context, w *work) error {
 	}
 	w.in.learnLocked(&res[0].Attr, stamp)
 	w.f.sealWant = false
-	if w.f.own == w.own {
-		w.f.own = nil
+	if w.f.own.chunk == w.own {
+		w.f.own.chunk = nil
 		v.chunks.retire(w.own)
 	}
 	wb.unlistLocked(w.in)
@@ -780,15 +780,15 @@ func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
 		}
 	}
 	if w.fast {
-		f.endedLen = max(f.endedLen, w.size-f.ownBase)
+		f.own.upTo = max(f.own.upTo, w.size-f.own.base)
 	}
 	if w.open {
-		f.ended, f.endedLen = true, w.size-f.ownBase
+		f.own.ended, f.own.upTo = true, w.size-f.own.base
 	}
 	if w.close {
-		f.ended, f.appends = false, 0
-		if own := f.own; own != nil && (own.isBroken() || own.w.Len() != f.endedLen) {
-			f.own = nil
+		f.own.ended, f.appends = false, 0
+		if own := f.own.chunk; own != nil && (own.isBroken() || own.w.Len() != f.own.upTo) {
+			f.own.chunk = nil
 			v.chunks.retire(own)
 		}
 	}
@@ -798,7 +798,7 @@ func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
 	if f.puts == w.puts {
 		if !w.fast {
 			f.metaDirty = false
-			if f.uncommitted == 0 && !f.ended {
+			if f.uncommitted == 0 && !f.own.ended {
 				f.mtime, f.ctime = 0, 0
 			}
 		} else {
@@ -809,8 +809,8 @@ func (wb *writeBack) finish(w *work, r *meta.Result, stamp stamp) {
 		f.lo, f.hi = 1<<63, 0
 	}
 	v.meter.unneededLocked(f)
-	if own := f.own; own != nil && w.mode == flushClose && f.writers == 0 && f.uncommitted == 0 && !f.ended {
-		f.own = nil
+	if own := f.own.chunk; own != nil && w.mode == flushClose && f.users.writers == 0 && f.uncommitted == 0 && !f.own.ended {
+		f.own.chunk = nil
 		v.chunks.retire(own)
 	}
 	wb.release(w)
@@ -836,7 +836,7 @@ func (wb *writeBack) flushRound(ctx context.Context, in *inode, mode flushMode) 
 	_, err := in.take(ctx, turnCommit)
 	if err == nil {
 		if _, err = in.take(ctx, turnPush); err != nil {
-			in.file.leave(turnCommit)
+			in.file.turns.leave(turnCommit)
 		}
 	}
 	in.mu.Unlock()
@@ -850,7 +850,7 @@ func (wb *writeBack) flushRound(ctx context.Context, in *inode, mode flushMode) 
 		wb.flushGroup(ctx, []*work{w}, true)
 		in.mu.Lock()
 		if f := in.file; f != nil {
-			f.leave(turnCommit)
+			f.turns.leave(turnCommit)
 			wb.v.chunks.endOwnLocked(f)
 		}
 		in.mu.Unlock()
@@ -861,7 +861,7 @@ func (wb *writeBack) flushRound(ctx context.Context, in *inode, mode flushMode) 
 // leftFor reports that a flush has something to do or to wait for. The caller holds the
 // inode's mu.
 func (f *file) leftFor(mode flushMode) bool {
-	return f.busy != 0 || f.uncommitted > 0 || f.metaDirty || f.sealWant || mode == flushClose && (f.ended || f.own != nil && f.writers == 0)
+	return f.turns.busy != 0 || f.uncommitted > 0 || f.metaDirty || f.sealWant || mode == flushClose && (f.own.ended || f.own.chunk != nil && f.users.writers == 0)
 }
 
 // toItsEnd runs a flush, which holds turns, with the client's context, and waits for it. If
@@ -903,7 +903,7 @@ func (wb *writeBack) verdict(in *inode, err error) error {
 		// owner may not have notified this client. Only openers of the file would miss the
 		// bytes.
 		in.mu.Lock()
-		dead := in.attrOK && in.attr.Nlink == 0 || in.file == nil || in.file.opens == 0
+		dead := in.attrOK && in.attr.Nlink == 0 || in.file == nil || in.file.users.opens == 0
 		in.dropDirtyLocked()
 		in.mu.Unlock()
 		if dead {
@@ -958,8 +958,8 @@ func (in *inode) dropDirtyLocked() {
 	v.meter.drop(&f.promised)
 	f.metaDirty, f.sealWant, f.mtime, f.ctime = false, false, 0, 0
 	f.lo, f.hi = 1<<63, 0
-	if own := f.own; own != nil {
-		f.own, f.ended = nil, false
+	if own := f.own.chunk; own != nil {
+		f.own.chunk, f.own.ended = nil, false
 		v.chunks.retire(own)
 	}
 	v.back.unlistLocked(in)
@@ -972,7 +972,7 @@ func (wb *writeBack) loseDirty(in *inode, err error) (bytes int64, lost bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	f := in.file
-	if f == nil || f.uncommitted == 0 && !f.metaDirty && !f.sealWant && !f.ended {
+	if f == nil || f.uncommitted == 0 && !f.metaDirty && !f.sealWant && !f.own.ended {
 		return 0, false
 	}
 	bytes = f.uncommitted

@@ -52,7 +52,7 @@ func (wb *writeBack) listDirtyLocked(in *inode) {
 
 func (wb *writeBack) unlistLocked(in *inode) {
 	f := in.file
-	if !f.listed || f.uncommitted > 0 || f.sealWant || f.metaDirty && !f.ended {
+	if !f.listed || f.uncommitted > 0 || f.sealWant || f.metaDirty && !f.own.ended {
 		return
 	}
 	f.listed = false
@@ -177,7 +177,7 @@ func (wb *writeBack) nextGroup(enough bool) (ws []*work, bytes int64) {
 	wb.mu.Unlock()
 	may := func(in *inode) bool { // mu is held
 		f := in.file
-		return f != nil && f.listed && f.busy&turnCommit == 0 && in.recall == nil && (f.uncommitted > 0 || f.metaDirty || f.sealWant)
+		return f != nil && f.listed && f.turns.busy&turnCommit == 0 && in.recall == nil && (f.uncommitted > 0 || f.metaDirty || f.sealWant)
 	}
 	n, all := 0, int64(0)
 	for _, c := range list {
@@ -205,7 +205,7 @@ func (wb *writeBack) nextGroup(enough bool) (ws []*work, bytes int64) {
 		}
 		c.in.mu.Lock()
 		if may(c.in) {
-			c.in.file.busy |= turnCommit
+			c.in.file.turns.busy |= turnCommit
 			c.in.pins.Add(1)
 			ws = append(ws, &work{in: c.in, mode: flushKeep})
 			bytes += c.in.file.uncommitted
@@ -254,7 +254,7 @@ func (wb *writeBack) settleGroup(ctx context.Context, ws []*work) (last error) {
 					last = err
 				}
 			}
-			f.leave(turnCommit)
+			f.turns.leave(turnCommit)
 			v.chunks.endOwnLocked(f)
 		}
 		in.mu.Unlock()
@@ -339,8 +339,8 @@ func (wb *writeBack) flushThese(ctx context.Context, todo []*inode, mode flushMo
 			todo = todo[1:]
 			in.mu.Lock()
 			f := in.file
-			if f != nil && f.busy == 0 {
-				f.busy |= turnCommit | turnPush
+			if f != nil && f.turns.busy == 0 {
+				f.turns.busy |= turnCommit | turnPush
 				bytes += f.uncommitted
 				ws = append(ws, &work{in: in, mode: mode})
 			} else {
@@ -355,7 +355,7 @@ func (wb *writeBack) flushThese(ctx context.Context, todo []*inode, mode flushMo
 				err := wb.verdict(w.in, w.err)
 				w.in.mu.Lock()
 				if f := w.in.file; f != nil {
-					f.leave(turnCommit)
+					f.turns.leave(turnCommit)
 					wb.v.chunks.endOwnLocked(f)
 				}
 				w.in.mu.Unlock()
@@ -436,7 +436,7 @@ func (l *atimeList) send(v *Volume) {
 				ins[i].learnLocked(&res[i].Attr, stamp)
 			}
 			if f := ins[i].file; f != nil {
-				f.leave(turnCommit)
+				f.turns.leave(turnCommit)
 			}
 			ins[i].mu.Unlock()
 		}
@@ -446,7 +446,7 @@ func (l *atimeList) send(v *Volume) {
 		in.mu.Lock()
 		f := in.file
 		send := f != nil && f.atimeDirty
-		if send && f.busy&turnCommit != 0 {
+		if send && f.turns.busy&turnCommit != 0 {
 			// The inode's attributes are being changed: wait for the next round.
 			l.add(in)
 			in.mu.Unlock()
@@ -458,7 +458,7 @@ func (l *atimeList) send(v *Volume) {
 		a := in.attr
 		var learnt uint64
 		if send = send && in.attrOK && a.Nlink > 0; send {
-			f.busy |= turnCommit
+			f.turns.busy |= turnCommit
 			learnt = f.epoch
 		}
 		in.mu.Unlock()
@@ -554,7 +554,7 @@ func (wb *writeBack) forgetDead(inos []meta.Ino) {
 			continue
 		}
 		in.mu.Lock()
-		keep := in.recall != nil || in.attrOK && in.attr.Nlink > 0 || in.file != nil && in.file.opens > 0 || in.dir != nil || in.attrOK && in.attr.IsDir()
+		keep := in.recall != nil || in.attrOK && in.attr.Nlink > 0 || in.file != nil && in.file.users.opens > 0 || in.dir != nil || in.attrOK && in.attr.IsDir()
 		if !keep {
 			in.lowerLocked(meta.LeaseNone)
 			gone = append(gone, k)
@@ -584,7 +584,7 @@ func (wb *writeBack) bury(in *inode) {
 func (wb *writeBack) buryNow(in *inode) {
 	in.mu.Lock()
 	f := in.file
-	if f != nil && (f.opens > 0 || f.linking > 0) || in.attrOK && in.attr.Nlink > 0 {
+	if f != nil && (f.users.opens > 0 || f.users.linking > 0) || in.attrOK && in.attr.Nlink > 0 {
 		in.mu.Unlock()
 		return
 	}
@@ -601,7 +601,7 @@ func (wb *writeBack) closeEnds(ctx context.Context) error {
 	var first error
 	for _, in := range wb.v.c.table.all(func(in *inode) bool { return in.vol == wb.v }) {
 		in.mu.Lock()
-		open := in.file != nil && (in.file.ended || in.file.own != nil)
+		open := in.file != nil && (in.file.own.ended || in.file.own.chunk != nil)
 		in.mu.Unlock()
 		if open {
 			if err := wb.flushOne(ctx, in, flushClose); err != nil && first == nil {
@@ -627,15 +627,15 @@ func (wb *writeBack) aloneRound(ctx context.Context, in *inode, flush bool, fn f
 	f, err := in.take(ctx, turnCommit)
 	if err == nil {
 		if f, err = in.take(ctx, turnPush); err != nil {
-			in.file.leave(turnCommit)
+			in.file.turns.leave(turnCommit)
 		}
 	}
 	if err != nil {
 		in.mu.Unlock()
 		return err
 	}
-	f.shut()
-	flush = flush || f.ended
+	f.turns.shut()
+	flush = flush || f.own.ended
 	in.mu.Unlock()
 	if flush {
 		err = wb.flushHeld(in, flushClose)
@@ -644,8 +644,8 @@ func (wb *writeBack) aloneRound(ctx context.Context, in *inode, flush bool, fn f
 		err = fn()
 	}
 	in.mu.Lock()
-	f.gate--
-	f.leave(turnCommit | turnPush)
+	f.turns.gate--
+	f.turns.leave(turnCommit | turnPush)
 	in.mu.Unlock()
 	return err
 }

@@ -55,7 +55,7 @@ func TestToldGrowthIsSynced(t *testing.T) {
 			}
 			in := v.node(ino)
 			in.mu.Lock()
-			id, base := in.file.own.id, in.file.ownBase
+			id, base := in.file.own.chunk.id, in.file.own.base
 			in.mu.Unlock()
 			in.put()
 			w.mu.Lock()

@@ -330,7 +330,7 @@ func (in *inode) busyLocked() bool {
 		return true
 	}
 	f := in.file
-	return f != nil && (f.opens > 0 || f.uncommitted > 0 || f.busy != 0 || f.reads > 0 || f.linking > 0 || f.untold() || f.own != nil || f.ended || f.sealWant)
+	return f != nil && (f.users.opens > 0 || f.uncommitted > 0 || f.turns.busy != 0 || f.users.reads > 0 || f.users.linking > 0 || f.untold() || f.own.chunk != nil || f.own.ended || f.sealWant)
 }
 
 // lowerLocked lowers the lease to keep and forgets facts that no lease covers.
@@ -347,7 +347,7 @@ func (in *inode) lowerLocked(keep meta.LeaseMode) {
 		}
 		if f := in.file; f != nil {
 			f.forgetMap()
-			if f.opens == 0 && f.uncommitted == 0 && f.busy == 0 && f.reads == 0 && f.linking == 0 && !f.untold() && f.own == nil && !f.ended && !f.sealWant && f.gate == 0 && f.wake == nil {
+			if f.users.opens == 0 && f.uncommitted == 0 && f.turns.busy == 0 && f.users.reads == 0 && f.users.linking == 0 && !f.untold() && f.own.chunk == nil && !f.own.ended && !f.sealWant && f.turns.gate == 0 && f.turns.wake == nil {
 				in.file = nil
 			}
 		}
@@ -398,7 +398,7 @@ func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
 // viewLocked returns the attributes for stat: attr plus the uncommitted writes of this client.
 func (in *inode) viewLocked(a meta.Attr) meta.Attr {
 	f := in.file
-	if f == nil || !f.mapOK || in.lease != meta.LeaseExclusive || !(f.uncommitted > 0 || f.ended || f.metaDirty) {
+	if f == nil || !f.mapOK || in.lease != meta.LeaseExclusive || !(f.uncommitted > 0 || f.own.ended || f.metaDirty) {
 		return a
 	}
 	a.Size = f.size

@@ -130,8 +130,8 @@ func (k *kept) forget(f *file, b *blob) {
 	if b.slot == 0 {
 		return
 	}
-	if f.erasing {
-		f.erased = append(f.erased, b.slot)
+	if f.notes.erasing {
+		f.notes.erased = append(f.notes.erased, b.slot)
 	} else {
 		k.keep.Erase(b.slot)
 	}
@@ -144,10 +144,10 @@ func (k *kept) inOrder(f *file) func() {
 	if k.keep == nil {
 		return func() {}
 	}
-	f.erasing = true
+	f.notes.erasing = true
 	return func() {
-		k.keep.EraseAll(f.erased)
-		f.erasing, f.erased = false, nil
+		k.keep.EraseAll(f.notes.erased)
+		f.notes.erasing, f.notes.erased = false, nil
 	}
 }
 
@@ -318,10 +318,10 @@ func (v *Volume) Reopen(ino meta.Ino, flags uint32) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	f := in.fileLocked()
-	f.opens++
+	f.users.opens++
 	in.direct = false
 	if forWriting(flags) {
-		f.writers++
+		f.users.writers++
 	}
 }
 
@@ -575,7 +575,7 @@ func (k *kept) uncertain(v *Volume) {
 		n.InvalEntries(v.id, meta.RootIno)
 		for _, in := range open {
 			in.mu.Lock()
-			unknown := in.lease == meta.LeaseNone && in.file != nil && in.file.opens > 0
+			unknown := in.lease == meta.LeaseNone && in.file != nil && in.file.users.opens > 0
 			in.mu.Unlock()
 			if unknown {
 				n.InvalData(v.id, in.ino, 0, 0)

@@ -67,7 +67,7 @@ func (c *Client) Lost(id meta.VolumeID, inos []meta.Ino, cause error) {
 		err := meta.E("sync", meta.IO, v.subject(ino), cause)
 		if in := c.table.peek(id, ino); in != nil {
 			in.mu.Lock()
-			open := in.file != nil && in.file.opens > 0
+			open := in.file != nil && in.file.users.opens > 0
 			if open {
 				in.file.fail(err, true)
 			}

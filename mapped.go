@@ -124,7 +124,7 @@ func (in *inode) toWritePage(ctx context.Context, epoch uint64) (*file, error) {
 				gates = 1
 			}
 			switch {
-			case f.gate > gates: // a truncation or a similar operation
+			case f.turns.gate > gates: // a truncation or a similar operation
 				if gated.IsZero() {
 					gated = time.Now()
 				}
@@ -147,7 +147,7 @@ func (in *inode) toWritePage(ctx context.Context, epoch uint64) (*file, error) {
 			}
 			continue
 		}
-		if f.mapOK && in.lease == meta.LeaseExclusive && in.liveLocked() && f.gate == 0 {
+		if f.mapOK && in.lease == meta.LeaseExclusive && in.liveLocked() && f.turns.gate == 0 {
 			return f, nil
 		}
 		in.mu.Unlock()
@@ -175,7 +175,7 @@ func (in *inode) awaitPageTurn(ctx context.Context) error {
 		defer in.put()
 		f, _, err := in.withMap(ctx, meta.LeaseExclusive)
 		if err == nil {
-			if f.gate != 0 && (in.recall == nil || !in.recall.pages) {
+			if f.turns.gate != 0 && (in.recall == nil || !in.recall.pages) {
 				err = in.wait(ctx, f)
 			}
 			in.mu.Unlock()

@@ -186,7 +186,7 @@ func (ds *directories) link(ctx context.Context, call *Call, op *meta.Link) (*me
 		in.mu.Unlock()
 		return v.owner.do(ctx, call, op, meta.LeaseShared)
 	}
-	f.linking++
+	f.users.linking++
 	in.mu.Unlock()
 	res, stamp, err := v.owner.do(v.c.ctx, call, op, meta.LeaseShared)
 	ds.linked(in, res, stamp, err)
@@ -201,7 +201,7 @@ func (ds *directories) linked(in *inode, res *meta.Result, stamp stamp, err erro
 	v := ds.v
 	in.mu.Lock()
 	f := in.fileLocked()
-	f.linking = max(f.linking-1, 0)
+	f.users.linking = max(f.users.linking-1, 0)
 	seal := false
 	switch {
 	case err == nil:
@@ -209,14 +209,14 @@ func (ds *directories) linked(in *inode, res *meta.Result, stamp stamp, err erro
 		f.orphaned = false
 		v.holds.remove(in.ino)
 		// At its last close the file had no name.
-		if seal = f.opens == 0 && v.settings.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
+		if seal = f.users.opens == 0 && v.settings.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
 			f.sealWant, f.metaDirty = true, true
 			v.back.listDirtyLocked(in)
 		}
 	case undecided(err):
 		in.attrOK, f.orphaned = false, false
 	}
-	dead := f.opens == 0 && in.deadLocked(f)
+	dead := f.users.opens == 0 && in.deadLocked(f)
 	in.mu.Unlock()
 	switch {
 	case dead: // the file was closed meanwhile
@@ -273,7 +273,7 @@ func (ds *directories) unlinked(a *meta.Attr, stamp stamp) {
 	defer in.put()
 	in.mu.Lock()
 	in.learnLocked(a, stamp)
-	dead := a.Nlink == 0 && (in.file == nil || in.file.opens == 0)
+	dead := a.Nlink == 0 && (in.file == nil || in.file.users.opens == 0)
 	if a.Nlink == 0 && !dead {
 		in.file.orphaned = true // the last close must know, with or without a lease
 	}

@@ -95,7 +95,7 @@ func (o *openAhead) fetch(ino meta.Ino) <-chan struct{} {
 // aheadLocked tells whether the map of a file may be asked for with others. mu is held.
 func (in *inode) aheadLocked() bool {
 	f := in.file
-	return in.attrOK && in.lease != meta.LeaseNone && in.attr.IsRegular() && in.attr.Size > 0 && in.recall == nil && (f == nil || !f.mapOK && f.want == 0)
+	return in.attrOK && in.lease != meta.LeaseNone && in.attr.IsRegular() && in.attr.Size > 0 && in.recall == nil && (f == nil || !f.mapOK && f.turns.want == 0)
 }
 
 // block fetches the maps of the files in one block of inode numbers.

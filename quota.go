@@ -369,7 +369,7 @@ type enough struct {
 
 // asked says under which circumstances an answer about a write holds. mu is held.
 func (in *inode) asked(f *file, need, at, n uint64) enough {
-	return enough{f: f, low: in.low, passed: in.passed, gates: f.gates, at: metaclient.Place{Ino: in.ino, Off: at, Len: n}, need: need}
+	return enough{f: f, low: in.low, passed: in.passed, gates: f.turns.gates, at: metaclient.Place{Ino: in.ino, Off: at, Len: n}, need: need}
 }
 
 // spared returns how many of the bytes that a write needs now are unneeded by the owner's
@@ -400,7 +400,7 @@ func (q *meter) notSpent(w *work, unknown bool) {
 // unneededLocked gives up a file's promise when nothing of the file is buffered. The caller
 // holds mu.
 func (q *meter) unneededLocked(f *file) {
-	if f.uncommitted == 0 && !f.ended && f.promised.n > 0 {
+	if f.uncommitted == 0 && !f.own.ended && f.promised.n > 0 {
 		q.drop(&f.promised)
 	}
 }

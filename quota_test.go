@@ -66,19 +66,19 @@ func stopAfterReserve(w *world, in *inode) (stands func() bool, on func()) {
 	w.mu.Lock()
 	w.reserved = func() {
 		in.mu.Lock()
-		in.fileLocked().gate++
+		in.fileLocked().turns.gate++
 		in.mu.Unlock()
 	}
 	w.mu.Unlock()
 	stands = func() bool {
 		in.mu.Lock()
 		defer in.mu.Unlock()
-		return in.file != nil && in.file.gate > 0 && in.file.wake != nil
+		return in.file != nil && in.file.turns.gate > 0 && in.file.turns.wake != nil
 	}
 	return stands, func() {
 		in.mu.Lock()
-		in.file.gate--
-		in.file.changed()
+		in.file.turns.gate--
+		in.file.turns.changed()
 		in.mu.Unlock()
 	}
 }

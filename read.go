@@ -156,7 +156,7 @@ func (rd *fileReads) awaited(pieces []piece) bool {
 
 // beginRead counts a read in flight, so that a recall waits for it.
 func (in *inode) beginRead(f *file, off int64, n int) {
-	f.reads++
+	f.users.reads++
 	if r := in.recall; r != nil && r.track {
 		r.read = append(r.read, byteRange{off, int64(n)})
 	}
@@ -164,10 +164,10 @@ func (in *inode) beginRead(f *file, off int64, n int) {
 
 func (in *inode) endRead() {
 	in.mu.Lock()
-	if f := in.file; f.reads > 0 {
-		f.reads--
-		if f.reads == 0 {
-			f.changed()
+	if f := in.file; f.users.reads > 0 {
+		f.users.reads--
+		if f.users.reads == 0 {
+			f.turns.changed()
 		}
 	}
 	in.mu.Unlock()
@@ -207,7 +207,7 @@ func (rd *fileReads) reload(ctx context.Context, in *inode) error {
 		in.mu.Unlock()
 		return err
 	}
-	ended := f.ended
+	ended := f.own.ended
 	in.mu.Unlock()
 	if ended {
 		err = rd.v.back.flushHeld(in, flushClose)
@@ -224,7 +224,7 @@ func (rd *fileReads) reload(ctx context.Context, in *inode) error {
 	if err == nil && f.mapOK {
 		in.rebaseLocked(&sn, &attr, st)
 	}
-	f.leave(turnCommit | turnPush)
+	f.turns.leave(turnCommit | turnPush)
 	return err
 }
 
@@ -254,7 +254,7 @@ func (in *inode) rebaseLocked(sn *snapshot, attr *meta.Attr, stamp stamp) {
 		f.m, f.mapOK = extmap{}, false
 	}
 	f.mapGen++
-	f.changed()
+	f.turns.changed()
 }
 
 // ReadFD returns a descriptor with the bytes [off, off+n) of the file at fdOff, for splicing,

@@ -203,7 +203,7 @@ func (in *inode) growth(epoch uint64) meta.Growth {
 		return meta.Growth{}
 	}
 	f := in.file
-	size := f.ownBase + f.endedLen
+	size := f.own.base + f.own.upTo
 	if v.c.cfg.UnsafeNoGrowthSync {
 		size = f.size
 	}
@@ -221,7 +221,7 @@ func (in *inode) growth(epoch uint64) meta.Growth {
 // that is not being recalled. The caller holds mu.
 func (in *inode) growsLocked(epoch uint64) bool {
 	f := in.file
-	return f != nil && f.ended && f.own != nil && in.attrOK && in.lease == meta.LeaseExclusive && in.recall == nil && in.vol.owner.epoch.Load() == epoch
+	return f != nil && f.own.ended && f.own.chunk != nil && in.attrOK && in.lease == meta.LeaseExclusive && in.recall == nil && in.vol.owner.epoch.Load() == epoch
 }
 
 // unknown answers the recall of an inode that is not cached here, and makes the owner forget
@@ -273,12 +273,12 @@ func (in *inode) serveRecalls() {
 // barrier: the recall is part of a snapshot's barrier. The caller holds mu.
 func (in *inode) giveBackClean(barrier bool) bool {
 	f := in.file
-	if f != nil && (f.want > 0 || f.gate > 0 || f.leftFor(flushClose)) {
+	if f != nil && (f.turns.want > 0 || f.turns.gate > 0 || f.leftFor(flushClose)) {
 		return false
 	}
 	written := in.lease == meta.LeaseExclusive && f != nil && f.puts != f.barred
 	if f != nil {
-		f.changed()
+		f.turns.changed()
 	}
 	in.lowerLocked(meta.LeaseShared)
 	if written && barrier {
@@ -313,7 +313,7 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 	gated := in.lease == meta.LeaseExclusive && f != nil
 	if gated {
 		in.letPending(f)
-		f.shut()
+		f.turns.shut()
 	}
 	in.recall.gated = gated
 	if keep == meta.LeaseShared {
@@ -327,9 +327,9 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 			in.recall.gated = false
 			in.passed++
 			if gated {
-				f.gate--
+				f.turns.gate--
 			}
-			f.changed()
+			f.turns.changed()
 			in.mu.Unlock()
 			return false
 		}
@@ -351,7 +351,7 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 		}
 	}
 	if f := in.file; f != nil {
-		f.changed() // before the file may be forgotten, so that waiting goroutines look again
+		f.turns.changed() // before the file may be forgotten, so that waiting goroutines look again
 	}
 	mine := v.owner.epoch.Load() == ask.epoch // else the lease is void, or will be soon; a new lease may exist
 	if mine {
@@ -362,10 +362,10 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 		in.recall.pages, in.recall.gated = false, false
 	}
 	if gated {
-		f.gate--
+		f.turns.gate--
 	}
 	if f := in.file; f != nil {
-		f.changed()
+		f.turns.changed()
 		if mine && gated && keep == meta.LeaseShared && !until.IsZero() && f.puts != f.barred {
 			f.barred = f.puts
 			v.barred.add(in.ino)
@@ -397,7 +397,7 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	}
 	defer in.put()
 	in.mu.Lock()
-	open := in.file != nil && in.file.opens > 0
+	open := in.file != nil && in.file.users.opens > 0
 	if open {
 		in.file.orphaned = true
 	}
@@ -418,7 +418,7 @@ func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Loc
 	c.kept.uncertain(v)
 	for _, in := range c.table.all(func(in *inode) bool { return in.vol == v }) {
 		in.mu.Lock()
-		if in.lease != meta.LeaseNone || in.file != nil && in.file.opens > 0 {
+		if in.lease != meta.LeaseNone || in.file != nil && in.file.users.opens > 0 {
 			leases = append(leases, meta.Grant{Ino: in.ino, Mode: in.lease})
 		}
 		in.mu.Unlock()
@@ -430,12 +430,12 @@ func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Loc
 // letPending gives a writer the chance to use a fresh grant once, so that two clients which
 // write the same file both make progress.
 func (in *inode) letPending(f *file) {
-	if f.want == 0 {
+	if f.turns.want == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), recallGrace)
 	defer cancel()
-	for n := f.puts; f.want > 0 && f.puts == n; {
+	for n := f.puts; f.turns.want > 0 && f.puts == n; {
 		if in.wait(ctx, f) != nil {
 			return
 		}
@@ -448,7 +448,7 @@ func (in *inode) invalidateRead() {
 	r := in.recall
 	r.hold = true
 	for {
-		for f := in.file; f != nil && f.reads > 0; f = in.file {
+		for f := in.file; f != nil && f.users.reads > 0; f = in.file {
 			if in.wait(context.Background(), f) != nil {
 				break
 			}
@@ -585,11 +585,11 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 func (in *inode) closeEnd(ctx context.Context) bool {
 	in.mu.Lock()
 	f := in.file
-	if f == nil || !f.ended {
+	if f == nil || !f.own.ended {
 		in.mu.Unlock()
 		return true
 	}
-	own := f.own
+	own := f.own.chunk
 	in.mu.Unlock()
 	err := in.vol.chunks.seal(ctx, own)
 	if err != nil && meta.KindOf(err) != meta.NoSuchChunk {
@@ -652,17 +652,17 @@ func (v *Volume) expired(epoch uint64, err error) {
 		in.mu.Lock()
 		had := in.lease != meta.LeaseNone
 		isDir := in.dir != nil || in.attrOK && in.attr.IsDir()
-		if f := in.file; f != nil && (f.uncommitted > 0 || f.ended) {
+		if f := in.file; f != nil && (f.uncommitted > 0 || f.own.ended) {
 			in.vol.c.stats.lose(f.uncommitted)
 			lost, files = lost+f.uncommitted, files+1
 			f.fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), err), true)
 			in.dropDirtyLocked()
 		}
 		if f := in.file; f != nil {
-			if f.own != nil {
-				in.vol.chunks.retire(f.own)
+			if f.own.chunk != nil {
+				in.vol.chunks.retire(f.own.chunk)
 			}
-			f.own, f.ended, f.appends, f.orphaned = nil, false, 0, false
+			f.own.chunk, f.own.ended, f.appends, f.orphaned = nil, false, 0, false
 			if f.metaDirty || f.sealWant {
 				// The size is somebody else's to change now, and so are the times.
 				f.size, f.mtime, f.ctime, f.metaDirty = 0, 0, 0, f.sealWant
@@ -674,7 +674,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 		in.attr.Change = 0 // lost changes counted, too
 		in.lowerLocked(meta.LeaseNone)
 		if f := in.file; f != nil {
-			f.changed()
+			f.turns.changed()
 		}
 		tell := (had || every) && c.cfg.Notify != nil
 		if tell {

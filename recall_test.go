@@ -498,7 +498,7 @@ func TestCleanFilesAreGivenBackAtOnce(t *testing.T) {
 					}
 				}
 				in.mu.Lock()
-				ended := in.file.ended
+				ended := in.file.own.ended
 				in.mu.Unlock()
 				if !ended {
 					t.Fatal("the journal knows the file's end")
@@ -526,7 +526,7 @@ func TestCleanFilesAreGivenBackAtOnce(t *testing.T) {
 				default:
 				}
 				in.mu.Lock()
-				in.file.leave(turnCommit)
+				in.file.turns.leave(turnCommit)
 				in.mu.Unlock()
 			}
 			if h := <-held; h || had != meta.LeaseExclusive {
@@ -534,7 +534,7 @@ func TestCleanFilesAreGivenBackAtOnce(t *testing.T) {
 			}
 			in.mu.Lock()
 			lease, f := in.lease, in.file
-			left := f != nil && (f.uncommitted > 0 || f.ended || f.metaDirty)
+			left := f != nil && (f.uncommitted > 0 || f.own.ended || f.metaDirty)
 			in.mu.Unlock()
 			if lease != meta.LeaseShared || left {
 				t.Errorf("DATA: its lease is %v, and there is something to commit: %v", lease, left)

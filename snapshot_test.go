@@ -910,7 +910,7 @@ func TestEvictedWhileItsNumberIsGivenAnew(t *testing.T) {
 			t.Error(err)
 		}
 		o.s.Release(ctx, ino, 0)
-		if opened.file.opens != 0 {
+		if opened.file.users.opens != 0 {
 			t.Error("what was released stays open")
 		}
 	})

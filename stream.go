@@ -11,8 +11,8 @@ const streamBatch = 8
 
 // streamEnd is where the next block of a stream would start.
 func (f *file) streamEnd() uint64 {
-	if f.own != nil {
-		return f.ownBase + f.own.w.Len()
+	if f.own.chunk != nil {
+		return f.own.base + f.own.chunk.w.Len()
 	}
 	return 0
 }
@@ -20,11 +20,11 @@ func (f *file) streamEnd() uint64 {
 // streamsLocked reports that a full block waits at the end of the file's own chunk, or at the
 // start of a file without a chunk.
 func (f *file) streamsLocked() bool {
-	if f.busy&turnPush != 0 {
+	if f.turns.busy&turnPush != 0 {
 		return false
 	}
 	at := f.streamEnd()
-	if f.own != nil && f.own.w.Len()+blockSize > f.own.max {
+	if f.own.chunk != nil && f.own.chunk.w.Len()+blockSize > f.own.chunk.max {
 		return false // the next flush takes another chunk
 	}
 	s, ok := f.m.at(at)
@@ -45,7 +45,7 @@ func (wb *writeBack) stream(in *inode) {
 		in.mu.Lock()
 		f := in.fileLocked()
 		var err error
-		for err == nil && (f.pushers > 0 || f.busy&turnPush != 0) {
+		for err == nil && (f.turns.pushers > 0 || f.turns.busy&turnPush != 0) {
 			err = in.wait(ctx, f)
 			f = in.fileLocked()
 		}
@@ -54,16 +54,16 @@ func (wb *writeBack) stream(in *inode) {
 			in.mu.Unlock()
 			return
 		}
-		f.busy |= turnPush
+		f.turns.busy |= turnPush
 		var blobs []*blob
 		at := f.streamEnd()
 		room := v.settings.maxChunk()
-		if f.own != nil {
-			room = f.own.max - f.own.w.Len()
+		if f.own.chunk != nil {
+			room = f.own.chunk.max - f.own.chunk.w.Len()
 		}
 		for len(blobs) < streamBatch && room >= blockSize {
 			s, ok := f.m.at(at)
-			if !ok || !s.streamable(at) || f.own == nil && len(blobs) == 0 && f.anyCommitted() {
+			if !ok || !s.streamable(at) || f.own.chunk == nil && len(blobs) == 0 && f.anyCommitted() {
 				break
 			}
 			s.b.frozen = true
@@ -72,13 +72,13 @@ func (wb *writeBack) stream(in *inode) {
 			at += blockSize
 			room -= blockSize
 		}
-		own, epoch := f.own, f.epoch
+		own, epoch := f.own.chunk, f.epoch
 		if len(blobs) == 0 || own != nil && own.doubtful() {
 			for _, b := range blobs {
 				b.busy--
 			}
 			f.pushing = false
-			f.leave(turnPush)
+			f.turns.leave(turnPush)
 			in.mu.Unlock()
 			return
 		}
@@ -87,7 +87,7 @@ func (wb *writeBack) stream(in *inode) {
 			if own, err = v.chunks.newOwn(ctx); err == nil {
 				in.mu.Lock()
 				if err = in.expiredSince(f, epoch); err == nil {
-					f.own, f.ownBase = own, 0
+					f.own.chunk, f.own.base = own, 0
 				}
 				in.mu.Unlock()
 				if err != nil {
@@ -111,7 +111,7 @@ func (wb *writeBack) stream(in *inode) {
 			b.busy--
 			v.buffers.settle(b)
 		}
-		f.leave(turnPush)
+		f.turns.leave(turnPush)
 		if err != nil {
 			f.pushing = false
 			in.mu.Unlock()

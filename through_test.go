@@ -175,7 +175,7 @@ func TestLateOpensAreClosed(t *testing.T) {
 	eventually(t, "none is open", func() bool {
 		for _, in := range c.table.all(func(*inode) bool { return true }) {
 			in.mu.Lock()
-			open := in.file != nil && in.file.opens > 0
+			open := in.file != nil && in.file.users.opens > 0
 			in.mu.Unlock()
 			in.put()
 			if open {
@@ -227,7 +227,7 @@ func TestWriteAfterALateTruncate(t *testing.T) {
 			}
 			in.mu.Lock()
 			defer in.mu.Unlock()
-			return in.file != nil && in.file.wake != nil
+			return in.file != nil && in.file.turns.wake != nil
 		})
 	})
 	<-wrote

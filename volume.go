@@ -110,7 +110,7 @@ func (ch *inodeChanges) setAttr(ctx context.Context, call *Call, in *inode, req 
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if f != nil {
-		defer f.leave(turnCommit)
+		defer f.turns.leave(turnCommit)
 	}
 	if err != nil {
 		return Entry{}, err
@@ -418,8 +418,8 @@ func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner 
 	if err == nil {
 		err = unlock
 	}
-	syncNow := v.settings.policy.Load().SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended ||
-		f.writers > 0 && v.owner.durable.Load() < v.owner.mutations.Load()) // it is committed, or made, and not journaled yet
+	syncNow := v.settings.policy.Load().SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.own.ended ||
+		f.users.writers > 0 && v.owner.durable.Load() < v.owner.mutations.Load()) // it is committed, or made, and not journaled yet
 	in.mu.Unlock()
 	if syncNow {
 		if e := v.Fsync(ctx, ino, false); err == nil {

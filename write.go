@@ -131,8 +131,8 @@ func (fb *fileBuffers) write(ctx context.Context, call *Call, in *inode, p []byt
 	now := meta.Time(time.Now().UnixNano())
 	f.mtime, f.ctime = now, now
 	f.puts++
-	if f.want > 0 {
-		f.changed()
+	if f.turns.want > 0 {
+		f.turns.changed()
 	}
 	v.back.listDirtyLocked(in)
 	stream := !f.pushing && f.unpushed >= 2*blockSize && f.streamsLocked()
@@ -160,7 +160,7 @@ func (fb *fileBuffers) write(ctx context.Context, call *Call, in *inode, p []byt
 func (in *inode) toWrite(ctx context.Context) (*file, error) {
 	for {
 		f, _, err := in.withMap(ctx, meta.LeaseExclusive)
-		if err != nil || f.gate == 0 {
+		if err != nil || f.turns.gate == 0 {
 			return f, err
 		}
 		err = in.wait(ctx, f)
