@@ -168,3 +168,120 @@ func (g *budget) recycle(b []byte) {
 	}
 	g.mu.Unlock()
 }
+
+// fileBuffers takes written bytes into the client's buffers: a lease, a promise of the quota,
+// blobs in the file's map, and a kick for the write-back.
+type fileBuffers struct{ v *Volume }
+
+// putLocked buffers p at off and returns by how many bytes the buffers grew.
+func (fb *fileBuffers) putLocked(f *file, p []byte, off uint64) (grew int) {
+	// The first change turns a stored inline file into ordinary buffered bytes: the commit
+	// replaces the whole file.
+	if s, ok := f.m.at(off); ok && s.b != nil && !s.b.frozen && s.b.cw == nil {
+		// Overwrite in place as far as the bytes are buffered and no flush uses them.
+		if off+uint64(len(p)) <= s.end() {
+			copy(s.b.data[s.pos+(off-s.off):], p)
+			return 0
+		}
+	}
+	total := 0
+	for len(p) > 0 {
+		n, g := fb.putPart(f, p, off)
+		p, off, total = p[n:], off+uint64(n), total+g
+	}
+	return total
+}
+
+// putPart buffers a prefix of p: at the end of the previous blob if it has room, else in a new
+// blob.
+func (fb *fileBuffers) putPart(f *file, p []byte, off uint64) (n, grew int) {
+	v := fb.v
+	prev, ok := f.m.before(off)
+	var run uint64 // how far the bytes just before are a stream
+	if ok && prev.b != nil && !prev.b.clean {
+		b := prev.b
+		run = uint64(len(b.data))
+		if !b.frozen && b.refs == 1 && prev.pos+prev.n == uint64(len(b.data)) && len(b.data) < blockSize {
+			n = v.c.kept.upToNoted(f, off, len(p))
+			if room := cap(b.data) - len(b.data); room < n && cap(b.data) < blockSize {
+				fb.grow(b, len(b.data)+n)
+			}
+			if n = min(n, cap(b.data)-len(b.data), blockSize-len(b.data)); n > 0 {
+				f.m.replace(off, off+uint64(n), nil, fb.freeBlobOf(f))
+				b.data = append(b.data, p[:n]...)
+				prev, _ = f.m.before(off) // replace may have moved the blob
+				prev.n += uint64(n)
+				f.uncommitted += int64(n)
+				f.unpushed += int64(n)
+				v.c.cfg.Keep.SetN(b.slot, 3, uint64(len(b.data)))
+				return n, n
+			}
+		}
+	}
+	n = min(len(p), blockSize)
+	b := &blob{}
+	switch {
+	case run >= blockSize/2:
+		b.data, b.pooled = v.c.buf.buffer(blockSize), true
+	case n >= smallBuffer/2 || v.c.cfg.Keep != nil:
+		b.data, b.pooled = v.c.buf.buffer(n), true
+	default:
+		b.data = make([]byte, 0, n)
+	}
+	b.data = append(b.data, p[:n]...)
+	v.c.kept.blob(f, b, off) // before the replaced bytes are forgotten
+	f.m.replace(off, off+uint64(n), []segment{{off: off, n: uint64(n), b: b}}, fb.freeBlobOf(f))
+	f.uncommitted += int64(n)
+	f.unpushed += int64(n)
+	return n, n
+}
+
+// grow gives a blob at least want bytes of room, up to a block.
+func (fb *fileBuffers) grow(b *blob, want int) {
+	v := fb.v
+	want = max(want, 2*cap(b.data))
+	old, was := b.data, b.pooled
+	if b.pooled = want >= smallBuffer/2 || v.c.cfg.Keep != nil; b.pooled {
+		b.data = append(v.c.buf.buffer(want), old...)
+	} else {
+		b.data = append(make([]byte, 0, want), old...)
+	}
+	v.c.kept.moved(b)
+	if was {
+		v.c.buf.recycle(old)
+	}
+}
+
+// freeBlobOf returns the function that replace calls when a blob has lost its last segment.
+func (fb *fileBuffers) freeBlobOf(f *file) func(*blob) {
+	return func(b *blob) {
+		if b.clean {
+			return
+		}
+		fb.v.c.kept.forget(f, b)
+		f.uncommitted -= int64(len(b.data))
+		if b.cw == nil {
+			f.unpushed -= int64(len(b.data))
+		}
+		fb.settle(b)
+	}
+}
+
+// settle returns the memory of a blob that is no longer needed.
+func (fb *fileBuffers) settle(b *blob) {
+	v := fb.v
+	if b.refs > 0 || b.busy > 0 || b.data == nil || b.clean {
+		return
+	}
+	n := int64(len(b.data))
+	v.c.buf.give(n)
+	v.back.dirtyBytes.Add(-n)
+	if b.pooled {
+		v.c.buf.recycle(b.data)
+	}
+	b.data = nil
+	if b.cw != nil {
+		v.chunks.dropBlob(b.cw)
+		b.cw = nil
+	}
+}

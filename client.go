@@ -2,10 +2,6 @@ package penstock
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
-	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -144,46 +140,6 @@ const (
 	leaseMargin        = time.Second
 )
 
-// newClient makes a client without connections. attach adds the connections, because the
-// session needs the client as its handler.
-func newClient(cfg Config) *Client {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
-	if cfg.WriteBuffer == 0 {
-		cfg.WriteBuffer = defaultWriteBuffer
-	}
-	cfg.WriteBuffer = max(cfg.WriteBuffer, minWriteBuffer)
-	if cfg.MetaCache <= 0 {
-		cfg.MetaCache = defaultMetaCache
-	}
-	if cfg.FlushEvery <= 0 {
-		cfg.FlushEvery = time.Second
-	}
-	c := &Client{
-		cfg: cfg, log: cfg.Logger,
-		volumes:      make(map[meta.VolumeID]*Volume),
-		expired:      make(map[meta.VolumeID]uint64),
-		flushEvery:   cfg.FlushEvery,
-		flushBytes:   min(cfg.WriteBuffer/8, groupBytes),
-		streamCommit: min(cfg.WriteBuffer/4, 64<<20),
-	}
-	c.buf.max, c.buf.keep = cfg.WriteBuffer, cfg.Keep
-	c.kept.init(&c.cfg)
-	c.views.keep = cfg.Keep
-	c.table = table{c: c, max: cfg.MetaCache, m: make(map[inodeKey]*inode)}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails
-	c.incarnation = binary.BigEndian.Uint64(b[:]) | 1
-	return c
-}
-
-func (c *Client) attach(s metaSession, chunks chunkIO) {
-	c.sess, c.chunks = s, chunks
-	c.kept.session, _ = s.(counted)
-}
-
 // Cluster returns the id of the cluster; "" in tests without a cluster.
 func (c *Client) Cluster() string {
 	if s, ok := c.sess.(interface{ Cluster() string }); ok {
@@ -222,30 +178,10 @@ func (c *Client) opID(call *Call) meta.OpID {
 	return id
 }
 
-// valid is how long a cache above the client may keep leased facts.
-func (v *Volume) valid() time.Duration {
-	if v.view == nil {
-		return max(v.c.sess.LeaseLeft(v.id)-leaseMargin, 0)
-	}
-	if v.view.gone.Load() {
-		return 0
-	}
-	return viewValid
-}
-
 func (c *Client) maxDentries() int64 { return 4 * int64(c.cfg.MetaCache) }
 
 // spawn runs fn in a goroutine that Close waits for.
 func (c *Client) spawn(fn func()) { c.wg.Go(fn) }
-
-func (c *Client) kickEvict() {
-	if c.evicting.CompareAndSwap(false, true) {
-		c.spawn(func() {
-			c.table.evict()
-			c.evicting.Store(false)
-		})
-	}
-}
 
 func (c *Client) lookVolume(id meta.VolumeID) *Volume {
 	c.mu.Lock()
@@ -261,97 +197,6 @@ func (c *Client) openVolumes() []*Volume {
 		l = append(l, v)
 	}
 	return l
-}
-
-// Volume opens a volume by name. Errors: NoSuchVolume.
-func (c *Client) Volume(ctx context.Context, name string) (*Volume, error) {
-	return c.openVolume(ctx, 0, name)
-}
-
-// VolumeByID opens a volume by number, for example the target of a junction. Only the first
-// call for a volume asks a server. The number of a view (Entry.Volume) is valid until the view
-// ends. Errors: NoSuchVolume; Stale (a view that has ended).
-func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, error) {
-	if v := c.lookVolume(id); v != nil {
-		return v, nil
-	}
-	if id > meta.MaxVolume {
-		return nil, meta.E("open snapshot", meta.Stale, fmt.Sprintf("view %d", id), nil)
-	}
-	return c.openVolume(ctx, id, "")
-}
-
-func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) (*Volume, error) {
-	c.mu.Lock()
-	news := c.policies
-	c.mu.Unlock()
-	i, err := c.sess.Volume(ctx, id, name)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	v := c.volumes[i.ID]
-	fresh := v == nil
-	if fresh {
-		v = &Volume{
-			c: c, id: i.ID, name: i.Name,
-		}
-		v.lodge(newNames())
-		v.chunks.places = make(map[meta.ChunkID]*chunkRef)
-		v.locks.keep, v.locks.volume = c.cfg.Keep, i.ID
-		c.cfg.Keep.Note(keep.Record{Kind: keep.Volume, N: [6]uint64{uint64(i.ID), c.expired[i.ID]}})
-		v.owner.epoch.Store(1 + c.expired[i.ID])
-		v.meter.epoch = 1 + c.expired[i.ID]
-		c.volumes[i.ID] = v
-	}
-	if fresh || news == c.policies {
-		v.settings.set(i.Policy)
-	}
-	if news != c.policies {
-		v.settings.at.Store(0) // the answer may be older than what an owner said
-	}
-	if fresh {
-		v.meter.on.Store(i.Policy.QuotaBytes > 0) // until the owner sends the quota
-		v.meter.overwrites.Store(i.Policy.QuotaSnapshots)
-	}
-	return v, nil
-}
-
-// Close makes everything durable, gives all leases back and ends the session. If that fails,
-// or ctx ends first, the error names what was lost.
-func (c *Client) Close(ctx context.Context) error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil
-	}
-	c.closed = true
-	c.mu.Unlock()
-	var errs []error
-	for _, v := range c.openVolumes() {
-		if err := v.back.flushAll(ctx, flushClose); err != nil {
-			errs = append(errs, err)
-		}
-		if err := v.back.closeEnds(ctx); err != nil {
-			errs = append(errs, err)
-		}
-		if err := v.SyncAll(ctx); err != nil {
-			errs = append(errs, err)
-		}
-		v.chunks.retireAll(ctx)
-	}
-	c.cancel()
-	for _, v := range c.openVolumes() {
-		v.leaderships.endAll()
-	}
-	errs = append(errs, c.sess.Close(ctx))
-	c.wg.Wait()
-	errs = append(errs, c.chunks.Close())
-	if left := c.buf.inUse(); left > 0 {
-		errs = append(errs, meta.E("close", meta.IO, fmt.Sprintf("%d written bytes are lost", left), nil))
-	}
-	return errors.Join(errs...)
 }
 
 // Stats are counters and gauges for status pages and metrics.
@@ -373,31 +218,4 @@ type Stats struct {
 	LostBytes     uint64 // written bytes that were lost: to errors, to the end of the session, or given up by an operator
 	LostFiles     uint64 // files that lost bytes, counted at each loss
 	DirtyFiles    int    // files with bytes that are not durable and committed
-}
-
-// Stats takes a reading.
-func (c *Client) Stats() Stats {
-	s := Stats{
-		Inodes:        c.table.len(),
-		Dentries:      int(c.dentries.Load()),
-		BufferBytes:   c.buf.inUse(),
-		RPCs:          c.stats.rpcs.Load(),
-		LookupHits:    c.stats.hits.Load(),
-		Indexed:       c.stats.indexed.Load(),
-		BadIndexes:    c.stats.refused.Load(),
-		Recalls:       c.stats.recalls.Load(),
-		Growths:       c.stats.growths.Load(),
-		WrittenBytes:  c.stats.written.Load(),
-		ReadBytes:     c.stats.read.Load(),
-		AppendedBytes: c.stats.appended.Load(),
-		Commits:       c.stats.commits.Load(),
-		LostBytes:     c.stats.lost.Load(),
-		LostFiles:     c.stats.lostFiles.Load(),
-	}
-	for _, v := range c.openVolumes() {
-		u := v.Unsynced()
-		s.DirtyBytes += u.Bytes
-		s.DirtyFiles += u.Files
-	}
-	return s
 }

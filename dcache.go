@@ -524,3 +524,57 @@ func (in *inode) entries(ctx context.Context, es []meta.Dirent, eof bool, max in
 	}
 	return list, eof
 }
+
+// beginChange notes the begin of a change of the directory's entries.
+func (in *inode) beginChange() {
+	in.mu.Lock()
+	in.dirLocked().changes++
+	in.mu.Unlock()
+}
+
+// endChange records the effect of a change on one name. With an error after which the change
+// may have happened, endChange forgets the name.
+//
+// steady reports that the lease granted with the reply still covers the directory's names.
+// Without the lease, a cache above may not keep the name: the owner would not notify this
+// client when another client changes the name.
+func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, err error) (steady bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	d := in.dirLocked()
+	d.changes++
+	if err != nil {
+		if undecided(err) {
+			in.delNameLocked(name)
+			d.complete = false
+		}
+		return false
+	}
+	if after.Ino == in.ino {
+		in.learnLocked(after, stamp)
+	}
+	if !in.cacheableLocked(stamp) {
+		in.delNameLocked(name)
+		d.complete = false
+		return false
+	}
+	in.setNameLocked(name, to)
+	return in.recall == nil
+}
+
+// undecided reports that an operation with this error may have happened.
+func undecided(err error) bool {
+	switch meta.KindOf(err) {
+	case meta.IO, meta.Unavailable, meta.Canceled, meta.Interrupted, meta.SessionExpired, meta.NotOwner, meta.Fenced, meta.Protocol, meta.Corrupt, meta.Stale:
+		return true
+	}
+	return false
+}
+
+// forgetName makes the next lookup of a name ask.
+func (in *inode) forgetName(name string) {
+	in.mu.Lock()
+	in.delNameLocked(name)
+	in.dirLocked().complete = false
+	in.mu.Unlock()
+}

@@ -2,7 +2,11 @@ package penstock
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
+	"log/slog"
+	"time"
 
 	chunkclient "penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
@@ -113,4 +117,44 @@ func (p chunkPool) NewWriter(g meta.ChunkGrant) chunkWriter { return p.Client.Ne
 
 func (s session) ListSnapshots(ctx context.Context, v meta.VolumeID) ([]meta.Snapshot, error) {
 	return s.ListViews(ctx, v)
+}
+
+// newClient makes a client without connections. attach adds the connections, because the
+// session needs the client as its handler.
+func newClient(cfg Config) *Client {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.WriteBuffer == 0 {
+		cfg.WriteBuffer = defaultWriteBuffer
+	}
+	cfg.WriteBuffer = max(cfg.WriteBuffer, minWriteBuffer)
+	if cfg.MetaCache <= 0 {
+		cfg.MetaCache = defaultMetaCache
+	}
+	if cfg.FlushEvery <= 0 {
+		cfg.FlushEvery = time.Second
+	}
+	c := &Client{
+		cfg: cfg, log: cfg.Logger,
+		volumes:      make(map[meta.VolumeID]*Volume),
+		expired:      make(map[meta.VolumeID]uint64),
+		flushEvery:   cfg.FlushEvery,
+		flushBytes:   min(cfg.WriteBuffer/8, groupBytes),
+		streamCommit: min(cfg.WriteBuffer/4, 64<<20),
+	}
+	c.buf.max, c.buf.keep = cfg.WriteBuffer, cfg.Keep
+	c.kept.init(&c.cfg)
+	c.views.keep = cfg.Keep
+	c.table = table{c: c, max: cfg.MetaCache, m: make(map[inodeKey]*inode)}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	c.incarnation = binary.BigEndian.Uint64(b[:]) | 1
+	return c
+}
+
+func (c *Client) attach(s metaSession, chunks chunkIO) {
+	c.sess, c.chunks = s, chunks
+	c.kept.session, _ = s.(counted)
 }

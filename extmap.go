@@ -336,3 +336,15 @@ func overlay(ext []meta.Extent, e meta.Extent) []meta.Extent {
 	}
 	return out
 }
+
+// at returns the segment with the byte at off.
+func (m *extmap) at(off uint64) (*segment, bool) {
+	if len(m.pages) == 0 {
+		return nil, false
+	}
+	p, i := m.find(off)
+	if p >= len(m.pages) || m.pages[p][i].off > off {
+		return nil, false
+	}
+	return &m.pages[p][i], true
+}

@@ -374,11 +374,6 @@ func (in *inode) cachesPagesLocked(f *file) bool {
 	return in.vol.c.cfg.Notify != nil && !(in.direct && f.users.opens > 0)
 }
 
-// openedLocked notes how a new opener, which f counts already, reads. The caller holds mu.
-func (in *inode) openedLocked(f *file, info OpenInfo) {
-	in.direct = info.DirectIO && (in.direct || f.users.opens == 1)
-}
-
 // keptByStreamLocked reports that the file is known to be a stream's, and that this client does
 // not serve streams. The caller holds mu.
 func (in *inode) keptByStreamLocked() bool {
@@ -391,278 +386,203 @@ func (in *inode) keptByStream() bool {
 	return in.keptByStreamLocked()
 }
 
-// Open counts an opener of a regular file and takes the lease for the flags of open(2);
-// O_TRUNC truncates. Errors: IsDir, and NotPermitted (a sealed file, or a stream's, opened for
-// writing).
-func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint32) (OpenInfo, error) {
-	in := v.node(ino)
-	defer in.put()
-	write := forWriting(flags)
-	want := meta.LeaseShared
-	if write {
-		if err := v.readOnly("open"); err != nil {
-			return OpenInfo{}, err
-		}
-		if in.keptByStream() { // before the file is taken from the gateway that writes it
-			return OpenInfo{}, meta.E("open", meta.NotPermitted, v.subject(ino), nil)
-		}
-		v.settings.refresh(ctx)
-		want = meta.LeaseExclusive
-	}
-	if err := v.back.sealNow(ctx, in); err != nil {
-		return OpenInfo{}, err
-	}
-	f, sn, err := in.withMap(ctx, want)
-	if err != nil {
-		if !write || !errors.Is(err, meta.Busy) {
-			return OpenInfo{}, err
-		}
-		in.mu.Lock() // contended: each write asks again
-		f = in.fileLocked()
-	}
-	if a := &in.attr; in.attrOK {
-		var bad meta.Kind
-		switch {
-		case a.IsDir():
-			bad = meta.IsDir
-		case write && (a.Flags&meta.FlagSealed != 0 || f.sealWant || in.keptByStreamLocked()):
-			bad = meta.NotPermitted
-		}
-		if bad != 0 {
-			in.mu.Unlock()
-			return OpenInfo{}, meta.E("open", bad, v.subject(ino), nil)
-		}
-	}
-	f.users.opens++
-	if write {
-		f.users.writers++
-	}
-	size := f.size
-	info := in.openInfoLocked()
-	in.openedLocked(f, info)
-	if sn != nil && sn.followed {
-		info.Entry.Attr = sn.attr
-	}
-	var head segment
-	if sn == nil && !write {
-		head = f.head()
-	}
-	in.mu.Unlock()
-	v.reads.readAhead(head)
-	if write && flags&flagTrunc != 0 {
-		e, err := v.SetAttr(ctx, call, meta.SetAttr{Ino: ino, Mask: meta.SetSize | meta.SetMtimeNow, Size: 0})
-		if err != nil {
-			v.Release(ctx, ino, flags)
-			return OpenInfo{}, err
-		}
-		info.Entry = e
-		if size > 0 {
-			info.KeepCache = false
-		}
-	}
-	return info, nil
-}
-
-func (in *inode) openInfoLocked() OpenInfo {
-	live := in.liveLocked() && in.attrOK
-	info := OpenInfo{
-		Entry:     in.entryLocked(nil, true),
-		KeepCache: live && in.inval == 0 && !in.distrusted() && !in.loose,
-		DirectIO:  !live,
-		Sealed:    in.attr.Flags&meta.FlagSealed != 0 || in.vol.frozen(),
-	}
-	if live {
-		in.loose = false // this open has the kernel drop the pages
-	}
-	if in.file != nil {
-		info.Failures = in.file.toldBefore()
-	}
-	if !live {
-		info.Entry = Entry{Volume: in.vol.id}
-		info.Entry.Attr = in.attr
-	}
-	return info
-}
-
-// CreateOpen makes a regular file, or opens an existing file unless req.Excl, as Open does
-// with these flags of open(2).
-func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) {
-	if req.Mode&meta.TypeMask == 0 {
-		req.Mode |= meta.TypeRegular
-	}
-	return through(ctx, v, call, func(call *Call) (OpenInfo, error) { return v.dirs.createOpen(ctx, call, req, flags) }, func(info OpenInfo) {
-		v.Release(v.c.ctx, info.Entry.Attr.Ino, flags)
-	})
-}
-
-func (ds *directories) createOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) {
-	v := ds.v
-	v.settings.refresh(ctx)
-	res, stamp, steady, err := ds.create(ctx, call, &req, meta.LeaseExclusive)
-	if err != nil {
-		return OpenInfo{}, err
-	}
-	var info OpenInfo
-	if res.Existed {
-		v.learn(&res.Attr, stamp)
-		info, err = v.Open(ctx, call, res.Attr.Ino, flags)
-	} else {
-		info = ds.opened(res, stamp, flags)
-	}
-	info.Entry = info.Entry.named(steady)
-	return info, err
-}
-
-// opened counts the opener of a new file.
-func (ds *directories) opened(res *meta.Result, stamp stamp, flags uint32) OpenInfo {
-	in := ds.v.node(res.Attr.Ino)
-	defer in.put()
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	f := in.fileLocked()
-	f.users.opens++
-	if forWriting(flags) {
-		f.users.writers++
-	}
-	if in.learnLocked(&res.Attr, stamp) && !f.mapOK && f.mapGen == 0 {
-		f.m, f.mapOK, f.size = extmap{}, true, 0
-	}
-	info := in.openInfoLocked()
-	in.openedLocked(f, info)
-	if info.DirectIO {
-		info.Entry.Attr = res.Attr
-	}
-	return info
-}
-
-// Tmpfile makes and opens a regular file without a name (O_TMPFILE).
-func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flags uint32) (OpenInfo, error) {
-	if err := v.readOnly("tmpfile"); err != nil {
-		return OpenInfo{}, err
-	}
-	return through(ctx, v, call, func(call *Call) (OpenInfo, error) {
-		res, stamp, err := v.owner.do(ctx, call, &req, meta.LeaseExclusive)
-		if err != nil {
-			return OpenInfo{}, err
-		}
-		info := v.dirs.opened(res, stamp, flags)
-		in := v.node(res.Attr.Ino)
-		defer in.put()
-		in.mu.Lock()
-		in.fileLocked().orphaned = true
-		in.mu.Unlock()
-		return info, nil
-	}, func(info OpenInfo) {
-		v.Release(v.c.ctx, info.Entry.Attr.Ino, flags)
-	})
-}
-
-// Release undoes one successful Open, CreateOpen or Tmpfile with the same flags. Release does
-// not fail: Flush and Fsync return errors of writes.
-func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
-	in := v.node(ino)
-	defer in.put()
-	in.mu.Lock()
-	f := in.fileLocked()
-	if f.users.opens == 0 {
-		in.mu.Unlock()
-		return // opened by a previous process of the mount
-	}
-	lastWriter := false
-	if forWriting(flags) {
-		f.users.writers--
-		lastWriter = f.users.writers == 0
-	}
-	known, dead := in.attrOK && in.liveLocked(), in.deadLocked(f)
-	last := in.releaseLocked(f, handleOf(ctx))
-	settle := lastWriter && !dead && (f.own.chunk != nil || f.own.ended)
-	if lastWriter && v.settings.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
-		f.sealWant, f.metaDirty = true, true
-		settle = settle || f.own.chunk != nil
-		v.back.listDirtyLocked(in)
-	}
-	if !dead {
-		v.closed.closedLocked(in)
-	}
-	in.mu.Unlock()
-	switch {
-	case last && dead:
-		v.back.bury(in)
-		return
-	}
-	if settle {
-		if v.settings.policy.Load().SealOnClose {
-			v.back.settle(in)
-		} else {
-			in.pins.Add(1)
-			v.c.spawn(func() {
-				defer in.put()
-				v.back.settle(in)
-			})
-		}
-	}
-}
-
 // deadLocked reports that the file has no name and will not get one.
 func (in *inode) deadLocked(f *file) bool {
 	return !in.vol.frozen() && f.users.linking == 0 && (f.orphaned || in.attrOK && in.liveLocked() && in.attr.Nlink == 0)
 }
 
-// releaseLocked counts an opener less.
-func (in *inode) releaseLocked(f *file, h Handle) (last bool) {
-	f.users.opens--
-	f.releaseHandle(h)
-	return f.users.opens == 0
-}
+// pageTry is how long a page waits for the exclusive lease before WritePage checks whether the
+// present lease is being recalled: the page must go in before the recall ends.
+const pageTry = 5 * time.Millisecond
 
-// settle commits a file without writers and seals its own chunk.
-func (wb *writeBack) settle(in *inode) {
-	v := wb.v
-	if err := wb.flushOne(v.c.ctx, in, flushClose); err != nil {
-		v.c.log.Warn("write back failed, will be tried again", "inode", v.subject(in.ino), "err", err)
+// toWritePage waits until a page may be put in, and returns with mu held.
+func (in *inode) toWritePage(ctx context.Context, epoch uint64) (*file, error) {
+	v := in.vol
+	var gated time.Time
+	for {
 		in.mu.Lock()
-		if in.file != nil {
-			in.file.fail(err, false)
+		if v.owner.epoch.Load() != epoch || in.inval > 0 {
+			in.mu.Unlock()
+			return nil, meta.E("write a page of a mapping", meta.SessionExpired, v.subject(in.ino), errors.New("the session in which the page was stored into has ended"))
+		}
+		f := in.fileLocked()
+		if r := in.recall; r != nil && r.pages {
+			gates := int32(0)
+			if r.gated {
+				gates = 1
+			}
+			switch {
+			case f.turns.gate > gates: // a truncation or a similar operation
+				if gated.IsZero() {
+					gated = time.Now()
+				}
+				if time.Since(gated) > pageFlushMax {
+					in.mu.Unlock()
+					return nil, meta.E("write a page of a mapping", meta.IO, v.subject(in.ino), errors.New("the lease is being taken back, and another operation on the file waits for that"))
+				}
+				in.mu.Unlock()
+				time.Sleep(pageTry)
+				continue
+			case in.lease == meta.LeaseNone:
+				in.mu.Unlock()
+				return nil, meta.E("write a page of a mapping", meta.IO, v.subject(in.ino), errors.New("the lease is gone"))
+			case f.mapOK:
+				return f, nil
+			}
+			in.mu.Unlock()
+			if _, err := in.loadMap(ctx, in.held(), true); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if f.mapOK && in.lease == meta.LeaseExclusive && in.liveLocked() && f.turns.gate == 0 {
+			return f, nil
 		}
 		in.mu.Unlock()
+		if err := in.awaitPageTurn(ctx); err != nil {
+			return nil, err
+		}
 	}
 }
 
-// sealNow finishes a pending seal-on-close before a reader comes.
-func (wb *writeBack) sealNow(ctx context.Context, in *inode) error {
+// held returns the present lease.
+func (in *inode) held() meta.LeaseMode {
 	in.mu.Lock()
-	want := in.file != nil && in.file.sealWant
-	in.mu.Unlock()
-	if !want {
-		return nil
-	}
-	return wb.flushOne(ctx, in, flushClose)
+	defer in.mu.Unlock()
+	return in.lease
 }
 
-// Backing returns a descriptor for passthrough: a regular file of the local file system with
-// exactly the sealed file's bytes at the same offsets. The caller closes it. Errors:
-// NotSupported when there is none.
-func (v *Volume) Backing(ctx context.Context, ino meta.Ino) (*os.File, error) {
-	in := v.node(ino)
-	defer in.put()
-	none := meta.E("passthrough", meta.NotSupported, v.subject(ino), nil)
-	f, sn, err := in.withMap(ctx, meta.LeaseShared)
-	if err != nil {
-		return nil, err
-	}
-	fixed := in.attr.Flags&meta.FlagSealed != 0 || v.settings.policy.Load().Immutable
-	if sn != nil || !fixed || f.size == 0 || f.m.count() != 1 {
+// awaitPageTurn asks for the exclusive lease, and gives up when the present lease is being
+// recalled: the owner grants no other before this page is in the file.
+func (in *inode) awaitPageTurn(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	got := make(chan error, 1)
+	in.pins.Add(1)
+	in.vol.c.spawn(func() {
+		defer in.put()
+		f, _, err := in.withMap(ctx, meta.LeaseExclusive)
+		if err == nil {
+			if f.turns.gate != 0 && (in.recall == nil || !in.recall.pages) {
+				err = in.wait(ctx, f)
+			}
+			in.mu.Unlock()
+		}
+		got <- err
+	})
+	tick := time.NewTicker(pageTry)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-got:
+			if errors.Is(err, meta.Busy) {
+				return nil // no other operation can write the page: ask again
+			}
+			return err
+		case <-tick.C:
+		}
+		in.mu.Lock()
+		recalled := in.recall != nil && in.recall.pages
 		in.mu.Unlock()
-		return nil, none
+		if recalled {
+			cancel()
+			<-got
+			return nil
+		}
 	}
-	s, size := f.m.pages[0][0], f.size
+}
+
+// beginRead counts a read in flight, so that a recall waits for it.
+func (in *inode) beginRead(f *file, off int64, n int) {
+	f.users.reads++
+	if r := in.recall; r != nil && r.track {
+		r.read = append(r.read, byteRange{off, int64(n)})
+	}
+}
+
+func (in *inode) endRead() {
+	in.mu.Lock()
+	if f := in.file; f.users.reads > 0 {
+		f.users.reads--
+		if f.users.reads == 0 {
+			f.turns.changed()
+		}
+	}
 	in.mu.Unlock()
-	if s.ref == nil || s.off != 0 || s.pos != 0 || s.n != size {
-		return nil, none
+}
+
+// reload fetches the places of a file's committed bytes again, and keeps the buffered bytes on
+// top. The old map stays until the answer arrives: writers continue with it, and readers read
+// only what is buffered.
+func (rd *fileReads) reload(ctx context.Context, in *inode) error {
+	ctx = context.WithValue(ctx, pastIndex{}, true)
+	in.mu.Lock()
+	f, err := in.take(ctx, turnCommit|turnPush)
+	if err != nil {
+		in.mu.Unlock()
+		return err
 	}
-	pl := *s.ref.place.Load()
-	if !pl.Sealed || pl.Length != size {
-		return nil, none
+	ended := f.own.ended
+	in.mu.Unlock()
+	if ended {
+		err = rd.v.back.flushHeld(in, flushClose)
 	}
-	return v.c.chunks.Backing(ctx, pl)
+	var sn snapshot
+	var attr meta.Attr
+	var st stamp
+	if err == nil {
+		sn, attr, st, err = in.fetchMap(ctx, meta.LeaseNone, false)
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f = in.fileLocked()
+	if err == nil && f.mapOK {
+		in.rebaseLocked(&sn, &attr, st)
+	}
+	f.turns.leave(turnCommit | turnPush)
+	return err
+}
+
+// toWrite waits until the file may be written, and returns with mu held.
+func (in *inode) toWrite(ctx context.Context) (*file, error) {
+	for {
+		f, _, err := in.withMap(ctx, meta.LeaseExclusive)
+		if err != nil || f.turns.gate == 0 {
+			return f, err
+		}
+		err = in.wait(ctx, f)
+		in.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// rebaseLocked puts the owner's answer about a file below the file's buffered bytes. The
+// caller has held both turns since before the request, so that no buffered byte was committed
+// meanwhile.
+func (in *inode) rebaseLocked(sn *snapshot, attr *meta.Attr, stamp stamp) {
+	f := in.file
+	keep := func(*blob) {} // blobs move from map to map
+	valid := in.learnLocked(attr, stamp)
+	switch {
+	case f.uncommitted > 0:
+		if !valid {
+			return // the cached map is as good
+		}
+		f.m.each(0, 1<<63, func(s *segment) bool {
+			if s.b != nil && !s.b.clean {
+				sn.m.replace(s.off, s.end(), []segment{*s}, keep)
+			}
+			return true
+		})
+		f.m.replace(0, 1<<63, nil, keep)
+		f.m = sn.m
+	case valid && in.attr.Change == attr.Change:
+		f.m, f.size = sn.m, sn.size
+	default:
+		f.m, f.mapOK = extmap{}, false
+	}
+	f.mapGen++
+	f.turns.changed()
 }

@@ -442,3 +442,12 @@ func (v *Volume) learn(a *meta.Attr, stamp stamp) Entry {
 
 // node finds or makes an inode and pins it.
 func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
+
+func (c *Client) kickEvict() {
+	if c.evicting.CompareAndSwap(false, true) {
+		c.spawn(func() {
+			c.table.evict()
+			c.evicting.Store(false)
+		})
+	}
+}

@@ -45,58 +45,12 @@ type directories struct {
 	locks *nameLocks // of a view, those of the live volume
 }
 
-// beginChange notes the begin of a change of the directory's entries.
-func (in *inode) beginChange() {
-	in.mu.Lock()
-	in.dirLocked().changes++
-	in.mu.Unlock()
-}
-
-// endChange records the effect of a change on one name. With an error after which the change
-// may have happened, endChange forgets the name.
-//
-// steady reports that the lease granted with the reply still covers the directory's names.
-// Without the lease, a cache above may not keep the name: the owner would not notify this
-// client when another client changes the name.
-func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, err error) (steady bool) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	d := in.dirLocked()
-	d.changes++
-	if err != nil {
-		if undecided(err) {
-			in.delNameLocked(name)
-			d.complete = false
-		}
-		return false
-	}
-	if after.Ino == in.ino {
-		in.learnLocked(after, stamp)
-	}
-	if !in.cacheableLocked(stamp) {
-		in.delNameLocked(name)
-		d.complete = false
-		return false
-	}
-	in.setNameLocked(name, to)
-	return in.recall == nil
-}
-
 // named returns e with a name that may be cached only if steady.
 func (e Entry) named(steady bool) Entry {
 	if !steady {
 		e.Valid = 0
 	}
 	return e
-}
-
-// undecided reports that an operation with this error may have happened.
-func undecided(err error) bool {
-	switch meta.KindOf(err) {
-	case meta.IO, meta.Unavailable, meta.Canceled, meta.Interrupted, meta.SessionExpired, meta.NotOwner, meta.Fenced, meta.Protocol, meta.Corrupt, meta.Stale:
-		return true
-	}
-	return false
 }
 
 // Create makes an inode of any type under a name without opening it: mknod,
@@ -168,62 +122,6 @@ func (ds *directories) linkName(ctx context.Context, call *Call, ino, parent met
 	}
 	steady := p.endChange(name, dent{ino: ino}, &res.ParentAttr, stamp, nil)
 	return ds.v.learn(&res.Attr, stamp).named(steady), nil
-}
-
-// link sends Link and waits for the answer even if the caller is killed. A file without a name
-// (O_TMPFILE) may get its first name. The client must then not treat the file as one deleted,
-// with its bytes, by its last close.
-func (ds *directories) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Result, stamp, error) {
-	v := ds.v
-	in := v.c.table.peek(v.id, op.Ino)
-	if in == nil {
-		return v.owner.do(ctx, call, op, meta.LeaseShared)
-	}
-	defer in.put()
-	in.mu.Lock()
-	f := in.file
-	if f == nil || !f.orphaned && (!in.attrOK || in.attr.Nlink > 0) {
-		in.mu.Unlock()
-		return v.owner.do(ctx, call, op, meta.LeaseShared)
-	}
-	f.users.linking++
-	in.mu.Unlock()
-	res, stamp, err := v.owner.do(v.c.ctx, call, op, meta.LeaseShared)
-	ds.linked(in, res, stamp, err)
-	if ctx.Err() != nil && err == nil && call != nil {
-		call.late = append(call.late, res)
-	}
-	return res, stamp, err
-}
-
-// linked takes in how a Link of a file without a name ended.
-func (ds *directories) linked(in *inode, res *meta.Result, stamp stamp, err error) {
-	v := ds.v
-	in.mu.Lock()
-	f := in.fileLocked()
-	f.users.linking = max(f.users.linking-1, 0)
-	seal := false
-	switch {
-	case err == nil:
-		in.learnLocked(&res.Attr, stamp)
-		f.orphaned = false
-		v.holds.remove(in.ino)
-		// At its last close the file had no name.
-		if seal = f.users.opens == 0 && v.settings.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
-			f.sealWant, f.metaDirty = true, true
-			v.back.listDirtyLocked(in)
-		}
-	case undecided(err):
-		in.attrOK, f.orphaned = false, false
-	}
-	dead := f.users.opens == 0 && in.deadLocked(f)
-	in.mu.Unlock()
-	switch {
-	case dead: // the file was closed meanwhile
-		v.back.bury(in)
-	case seal:
-		v.back.settle(in)
-	}
 }
 
 // Unlink removes a name, of an empty directory if dir; see meta.Unlink.
@@ -387,14 +285,6 @@ func (ds *directories) rename(ctx context.Context, call *Call, parent meta.Ino, 
 		}
 		return nil
 	}
-}
-
-// forgetName makes the next lookup of a name ask.
-func (in *inode) forgetName(name string) {
-	in.mu.Lock()
-	in.delNameLocked(name)
-	in.dirLocked().complete = false
-	in.mu.Unlock()
 }
 
 // flushName flushes the file under a name.

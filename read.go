@@ -154,25 +154,6 @@ func (rd *fileReads) awaited(pieces []piece) bool {
 	return false
 }
 
-// beginRead counts a read in flight, so that a recall waits for it.
-func (in *inode) beginRead(f *file, off int64, n int) {
-	f.users.reads++
-	if r := in.recall; r != nil && r.track {
-		r.read = append(r.read, byteRange{off, int64(n)})
-	}
-}
-
-func (in *inode) endRead() {
-	in.mu.Lock()
-	if f := in.file; f.users.reads > 0 {
-		f.users.reads--
-		if f.users.reads == 0 {
-			f.turns.changed()
-		}
-	}
-	in.mu.Unlock()
-}
-
 // parallelPiece is the size in bytes from which the pieces of one read are fetched in
 // parallel.
 const parallelPiece = 128 << 10
@@ -194,67 +175,6 @@ func (rd *fileReads) pieces(ctx context.Context, pieces []piece) error {
 		}
 	}
 	return nil
-}
-
-// reload fetches the places of a file's committed bytes again, and keeps the buffered bytes on
-// top. The old map stays until the answer arrives: writers continue with it, and readers read
-// only what is buffered.
-func (rd *fileReads) reload(ctx context.Context, in *inode) error {
-	ctx = context.WithValue(ctx, pastIndex{}, true)
-	in.mu.Lock()
-	f, err := in.take(ctx, turnCommit|turnPush)
-	if err != nil {
-		in.mu.Unlock()
-		return err
-	}
-	ended := f.own.ended
-	in.mu.Unlock()
-	if ended {
-		err = rd.v.back.flushHeld(in, flushClose)
-	}
-	var sn snapshot
-	var attr meta.Attr
-	var st stamp
-	if err == nil {
-		sn, attr, st, err = in.fetchMap(ctx, meta.LeaseNone, false)
-	}
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	f = in.fileLocked()
-	if err == nil && f.mapOK {
-		in.rebaseLocked(&sn, &attr, st)
-	}
-	f.turns.leave(turnCommit | turnPush)
-	return err
-}
-
-// rebaseLocked puts the owner's answer about a file below the file's buffered bytes. The
-// caller has held both turns since before the request, so that no buffered byte was committed
-// meanwhile.
-func (in *inode) rebaseLocked(sn *snapshot, attr *meta.Attr, stamp stamp) {
-	f := in.file
-	keep := func(*blob) {} // blobs move from map to map
-	valid := in.learnLocked(attr, stamp)
-	switch {
-	case f.uncommitted > 0:
-		if !valid {
-			return // the cached map is as good
-		}
-		f.m.each(0, 1<<63, func(s *segment) bool {
-			if s.b != nil && !s.b.clean {
-				sn.m.replace(s.off, s.end(), []segment{*s}, keep)
-			}
-			return true
-		})
-		f.m.replace(0, 1<<63, nil, keep)
-		f.m = sn.m
-	case valid && in.attr.Change == attr.Change:
-		f.m, f.size = sn.m, sn.size
-	default:
-		f.m, f.mapOK = extmap{}, false
-	}
-	f.mapGen++
-	f.turns.changed()
 }
 
 // ReadFD returns a descriptor with the bytes [off, off+n) of the file at fdOff, for splicing,
@@ -358,23 +278,43 @@ func (c *Client) LeaveAtimes(all, dirs bool) {
 	c.atimes.noDirs.Store(dirs)
 }
 
-// touch renews the access time in memory as relatime does; the next
-// round of commits tells the owner.
-func (l *atimeList) touch(in *inode) {
-	if p := l.v.settings.policy.Load(); p.NoAtime || p.Immutable || p.SealOnClose || l.v.c.atimes.none.Load() {
-		return
+// Seek finds the next data (SeekData) or hole (SeekHole) at or after off.
+// Errors: NoSuchOffset.
+func (v *Volume) Seek(ctx context.Context, ino meta.Ino, off int64, whence uint32) (int64, error) {
+	if off < 0 {
+		return 0, meta.E("seek", meta.NoSuchOffset, v.subject(ino), nil)
 	}
-	now := meta.Time(time.Now().UnixNano())
-	in.mu.Lock()
+	in := v.node(ino)
+	defer in.put()
+	f, sn, err := in.withMap(ctx, meta.LeaseShared)
+	if err != nil {
+		return 0, err
+	}
 	defer in.mu.Unlock()
-	a := &in.attr
-	if !in.attrOK || !a.AtimeOld(now) {
-		return
+	m, size := &f.m, f.size
+	if sn != nil {
+		m, size = &sn.m, sn.size
 	}
-	a.Atime = now
-	f := in.fileLocked()
-	if !f.atimeDirty {
-		f.atimeDirty = true
-		l.add(in)
+	at := uint64(off)
+	if at >= size {
+		return 0, meta.E("seek", meta.NoSuchOffset, v.subject(ino), nil)
 	}
+	hole := whence == SeekHole
+	found := false
+	m.each(at, size, func(s *segment) bool {
+		data := s.b != nil || s.ref != nil // preallocated zeros count as a hole
+		switch {
+		case hole && (s.off > at || !data):
+			found = true
+		case hole:
+			at = s.end()
+		case data:
+			at, found = max(at, s.off), true
+		}
+		return !found
+	})
+	if found || hole {
+		return int64(min(at, size)), nil
+	}
+	return 0, meta.E("seek", meta.NoSuchOffset, v.subject(ino), nil)
 }

@@ -716,3 +716,58 @@ func (g byteRange) touches(h *byteRange) bool {
 	const page = 4096
 	return h.off&^(page-1) < g.off+g.n && g.off&^(page-1) < h.off+h.n
 }
+
+// pageFlush is the interval at which written-back pages are flushed while more pages arrive:
+// the pages of one file may exceed the write buffer.
+const pageFlush = 20 * time.Millisecond
+
+// pageFlushMax bounds a wait for another operation of this client on the file: the operation
+// may itself wait for the end of the recall.
+const pageFlushMax = 2 * time.Second
+
+// flushPages commits written-back pages, if there are any.
+func (in *inode) flushPages(within time.Duration) {
+	in.mu.Lock()
+	some := in.file != nil && in.file.uncommitted > 0
+	in.mu.Unlock()
+	if !some {
+		return
+	}
+	ctx, cancel := context.WithTimeout(in.vol.c.ctx, within)
+	defer cancel()
+	_ = in.vol.back.flushRound(ctx, in, flushClose)
+}
+
+// collect runs fn, during which the kernel writes pages back while the lease is being given
+// back, and commits pages meanwhile to make room for more.
+func (in *inode) collect(fn func()) {
+	done := make(chan struct{})
+	in.vol.c.spawn(func() {
+		fn()
+		close(done)
+	})
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(pageFlush):
+			// The next flush returns the same error.
+			in.flushPages(pageFlushMax)
+		}
+	}
+}
+
+// collectLast commits the pages that programs dirtied while the kernel forgot other pages.
+// After that the kernel has no pages of the file, and gets none while reads are held back. The
+// caller holds in.mu, which collectLast releases meanwhile.
+func (in *inode) collectLast(ask *recallAsk, pages Launderer) {
+	in.mu.Unlock()
+	in.collect(func() { pages.Settle(in.vol.id, in.ino) })
+	in.mu.Lock()
+	in.recall.pages = false
+	if f := in.file; f != nil && f.uncommitted > 0 {
+		in.mu.Unlock()
+		in.flushForRecall(ask)
+		in.mu.Lock()
+	}
+}

@@ -95,15 +95,6 @@ type viewNumber struct {
 	slot keep.Slot
 }
 
-// View tells which snapshot of which volume is shown here; ok is false for a
-// live volume.
-func (v *Volume) View() (of meta.VolumeID, s meta.Snapshot, ok bool) {
-	if v.view == nil {
-		return 0, meta.Snapshot{}, false
-	}
-	return v.view.of.id, v.view.snap, true
-}
-
 // Snapshot opens a snapshot of a volume for reading. Changes fail with ReadOnly and, after the
 // deletion of the snapshot, all operations with Stale. A junction is an empty directory in a
 // snapshot: the volume behind it has snapshots of its own. Errors: NoSuchVolume,
@@ -402,25 +393,6 @@ func (c *Client) forbidIndexes(of *Volume, err error) {
 			v.index.forbid(err)
 		}
 	}
-}
-
-// frozen reports that the volume shows a snapshot.
-func (v *Volume) frozen() bool { return v.view != nil }
-
-// readOnly refuses a change of a snapshot.
-func (v *Volume) readOnly(op string) error {
-	if v.view == nil {
-		return nil
-	}
-	return meta.E(op, meta.ReadOnly, v.name, nil)
-}
-
-// home returns the volume that knows the places of chunks: for a view, the live volume.
-func (v *Volume) home() *Volume {
-	if v.view != nil {
-		return v.view.of
-	}
-	return v
 }
 
 func (w *view) stale(cause error) error { return meta.E("read snapshot", meta.Stale, w.v.name, cause) }

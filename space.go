@@ -89,3 +89,17 @@ func (s *space) readLocked(v *Volume) *reading {
 	})
 	return r
 }
+
+// StatFS tells usage and limits, what is buffered here included.
+func (v *Volume) StatFS(ctx context.Context) (meta.StatFS, error) {
+	res, _, err := v.owner.do(ctx, nil, &meta.StatFSOp{}, meta.LeaseNone)
+	if err != nil {
+		return meta.StatFS{}, err
+	}
+	st := res.StatFS
+	if d := v.back.dirtyBytes.Load(); d > 0 {
+		st.UsedBytes += uint64(d)
+		st.DiskFree -= min(st.DiskFree, uint64(d))
+	}
+	return st, nil
+}
