@@ -3,6 +3,10 @@
 // in which writes become durable. FUSE, streams, tables, CSI and the command line use the
 // package; a Go program can use it without a mount.
 //
+// A program calls Dial, opens a Volume of the Client, and names files by path in the volume's
+// Tree; the examples show how to walk, write, read, open a snapshot, clone and follow events.
+// Volumes, snapshots and the rest of the cluster are administered with package meta/admin.
+//
 // Operations name inodes; there are no handles. Any operation on an inode works at any time,
 // so that a mount's daemon can be replaced under a live mount. Open and Release only count
 // openers.
