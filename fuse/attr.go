@@ -23,7 +23,7 @@ func blockSize(a *meta.Attr) uint32 {
 
 // fillAttr renders attributes for the kernel.
 func (f *fileSystem) fillAttr(v meta.VolumeID, a *meta.Attr, out *fuse.Attr) {
-	out.Ino = f.inumber(v, a.Ino)
+	out.Ino = f.inumbers.of(v, a.Ino)
 	out.Size = a.Size
 	out.Blocks = (a.Blocks + 511) / 512
 	out.Mode = a.Mode
@@ -131,7 +131,7 @@ func (f *fileSystem) fillStatx(v meta.VolumeID, a *meta.Attr, out *fuse.StatxOut
 	out.Nlink = a.Nlink
 	out.Statx.Uid, out.Statx.Gid = a.UID, a.GID
 	out.Mode = uint16(a.Mode)
-	out.Ino = f.inumber(v, a.Ino)
+	out.Ino = f.inumbers.of(v, a.Ino)
 	out.Size = a.Size
 	out.Blocks = (a.Blocks + 511) / 512
 	out.Atime, out.Btime, out.Ctime, out.Mtime = sxTime(a.Atime), sxTime(a.Btime), sxTime(a.Ctime), sxTime(a.Mtime)

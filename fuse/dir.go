@@ -157,7 +157,7 @@ func (f *fileSystem) readDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 	f.listings.endsAt(in.Fh, at.End)
 	for i := range list {
 		d := &list[i]
-		if !add(fuse.DirEntry{Name: d.Name, Ino: f.inumber(d.Volume, d.Ino), Mode: d.Type, Off: d.Cookie}, &d.Entry) {
+		if !add(fuse.DirEntry{Name: d.Name, Ino: f.inumbers.of(d.Volume, d.Ino), Mode: d.Type, Off: d.Cookie}, &d.Entry) {
 			break
 		}
 	}
@@ -177,9 +177,9 @@ func (f *fileSystem) dots(ctx request, v Volume, id meta.VolumeID, ino meta.Ino,
 	if parent == 0 {
 		parent = ino
 	}
-	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: f.inumber(id, ino), Mode: meta.TypeDir, Off: afterDot}, nil) {
+	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: f.inumbers.of(id, ino), Mode: meta.TypeDir, Off: afterDot}, nil) {
 		return fuse.OK
 	}
-	add(fuse.DirEntry{Name: "..", Ino: f.inumber(id, parent), Mode: meta.TypeDir, Off: afterDotDot}, nil)
+	add(fuse.DirEntry{Name: "..", Ino: f.inumbers.of(id, parent), Mode: meta.TypeDir, Off: afterDotDot}, nil)
 	return fuse.OK
 }

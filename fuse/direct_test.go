@@ -14,7 +14,8 @@ import (
 func newDirect() (*conn, *slot, *memTree) {
 	tree := newMemTree()
 	log := slog.New(slog.DiscardHandler)
-	f := &fileSystem{tree: tree, rootVolume: 1, rootIno: 1, log: log, volumes: make(map[meta.VolumeID]Volume)}
+	f := &fileSystem{nodes: nodes{tree: tree, rootVolume: 1, rootIno: 1, volumes: make(map[meta.VolumeID]Volume)}, log: log}
+	f.compose()
 	f.back = newWriteback(func(uint64, error) {})
 	c := &conn{fs: f, log: log, closed: true}
 	f.conn = c

@@ -61,15 +61,6 @@ func (a *abandonment) tell() {
 // errAbandoned ends a wait for bytes that an operator gave up.
 var errAbandoned = errors.New("an operator gave up the bytes that were not durable")
 
-// allVolumes returns the volumes opened by the mount, and the volumes to which the client put
-// back a predecessor's bytes.
-func (f *fileSystem) allVolumes() []Volume {
-	if t, ok := f.tree.(interface{ OpenVolumes() []Volume }); ok {
-		return t.OpenVolumes()
-	}
-	return f.opened()
-}
-
 func (t clientTree) OpenVolumes() []Volume {
 	var l []Volume
 	for _, v := range t.c.OpenVolumes() {
@@ -78,19 +69,26 @@ func (t clientTree) OpenVolumes() []Volume {
 	return l
 }
 
+// draining makes everything durable that was written through the mount.
+type draining struct {
+	*fileSystem
+	abandoned abandonment
+	noDrain   bool // see Options.UnsafeNoDrain
+}
+
 // unsynced lists the volumes with bytes or changes not yet durable. The counts include pages
 // written back by the kernel and still queued here.
-func (f *fileSystem) unsynced() []penstock.Unsynced {
+func (d *draining) unsynced() []penstock.Unsynced {
 	pages := make(map[meta.VolumeID]penstock.Unsynced)
-	for node, n := range f.back.waiting() {
-		id, _ := f.split(node)
+	for node, n := range d.back.waiting() {
+		id, _ := d.split(node)
 		u := pages[id]
 		u.Files++
 		u.Bytes += int64(n)
 		pages[id] = u
 	}
 	var l []penstock.Unsynced
-	for _, v := range f.allVolumes() {
+	for _, v := range d.allVolumes() {
 		w, ok := v.(lasting)
 		if !ok {
 			continue
@@ -108,44 +106,44 @@ func (f *fileSystem) unsynced() []penstock.Unsynced {
 
 // drain makes everything durable, however long that takes. It returns when nothing is left,
 // with an error if bytes were lost; when an operator gives up the rest; or when ctx ends.
-func (f *fileSystem) drain(ctx context.Context) error {
+func (d *draining) drain(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if f.noDrain {
+	if d.noDrain {
 		time.AfterFunc(drainLook, cancel)
 	}
-	abandoned := f.abandoned.wait()
+	abandoned := d.abandoned.wait()
 	look := time.NewTicker(drainLook)
 	defer look.Stop()
 	say := time.Now().Add(drainFirst)
 	ended := make(chan error, 1)
-	try := func() { ended <- f.syncAll(ctx) } // ends when the library gives up, at the latest
+	try := func() { ended <- d.syncAll(ctx) } // ends when the library gives up, at the latest
 	go try()
 	var again time.Time // time of the next try after a failed try; zero: a try is running
 	for {
 		select {
 		case err := <-ended:
-			if err == nil || !f.waitsAfter(err) {
-				return f.lossOf(err)
+			if err == nil || !d.waitsAfter(err) {
+				return d.lossOf(err)
 			}
 			again = time.Now().Add(drainAgain)
 		case <-abandoned:
-			return meta.E("make durable", meta.IO, f.dir, errAbandoned)
+			return meta.E("make durable", meta.IO, d.dir, errAbandoned)
 		case <-ctx.Done():
-			return meta.E("make durable", meta.Unavailable, f.dir, context.Cause(ctx))
+			return meta.E("make durable", meta.Unavailable, d.dir, context.Cause(ctx))
 		case now := <-look.C:
 			if !again.IsZero() && now.After(again) {
 				again = time.Time{}
 				go try()
 				continue
 			}
-			left := f.unsynced()
-			if len(left) == 0 && f.knowsAll() {
+			left := d.unsynced()
+			if len(left) == 0 && d.knowsAll() {
 				return nil // the running try concerns no written bytes
 			}
 			if now.After(say) {
 				say = now.Add(drainSay)
-				f.sayUnsynced(left)
+				d.sayUnsynced(left)
 			}
 		}
 	}
@@ -153,29 +151,29 @@ func (f *fileSystem) drain(ctx context.Context) error {
 
 // drainFor is drain for a umount(8). If umount(8) is killed, drainFor fails with Interrupted,
 // and finish drains later.
-func (f *fileSystem) drainFor(ctx context.Context, killed <-chan struct{}) error {
+func (d *draining) drainFor(ctx context.Context, killed <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- f.drain(ctx) }() // ends with drainFor
+	go func() { done <- d.drain(ctx) }() // ends with drainFor
 	select {
 	case err := <-done:
 		return err
 	case <-killed:
-		f.log.Warn("umount waits no longer: the mount's process goes on until all written bytes are durable", "dir", f.dir)
-		return meta.E("umount", meta.Interrupted, f.dir, nil)
+		d.log.Warn("umount waits no longer: the mount's process goes on until all written bytes are durable", "dir", d.dir)
+		return meta.E("umount", meta.Interrupted, d.dir, nil)
 	}
 }
 
 // knowsAll reports whether every volume reports its bytes not yet durable.
-func (f *fileSystem) knowsAll() bool {
-	return !slices.ContainsFunc(f.allVolumes(), func(v Volume) bool { _, ok := v.(lasting); return !ok })
+func (d *draining) knowsAll() bool {
+	return !slices.ContainsFunc(d.allVolumes(), func(v Volume) bool { _, ok := v.(lasting); return !ok })
 }
 
 // waitsAfter reports whether, after a try failed with err, another try may make something
 // durable.
-func (f *fileSystem) waitsAfter(err error) bool {
-	for _, u := range f.unsynced() {
+func (d *draining) waitsAfter(err error) bool {
+	for _, u := range d.unsynced() {
 		if !u.Empty() || noAnswer(err) { // else only changes are left, and err answers for the changes
 			return true
 		}
@@ -185,8 +183,8 @@ func (f *fileSystem) waitsAfter(err error) bool {
 
 // lossOf returns err if a failed sync lost bytes. The caller has found nothing left to make
 // durable, so a missing answer from the cluster is no loss.
-func (f *fileSystem) lossOf(err error) error {
-	if noAnswer(err) && f.knowsAll() {
+func (d *draining) lossOf(err error) error {
+	if noAnswer(err) && d.knowsAll() {
 		return nil
 	}
 	return err
@@ -202,13 +200,13 @@ func noAnswer(err error) bool {
 }
 
 // sayUnsynced logs the volumes for which a mount waits at its end.
-func (f *fileSystem) sayUnsynced(left []penstock.Unsynced) {
+func (d *draining) sayUnsynced(left []penstock.Unsynced) {
 	for _, u := range left {
-		f.log.Warn("a mount waits until its written bytes are durable; 'penstock client abandon' would give the bytes up",
-			"dir", f.dir, "volume", u.Name, "files", u.Files, "bytes", u.Bytes, "for", u.Why)
+		d.log.Warn("a mount waits until its written bytes are durable; 'penstock client abandon' would give the bytes up",
+			"dir", d.dir, "volume", u.Name, "files", u.Files, "bytes", u.Bytes, "for", u.Why)
 	}
 	if len(left) == 0 {
-		f.log.Warn("a mount waits for the cluster to confirm that the written bytes are durable", "dir", f.dir)
+		d.log.Warn("a mount waits for the cluster to confirm that the written bytes are durable", "dir", d.dir)
 	}
 }
 
@@ -296,4 +294,15 @@ func (w *writeback) abandon() map[uint64]int {
 	}
 	w.done.Broadcast()
 	return l
+}
+
+// syncAll is syncfs: everything written through the mount is durable afterwards.
+func (d *draining) syncAll(ctx context.Context) error {
+	err := d.back.drainAll()
+	for _, v := range d.allVolumes() {
+		if e := v.SyncAll(ctx); e != nil && err == nil {
+			err = e
+		}
+	}
+	return err
 }

@@ -3,7 +3,6 @@ package fuse
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,14 +12,21 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// fileSystem answers the requests of one mount. It implements go-fuse's RawFileSystem, with a
-// file per family of system calls.
-type fileSystem struct {
-	fuse.RawFileSystem // answers ENOSYS to every other request
+// unanswered answers ENOSYS to the requests that the other types don't answer.
+type unanswered struct{ fuse.RawFileSystem }
 
-	tree        Tree
-	rootVolume  meta.VolumeID
-	rootIno     meta.Ino
+// fileSystem answers the requests of one mount. It implements go-fuse's RawFileSystem, with a
+// file per family of system calls. A family with state or rules of its own is a type, which
+// fileSystem embeds and which uses fileSystem.
+type fileSystem struct {
+	unanswered
+	nodes
+	rights
+	pages
+	lockRequests
+	attributeRequests
+	draining
+
 	incarnation uint64 // random: incarnation and request number name an operation for ever
 	log         *slog.Logger
 	// noOpen: everything below the root is immutable, or a snapshot, and the kernel
@@ -36,19 +42,13 @@ type fileSystem struct {
 	// noPassthrough: fusermount3 mounted, so the process lacks the privilege for passthrough.
 	noPassthrough bool
 
-	abandoned abandonment
-	noDrain   bool // see Options.UnsafeNoDrain
-
-	mu      sync.RWMutex
-	volumes map[meta.VolumeID]Volume
 	// forgetting: the kernel is being told to forget a snapshot's name.
 	forgetting atomic.Bool
 
 	inumbers inumbers
 	listings listings
 	opens    opens
-	// dropping counts the requests now dropping set-id bits or file capabilities.
-	dropping atomic.Int32
+	quickly  quickly
 	kept     openRecords
 	texts    openTexts
 	streams  streamFiles
@@ -59,60 +59,6 @@ type fileSystem struct {
 	}
 	back *writeback
 	conn *conn
-}
-
-// nodeID is the kernel's name of an inode. Programs see another number: inumber.
-func (f *fileSystem) nodeID(v meta.VolumeID, ino meta.Ino) uint64 {
-	if v == f.rootVolume && ino == f.rootIno {
-		return fuse.FUSE_ROOT_ID
-	}
-	return nodeOf(v, ino)
-}
-
-// nodeOf is nodeID of an inode other than the mount's root.
-func nodeOf(v meta.VolumeID, ino meta.Ino) uint64 { return uint64(v)<<meta.InoBits | uint64(ino) }
-
-// split is the inverse of nodeID.
-func (f *fileSystem) split(node uint64) (meta.VolumeID, meta.Ino) {
-	if node == fuse.FUSE_ROOT_ID {
-		return f.rootVolume, f.rootIno
-	}
-	return meta.VolumeID(node >> meta.InoBits), meta.Ino(node) & meta.MaxIno
-}
-
-// inode returns the volume and inode of a node. Errors: NoSuchVolume; ReadOnly for a directory
-// of snapshots, NotPermitted for an unlisted file of a stream.
-func (f *fileSystem) inode(ctx context.Context, node uint64) (Volume, meta.Ino, error) {
-	id, ino := f.split(node)
-	if ino == 0 && !isText(node) {
-		// Requests that read a directory of snapshots call isSnapshots before.
-		return nil, 0, meta.E("snapshots", meta.ReadOnly, penstock.SnapshotDir, nil)
-	}
-	if isStream(node) {
-		return nil, 0, meta.E("stream", meta.NotPermitted, tailName, nil)
-	}
-	v, err := f.volume(ctx, id)
-	return v, ino, err
-}
-
-func (f *fileSystem) volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
-	f.mu.RLock()
-	old := f.volumes[id]
-	f.mu.RUnlock()
-	if old != nil && !old.Ended() {
-		return old, nil
-	}
-	v, err := f.tree.VolumeByID(ctx, id)
-	switch {
-	case err != nil && old != nil:
-		return old, nil // open files of the volume still need a close
-	case err != nil:
-		return nil, err
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.volumes[id] = v
-	return v, nil
 }
 
 // holdsView reports whether the kernel knows an inode of an ended view. All inodes of a view
@@ -171,26 +117,12 @@ func (f *fileSystem) forgetName(v Volume) {
 	}
 }
 
-// opened lists the volumes opened by the mount.
-func (f *fileSystem) opened() []Volume {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	list := make([]Volume, 0, len(f.volumes))
-	for _, v := range f.volumes {
-		list = append(list, v)
-	}
-	return list
-}
-
-// syncAll is syncfs: everything written through the mount is durable afterwards.
-func (f *fileSystem) syncAll(ctx context.Context) error {
-	err := f.back.drainAll()
-	for _, v := range f.allVolumes() {
-		if e := v.SyncAll(ctx); e != nil && err == nil {
-			err = e
-		}
-	}
-	return err
+// compose gives the parts of the file system their way to the whole.
+func (f *fileSystem) compose() {
+	f.unanswered.RawFileSystem = fuse.NewDefaultRawFileSystem()
+	f.rights.fileSystem, f.pages.fileSystem = f, f
+	f.lockRequests.fileSystem, f.attributeRequests.fileSystem = f, f
+	f.draining.fileSystem, f.quickly.fileSystem = f, f
 }
 
 // resent is the bit of a request's number set by the kernel when it sends the request again

@@ -10,7 +10,7 @@ import (
 )
 
 func TestNodeIDs(t *testing.T) {
-	f := &fileSystem{rootVolume: 7, rootIno: 12}
+	f := &nodes{rootVolume: 7, rootIno: 12}
 	for _, c := range []struct {
 		v    meta.VolumeID
 		ino  meta.Ino

@@ -85,6 +85,3 @@ func firstSlot(pair uint32) uint32 {
 	x := uint64(pair) * 0x9e3779b97f4a7c15
 	return uint32(x >> (64 - slotBits))
 }
-
-// inumber returns the inode number shown to programs.
-func (f *fileSystem) inumber(v meta.VolumeID, ino meta.Ino) uint64 { return f.inumbers.of(v, ino) }

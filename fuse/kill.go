@@ -1,6 +1,8 @@
 package fuse
 
 import (
+	"sync/atomic"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	penstock "penstock.io/penstock"
@@ -25,26 +27,32 @@ func dropSetGID(req *meta.SetAttr, a *meta.Attr, h *fuse.InHeader) {
 	req.Mode = mode &^ (meta.ModeSetGID | meta.ModeSetUID)
 }
 
+// rights drops the set-id bits and capabilities of files before changes.
+type rights struct {
+	*fileSystem
+	dropping atomic.Int32 // requests now dropping set-id bits or file capabilities
+}
+
 // dropRights drops a file's set-id bits and capabilities before a change of the file's bytes,
 // and has the kernel forget the mode, since exec(2) uses the kernel's mode. Without kill the
 // set-id bits stay; file capabilities never stay.
-func (f *fileSystem) dropRights(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, kill bool) error {
+func (rt *rights) dropRights(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, kill bool) error {
 	e, err := knownAttr(ctx, v, ino)
 	if err != nil {
 		return err
 	}
-	return f.dropRightsOf(ctx, v, node, &e.Attr, h, kill)
+	return rt.dropRightsOf(ctx, v, node, &e.Attr, h, kill)
 }
 
 // dropRightsUnlessRoot is dropRights for a request without information about CAP_FSETID: only
 // a caller with user id 0 keeps the set-id bits.
-func (f *fileSystem) dropRightsUnlessRoot(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader) error {
+func (rt *rights) dropRightsUnlessRoot(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader) error {
 	e, err := knownAttr(ctx, v, ino)
 	if err != nil {
 		return err
 	}
 	setID := e.Attr.Mode&(meta.ModeSetUID|meta.ModeSetGID) != 0
-	return f.dropRightsOf(ctx, v, node, &e.Attr, h, setID && callerOf(h).uid != 0)
+	return rt.dropRightsOf(ctx, v, node, &e.Attr, h, setID && callerOf(h).uid != 0)
 }
 
 // knownAttr returns an inode's attributes, from memory if cached.
@@ -58,18 +66,18 @@ func knownAttr(ctx request, v Volume, ino meta.Ino) (penstock.Entry, error) {
 }
 
 // dropRightsOf is dropRights with the file's attributes a.
-func (f *fileSystem) dropRightsOf(ctx request, v Volume, node uint64, a *meta.Attr, h *fuse.InHeader, kill bool) error {
+func (rt *rights) dropRightsOf(ctx request, v Volume, node uint64, a *meta.Attr, h *fuse.InHeader, kill bool) error {
 	caps := a.Flags&meta.FlagHasCaps != 0
 	if !a.IsRegular() || !caps && (!kill || a.Mode&(meta.ModeSetUID|meta.ModeSetGID) == 0) {
-		if f.dropping.Load() > 0 {
-			f.forgetMode(node) // another request may have dropped rights, before the kernel learned of the change
+		if rt.dropping.Load() > 0 {
+			rt.forgetMode(node) // another request may have dropped rights, before the kernel learned of the change
 		}
 		return nil
 	}
-	f.dropping.Add(1)
-	defer f.dropping.Add(-1)
-	defer f.forgetMode(node)
-	call := f.call(h)
+	rt.dropping.Add(1)
+	defer rt.dropping.Add(-1)
+	defer rt.forgetMode(node)
+	call := rt.call(h)
 	call.Op.Step = secondStep
 	if !kill {
 		err := v.RemoveXattr(ctx, call, a.Ino, capabilities)
@@ -86,9 +94,9 @@ func (f *fileSystem) dropRightsOf(ctx request, v Volume, node uint64, a *meta.At
 
 // forgetMode makes the kernel ask for a node's attributes before the next use of the
 // attributes.
-func (f *fileSystem) forgetMode(node uint64) {
-	f.conn.newGeneration()
-	f.conn.invalidateAttr(node)
+func (rt *rights) forgetMode(node uint64) {
+	rt.conn.newGeneration()
+	rt.conn.invalidateAttr(node)
 }
 
 // capabilities is the extended attribute with a file's capabilities.

@@ -32,44 +32,47 @@ func lockOf(ino meta.Ino, in *fuse.LkIn) meta.Lock {
 	return l
 }
 
+// lockRequests answers the requests about locks.
+type lockRequests struct{ *fileSystem }
+
 // GetLk answers F_GETLK.
-func (f *fileSystem) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse.Status {
+func (lr *lockRequests) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse.Status {
 	ctx := request(cancel)
-	v, ino, err := f.inode(ctx, in.NodeId)
+	v, ino, err := lr.inode(ctx, in.NodeId)
 	if err != nil {
-		return f.status("getlk", in.NodeId, err)
+		return lr.status("getlk", in.NodeId, err)
 	}
 	l, err := v.GetLock(ctx, lockOf(ino, in))
 	if err != nil {
-		return f.status("getlk", in.NodeId, err)
+		return lr.status("getlk", in.NodeId, err)
 	}
 	out.Lk = fuse.FileLock{Start: l.Start, End: l.End, Typ: lockNumbers[l.Type], Pid: l.PID}
 	return fuse.OK
 }
 
 // SetLk answers F_SETLK and flock(2) with LOCK_NB.
-func (f *fileSystem) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
-	return f.setLock(cancel, in, false)
+func (lr *lockRequests) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	return lr.setLock(cancel, in, false)
 }
 
 // SetLkw answers F_SETLKW and flock(2). A signal ends the waiting.
-func (f *fileSystem) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
-	return f.setLock(cancel, in, true)
+func (lr *lockRequests) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	return lr.setLock(cancel, in, true)
 }
 
-func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Status {
+func (lr *lockRequests) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Status {
 	ctx := request(cancel)
-	v, ino, err := f.inode(ctx, in.NodeId)
+	v, ino, err := lr.inode(ctx, in.NodeId)
 	if err != nil {
-		return f.status("setlk", in.NodeId, err)
+		return lr.status("setlk", in.NodeId, err)
 	}
 	l := lockOf(ino, in)
 	if l.Type != meta.LockUnlock {
-		if err := f.opens.beginLock(ctx, &f.kept, in.NodeId, in.Fh, l); err != nil {
-			return f.status("setlk", in.NodeId, err)
+		if err := lr.opens.beginLock(ctx, &lr.kept, in.NodeId, in.Fh, l); err != nil {
+			return lr.status("setlk", in.NodeId, err)
 		}
 	}
-	return f.status("setlk", in.NodeId, v.SetLock(ctx, l, wait))
+	return lr.status("setlk", in.NodeId, v.SetLock(ctx, l, wait))
 }
 
 // close(2) must give up two kinds of locks:
@@ -151,15 +154,15 @@ func (o *opens) flushed(k *openRecords, node, owner uint64) {
 
 // releaseLocks gives up the locks taken through a handle that RELEASE ends, and forgets the
 // lockers.
-func (f *fileSystem) releaseLocks(ctx request, v Volume, ino meta.Ino, in *fuse.ReleaseIn) {
+func (lr *lockRequests) releaseLocks(ctx request, v Volume, ino meta.Ino, in *fuse.ReleaseIn) {
 	var owners, ends []uint64
 	flock := in.ReleaseFlags&fuse.FUSE_RELEASE_FLOCK_UNLOCK != 0
 	done := make(chan struct{})
-	f.opens.with(in.NodeId, false, func(n *openNode) {
+	lr.opens.with(in.NodeId, false, func(n *openNode) {
 		var left []uint64
 		owners, left = n.releasing(in.Fh)
 		for _, owner := range left {
-			f.kept.unlocksThrough(in.NodeId, owner, in.Fh)
+			lr.kept.unlocksThrough(in.NodeId, owner, in.Fh)
 		}
 		ends = owners
 		if fh, ok := n.flocks[in.LockOwner]; flock && ok && fh != in.Fh {
@@ -177,16 +180,16 @@ func (f *fileSystem) releaseLocks(ctx request, v Volume, ino meta.Ino, in *fuse.
 		}
 	})
 	if flock {
-		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: in.LockOwner, End: lockEnd, Flock: true})
+		lr.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: in.LockOwner, End: lockEnd, Flock: true})
 	}
 	for _, owner := range owners {
-		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: owner, End: lockEnd})
-		f.kept.unlocks(in.NodeId, owner)
+		lr.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: owner, End: lockEnd})
+		lr.kept.unlocks(in.NodeId, owner)
 	}
 	if len(ends) == 0 {
 		return
 	}
-	f.opens.with(in.NodeId, false, func(n *openNode) {
+	lr.opens.with(in.NodeId, false, func(n *openNode) {
 		for _, owner := range ends {
 			if n.ending[owner] == done {
 				delete(n.ending, owner)

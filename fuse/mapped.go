@@ -110,15 +110,18 @@ func (o *opens) besides(node uint64, off, length int64) []span {
 // toEnd is the end of a change whose range is unknown until the change is done.
 const toEnd = math.MaxInt64
 
+// pages keeps the rules above for the requests of one mount.
+type pages struct{ *fileSystem }
+
 // takePage queues the bytes p of a mapping, written back by the kernel.
-func (f *fileSystem) takePage(v Volume, call *penstock.Call, node uint64, ino meta.Ino, p []byte, off int64) {
+func (pg *pages) takePage(v Volume, call *penstock.Call, node uint64, ino meta.Ino, p []byte, off int64) {
 	epoch := v.Epoch()
 	p = slices.Clone(p)
-	f.opens.clearTail(node, p, off)
-	for i, s := range f.opens.besides(node, off, int64(len(p))) {
+	pg.opens.clearTail(node, p, off)
+	for i, s := range pg.opens.besides(node, off, int64(len(p))) {
 		c := *call
 		c.Op.Step += uint32(i)
-		f.addPage(node, pageWrite{v: v, call: &c, ino: ino, data: p[s.from-off : s.to-off : s.to-off], off: s.from, epoch: epoch})
+		pg.addPage(node, pageWrite{v: v, call: &c, ino: ino, data: p[s.from-off : s.to-off : s.to-off], off: s.from, epoch: epoch})
 	}
 }
 
@@ -156,9 +159,9 @@ func answeredOf(a *meta.Attr) answered { return answered{a.Mode, a.UID, a.GID, a
 
 // mayFill reports whether stat(2) may have to wait for dirty pages in holes. If so, the kernel
 // must not cache the attributes.
-func (f *fileSystem) mayFill(node uint64, a *meta.Attr) (yes bool) {
+func (pg *pages) mayFill(node uint64, a *meta.Attr) (yes bool) {
 	if hasHoles(a) {
-		f.opens.with(node, false, func(n *openNode) {
+		pg.opens.with(node, false, func(n *openNode) {
 			yes = n.mayBeDirty()
 			n.told = answeredOf(a)
 		})
@@ -170,9 +173,9 @@ func (f *fileSystem) mayFill(node uint64, a *meta.Attr) (yes bool) {
 // After such a write-back the kernel takes the answer for older than its own attributes:
 // stat(2) returns the answer, but the kernel itself acts by its own attributes. So mustFill
 // requires that mode, ids and size are unchanged since the last answer.
-func (f *fileSystem) mustFill(node uint64, a *meta.Attr) (yes bool) {
+func (pg *pages) mustFill(node uint64, a *meta.Attr) (yes bool) {
 	if hasHoles(a) {
-		f.opens.with(node, false, func(n *openNode) { yes = n.mayBeDirty() && n.told == answeredOf(a) })
+		pg.opens.with(node, false, func(n *openNode) { yes = n.mayBeDirty() && n.told == answeredOf(a) })
 	}
 	return yes
 }
@@ -182,7 +185,7 @@ func (f *fileSystem) mustFill(node uint64, a *meta.Attr) (yes bool) {
 const manyHoles = 32
 
 // fillHoles has the kernel write back the pages in a file's holes.
-func (f *fileSystem) fillHoles(ctx request, v Volume, node uint64, ino meta.Ino) {
+func (pg *pages) fillHoles(ctx request, v Volume, node uint64, ino meta.Ino) {
 	for off, n := int64(0), 0; ; n++ {
 		hole, err := v.Seek(ctx, ino, off, penstock.SeekHole)
 		if err != nil {
@@ -194,11 +197,11 @@ func (f *fileSystem) fillHoles(ctx request, v Volume, node uint64, ino meta.Ino)
 				length = data - hole
 			}
 		}
-		f.back.invalidate(node, func() { f.conn.invalidate(node, hole, length) })
+		pg.back.invalidate(node, func() { pg.conn.invalidate(node, hole, length) })
 		if length == 0 {
 			break
 		}
 		off = data
 	}
-	f.back.settle(node)
+	pg.back.settle(node)
 }

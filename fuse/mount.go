@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/fuse/kernel"
@@ -203,11 +202,11 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 		cfg.Root = meta.RootIno
 	}
 	f := &fileSystem{
-		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		tree:          cfg.Tree, rootVolume: cfg.Volume, rootIno: cfg.Root, log: cfg.Logger,
-		volumes:  make(map[meta.VolumeID]Volume),
+		nodes:    nodes{tree: cfg.Tree, rootVolume: cfg.Volume, rootIno: cfg.Root, volumes: make(map[meta.VolumeID]Volume)},
+		log:      cfg.Logger,
 		inumbers: inumbers{log: cfg.Logger},
 	}
+	f.compose()
 	f.streams.f, f.streams.streams = f, cfg.Streams
 	if k := cfg.Succession; k != nil {
 		f.kept.init(k.Memory)

@@ -56,7 +56,7 @@ func (c *conn) quick(s *slot, n int) (ok bool) {
 		return false
 	}
 	generation := c.generation.Load()
-	st, size, ok := c.fs.quick(op, h, s, n)
+	st, size, ok := c.fs.quickly.quick(op, h, s, n)
 	if !ok {
 		return false
 	}
@@ -65,11 +65,14 @@ func (c *conn) quick(s *slot, n int) (ok bool) {
 	return true
 }
 
-func (f *fileSystem) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse.Status, size uintptr, ok bool) {
-	id, ino := f.split(h.NodeId)
-	f.mu.RLock()
-	of := f.volumes[id]
-	f.mu.RUnlock()
+// quickly answers requests from memory.
+type quickly struct{ *fileSystem }
+
+func (q *quickly) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse.Status, size uintptr, ok bool) {
+	id, ino := q.split(h.NodeId)
+	q.mu.RLock()
+	of := q.volumes[id]
+	q.mu.RUnlock()
 	v, ok := of.(quickVolume)
 	if !ok || of.Ended() {
 		return 0, 0, false
@@ -78,36 +81,36 @@ func (f *fileSystem) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse
 	switch op {
 	case opLookup:
 		out := at[fuse.EntryOut](body)
-		st, ok = f.quickLookup(v, id, ino, cString(s.in[inHeaderSize:n]), out)
+		st, ok = q.quickLookup(v, id, ino, cString(s.in[inHeaderSize:n]), out)
 		return st, unsafe.Sizeof(*out), ok
 	case opGetattr:
 		out := at[fuse.AttrOut](body)
 		e, ok := v.GetAttrCached(ino)
-		if ok = ok && !f.mustFill(h.NodeId, &e.Attr); ok {
-			f.fillAttrOut(h.NodeId, &e, out)
+		if ok = ok && !q.mustFill(h.NodeId, &e.Attr); ok {
+			q.fillAttrOut(h.NodeId, &e, out)
 		}
 		return fuse.OK, unsafe.Sizeof(*out), ok
 	case opOpen:
 		out, in := at[fuse.OpenOut](body), (*fuse.OpenIn)(unsafe.Pointer(h))
-		if f.noOpen {
+		if q.noOpen {
 			return fuse.ENOSYS, 0, true
 		}
 		info, ok := v.OpenCached(ino, in.Flags)
 		if ok {
-			f.openCached(in.NodeId, &info, out)
-			f.kept.opened(in.NodeId, out.Fh, in.Flags, out.BackingID, in.Unique)
+			q.openCached(in.NodeId, &info, out)
+			q.kept.opened(in.NodeId, out.Fh, in.Flags, out.BackingID, in.Unique)
 		}
 		return fuse.OK, unsafe.Sizeof(*out), ok
 	case opRead:
 		in := (*fuse.ReadIn)(unsafe.Pointer(h))
-		got, ok := f.quickRead(v, ino, in, body)
+		got, ok := q.quickRead(v, ino, in, body)
 		return fuse.OK, uintptr(got), ok
 	}
-	return fuse.OK, 0, f.quickRelease(v, ino, (*fuse.ReleaseIn)(unsafe.Pointer(h)))
+	return fuse.OK, 0, q.quickRelease(v, ino, (*fuse.ReleaseIn)(unsafe.Pointer(h)))
 }
 
-func (f *fileSystem) quickLookup(v quickVolume, id meta.VolumeID, parent meta.Ino, name string, out *fuse.EntryOut) (fuse.Status, bool) {
-	if isVirtualName(name) || f.noOpen && id != f.rootVolume {
+func (q *quickly) quickLookup(v quickVolume, id meta.VolumeID, parent meta.Ino, name string, out *fuse.EntryOut) (fuse.Status, bool) {
+	if isVirtualName(name) || q.noOpen && id != q.rootVolume {
 		return 0, false
 	}
 	e, ok := v.LookupCached(parent, name)
@@ -115,11 +118,11 @@ func (f *fileSystem) quickLookup(v quickVolume, id meta.VolumeID, parent meta.In
 	case !ok:
 		return 0, false
 	case !e.Negative:
-		f.fillEntry(&e, out)
+		q.fillEntry(&e, out)
 	case isStreamName(name):
 		return 0, false
 	default:
-		valid := f.entryTimeout(e.Volume, e.Valid)
+		valid := q.entryTimeout(e.Volume, e.Valid)
 		if valid <= 0 {
 			return fuse.ENOENT, true
 		}
@@ -130,33 +133,33 @@ func (f *fileSystem) quickLookup(v quickVolume, id meta.VolumeID, parent meta.In
 
 // quickRead answers from memory: the bytes of files stored in their inodes, and buffered
 // bytes. quickRead leaves the overlay of queued pages to read.
-func (f *fileSystem) quickRead(v quickVolume, ino meta.Ino, in *fuse.ReadIn, body []byte) (n int, ok bool) {
-	if int(in.Size) > len(body) || modeOf(in.Fh)&modeWrite != 0 || f.back.queued.Load() > 0 {
+func (q *quickly) quickRead(v quickVolume, ino meta.Ino, in *fuse.ReadIn, body []byte) (n int, ok bool) {
+	if int(in.Size) > len(body) || modeOf(in.Fh)&modeWrite != 0 || q.back.queued.Load() > 0 {
 		return 0, false
 	}
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
-		if f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(in.Size)) {
-			f.conn.newGeneration()
-			f.conn.invalidateAttr(in.NodeId)
+		if q.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(in.Size)) {
+			q.conn.newGeneration()
+			q.conn.invalidateAttr(in.NodeId)
 		}
-		defer f.opens.pageReadEnds(in.NodeId)
+		defer q.opens.pageReadEnds(in.NodeId)
 	}
 	began := time.Now()
 	if n, ok = v.ReadCached(ino, body[:in.Size], int64(in.Offset), in.Flags&unix.O_NOATIME == 0); ok {
-		f.conn.reads.begin(began)
-		f.conn.reads.end(began, time.Now())
+		q.conn.reads.begin(began)
+		q.conn.reads.end(began, time.Now())
 	}
 	return n, ok
 }
 
 // quickRelease ends an open for reading through which nothing is locked.
-func (f *fileSystem) quickRelease(v quickVolume, ino meta.Ino, in *fuse.ReleaseIn) (ok bool) {
+func (q *quickly) quickRelease(v quickVolume, ino meta.Ino, in *fuse.ReleaseIn) (ok bool) {
 	mode := modeOf(in.Fh)
 	if mode&modeCached == 0 || mode&(modeWrite|modePassthrough|modeVirtual) != 0 || in.ReleaseFlags&fuse.FUSE_RELEASE_FLOCK_UNLOCK != 0 {
 		return false
 	}
 	locks := false
-	f.opens.with(in.NodeId, false, func(n *openNode) {
+	q.opens.with(in.NodeId, false, func(n *openNode) {
 		for _, through := range n.lockers {
 			locks = locks || slices.Contains(through, in.Fh)
 		}
@@ -165,8 +168,8 @@ func (f *fileSystem) quickRelease(v quickVolume, ino meta.Ino, in *fuse.ReleaseI
 	if locks || !v.ReleaseCached(ino, in.Flags) {
 		return false
 	}
-	f.opens.with(in.NodeId, false, func(n *openNode) { n.count(mode, -1) })
-	f.kept.released(in.Fh)
+	q.opens.with(in.NodeId, false, func(n *openNode) { n.count(mode, -1) })
+	q.kept.released(in.Fh)
 	return true
 }
 

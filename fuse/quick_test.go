@@ -86,7 +86,7 @@ func TestQuickAnswersAlike(t *testing.T) {
 	node := c.fs.nodeID(1, file)
 	quick := func(op uint32, n int) ([]byte, bool) {
 		h := (*fuse.InHeader)(unsafe.Pointer(&s.in[0]))
-		st, size, ok := c.fs.quick(op, h, s, n)
+		st, size, ok := c.fs.quickly.quick(op, h, s, n)
 		if !ok {
 			return nil, false
 		}
@@ -165,7 +165,7 @@ func TestQuickRelease(t *testing.T) {
 		order.PutUint64(b, fh)
 		order.PutUint32(b[12:], releaseFlags)
 		h := (*fuse.InHeader)(unsafe.Pointer(&s.in[0]))
-		_, _, ok := c.fs.quick(opRelease, h, s, ask(s, opRelease, node, b))
+		_, _, ok := c.fs.quickly.quick(opRelease, h, s, ask(s, opRelease, node, b))
 		return ok
 	}
 	c.fs.opens.with(node, true, func(n *openNode) { n.count(modeCached, 1) })

@@ -127,10 +127,10 @@ func (d snapshotDirectory) readDir(ctx request, in *fuse.ReadIn, add addEntry) f
 		}
 		f.listings.endsAt(in.Fh, end)
 	}
-	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: f.inumber(id, 0), Mode: meta.TypeDir, Off: afterDot}, nil) {
+	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: f.inumbers.of(id, 0), Mode: meta.TypeDir, Off: afterDot}, nil) {
 		return fuse.OK
 	}
-	if from < afterDotDot && !add(fuse.DirEntry{Name: "..", Ino: f.inumber(id, meta.RootIno), Mode: meta.TypeDir, Off: afterDotDot}, nil) {
+	if from < afterDotDot && !add(fuse.DirEntry{Name: "..", Ino: f.inumbers.of(id, meta.RootIno), Mode: meta.TypeDir, Off: afterDotDot}, nil) {
 		return fuse.OK
 	}
 	for _, s := range list {
@@ -141,7 +141,7 @@ func (d snapshotDirectory) readDir(ctx request, in *fuse.ReadIn, add addEntry) f
 		if at >= end {
 			break
 		}
-		if !add(fuse.DirEntry{Name: s.Name, Ino: f.inumber(v.ViewID(s.At), meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
+		if !add(fuse.DirEntry{Name: s.Name, Ino: f.inumbers.of(v.ViewID(s.At), meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
 			break
 		}
 	}

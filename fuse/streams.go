@@ -203,10 +203,10 @@ func (s *streamFiles) readDir(ctx request, in *fuse.ReadIn, add addEntry) fuse.S
 		return fuse.ENOTDIR
 	}
 	own := meta.Ino(in.NodeId) & meta.MaxIno
-	if in.Offset < afterDot && !add(fuse.DirEntry{Name: ".", Ino: s.f.inumber(id, own), Mode: meta.TypeDir, Off: afterDot}, nil) {
+	if in.Offset < afterDot && !add(fuse.DirEntry{Name: ".", Ino: s.f.inumbers.of(id, own), Mode: meta.TypeDir, Off: afterDot}, nil) {
 		return fuse.OK
 	}
-	if in.Offset < afterDotDot && !add(fuse.DirEntry{Name: "..", Ino: s.f.inumber(id, ino), Mode: meta.TypeDir, Off: afterDotDot}, nil) {
+	if in.Offset < afterDotDot && !add(fuse.DirEntry{Name: "..", Ino: s.f.inumbers.of(id, ino), Mode: meta.TypeDir, Off: afterDotDot}, nil) {
 		return fuse.OK
 	}
 	at := penstock.DirCursor{End: s.f.listings.end(in.Fh, in.Offset)}
@@ -227,7 +227,7 @@ func (s *streamFiles) readDir(ctx request, in *fuse.ReadIn, add addEntry) fuse.S
 	}
 	s.f.listings.endsAt(in.Fh, at.End)
 	for _, d := range list {
-		n := s.f.inumber(id, d.Ino|meta.Ino(streamTail)<<markShift)
+		n := s.f.inumbers.of(id, d.Ino|meta.Ino(streamTail)<<markShift)
 		if d.Type == meta.TypeDir && !add(fuse.DirEntry{Name: d.Name, Ino: n, Mode: meta.TypeRegular, Off: d.Cookie}, nil) {
 			break
 		}

@@ -372,8 +372,8 @@ func (f *fileSystem) restorePages(left []keep.Record, bytes func(keep.Record) []
 }
 
 // addPage queues a page and records the page until written.
-func (f *fileSystem) addPage(node uint64, p pageWrite) {
-	if m := f.kept.keep; m != nil {
+func (pg *pages) addPage(node uint64, p pageWrite) {
+	if m := pg.kept.keep; m != nil {
 		buf := m.Buffer(len(p.data))
 		if buf != nil {
 			buf = append(buf, p.data...)
@@ -383,7 +383,7 @@ func (f *fileSystem) addPage(node uint64, p pageWrite) {
 		}})
 		p.kept, p.keep = buf, m
 	}
-	f.back.add(node, p)
+	pg.back.add(node, p)
 }
 
 // leave gives the holder the state for a successor. connection 0: unknown, and leave looks it

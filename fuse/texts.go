@@ -145,7 +145,7 @@ func (d textDirectory) readDir(_ request, in *fuse.ReadIn, add addEntry) fuse.St
 	f, from := d.f, in.Offset
 	list := []fuse.DirEntry{
 		{Name: ".", Ino: textsDir, Mode: meta.TypeDir, Off: afterDot},
-		{Name: "..", Ino: f.inumber(f.rootVolume, f.rootIno), Mode: meta.TypeDir, Off: afterDotDot},
+		{Name: "..", Ino: f.inumbers.of(f.rootVolume, f.rootIno), Mode: meta.TypeDir, Off: afterDotDot},
 	}
 	for i, v := range textFiles {
 		list = append(list, fuse.DirEntry{Name: v.name, Ino: textsDir + 1 + uint64(i), Mode: meta.TypeRegular, Off: uint64(3 + i)})

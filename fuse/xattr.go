@@ -121,39 +121,42 @@ func known(name string) fuse.Status {
 	return fuse.ENOTSUP
 }
 
+// attributeRequests answers the requests about extended attributes.
+type attributeRequests struct{ *fileSystem }
+
 // GetXAttr reads an attribute or, with an empty dest, returns the attribute's length.
-func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
+func (xr *attributeRequests) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
 	if isText(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.ENODATA
 	}
 	ctx := request(cancel)
 	if isStream(in.NodeId) {
-		value, err := f.streams.getXattr(ctx, in.NodeId, name)
+		value, err := xr.streams.getXattr(ctx, in.NodeId, name)
 		if err != nil {
-			return 0, f.status("getxattr", in.NodeId, err)
+			return 0, xr.status("getxattr", in.NodeId, err)
 		}
 		return fit(value, dest)
 	}
-	v, ino, err := f.inode(ctx, in.NodeId)
+	v, ino, err := xr.inode(ctx, in.NodeId)
 	if err != nil {
-		return 0, f.status("getxattr", in.NodeId, err)
+		return 0, xr.status("getxattr", in.NodeId, err)
 	}
 	var value []byte
 	switch {
 	case name == XattrCluster:
-		c, ok := f.tree.(clustered)
+		c, ok := xr.tree.(clustered)
 		if !ok {
 			return 0, fuse.ENODATA
 		}
 		value = []byte(c.Cluster())
 	case name == XattrMount:
-		if value, err = f.showOptions(); err != nil {
-			return 0, f.status("getxattr", in.NodeId, err)
+		if value, err = xr.showOptions(); err != nil {
+			return 0, xr.status("getxattr", in.NodeId, err)
 		}
 	case name == XattrVolume:
 		value = []byte(v.Name())
 	case name == XattrInode:
-		id, _ := f.split(in.NodeId)
+		id, _ := xr.split(in.NodeId)
 		if of, _, frozen := v.View(); frozen {
 			id = of
 		}
@@ -179,7 +182,7 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 			return 0, fuse.ENODATA // no regular file
 		}
 		if err != nil {
-			return 0, f.status("getxattr", in.NodeId, err)
+			return 0, xr.status("getxattr", in.NodeId, err)
 		}
 	case known(name) != fuse.OK:
 		return 0, known(name)
@@ -188,7 +191,7 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 			return 0, fuse.ENODATA
 		}
 		if err != nil {
-			return 0, f.status("getxattr", in.NodeId, err)
+			return 0, xr.status("getxattr", in.NodeId, err)
 		}
 	}
 	return fit(value, dest)
@@ -207,18 +210,18 @@ func fit(value, dest []byte) (uint32, fuse.Status) {
 }
 
 // ListXAttr lists names, each ended by a NUL.
-func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+func (xr *attributeRequests) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
 	if isOwn(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.OK
 	}
 	ctx := request(cancel)
-	v, ino, err := f.inode(ctx, in.NodeId)
+	v, ino, err := xr.inode(ctx, in.NodeId)
 	if err != nil {
-		return 0, f.status("listxattr", in.NodeId, err)
+		return 0, xr.status("listxattr", in.NodeId, err)
 	}
 	names, err := v.ListXattr(ctx, ino)
 	if err != nil {
-		return 0, f.status("listxattr", in.NodeId, err)
+		return 0, xr.status("listxattr", in.NodeId, err)
 	}
 	trusted := func(name string) bool { return strings.HasPrefix(name, trustedPrefix) }
 	if slices.ContainsFunc(names, trusted) && callerOf(in).uid != 0 {
@@ -232,7 +235,7 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest [
 }
 
 // SetXAttr sets an attribute or an ACL.
-func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, value []byte) fuse.Status {
+func (xr *attributeRequests) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, value []byte) fuse.Status {
 	if isOwn(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
@@ -243,19 +246,19 @@ func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name 
 		return fuse.Status(syscall.E2BIG)
 	}
 	ctx := request(cancel)
-	v, ino, err := f.inode(ctx, in.NodeId)
+	v, ino, err := xr.inode(ctx, in.NodeId)
 	if err == nil {
-		err = v.SetXattr(ctx, f.call(&in.InHeader), meta.SetXattr{
+		err = v.SetXattr(ctx, xr.call(&in.InHeader), meta.SetXattr{
 			// The request's memory is used again; the library may keep the value.
 			Ino: ino, Name: name, Value: append([]byte(nil), value...), Flags: in.Flags,
 			KillSGID: in.SetXAttrFlags&fuse.SETXATTR_ACL_KILL_SGID != 0,
 		})
 	}
-	return f.status("setxattr", in.NodeId, err)
+	return xr.status("setxattr", in.NodeId, err)
 }
 
 // RemoveXAttr removes an attribute or an ACL.
-func (f *fileSystem) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+func (xr *attributeRequests) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
 	if isOwn(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
@@ -263,9 +266,9 @@ func (f *fileSystem) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name
 		return st
 	}
 	ctx := request(cancel)
-	v, ino, err := f.inode(ctx, in.NodeId)
+	v, ino, err := xr.inode(ctx, in.NodeId)
 	if err == nil {
-		err = v.RemoveXattr(ctx, f.call(in), ino, name)
+		err = v.RemoveXattr(ctx, xr.call(in), ino, name)
 	}
-	return f.status("removexattr", in.NodeId, err)
+	return xr.status("removexattr", in.NodeId, err)
 }
