@@ -115,12 +115,14 @@ two steps of an upgrade, --check --for-upgrade waits for what matters to the upg
 		Args:        cobra.NoArgs,
 		Annotations: map[string]string{asMonitors: "check"},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			h, err := w.health(cmd.Context())
-			if err != nil {
-				return err
-			}
-			h = which.of(h)
-			err = w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+			var h penstock.Health
+			// A cluster without a server that answers has no status: the error of the connection
+			// says so, before the health is asked for.
+			err := w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) (err error) {
+				if h, err = w.health(cmd.Context()); err != nil {
+					return err
+				}
+				h = which.of(h)
 				v, err := readCluster(cmd.Context(), s, c)
 				if err != nil {
 					return err
