@@ -149,8 +149,6 @@ func (k *connection) next(r *request) error {
 		return err
 	}
 	var weight int64
-	arrived := func() {}
-	defer func() { arrived() }()
 	frame, err := readFrame(k.c, func(key int16, size int) error {
 		most := limits.SmallFrame
 		weight = int64(size) * smallWeight
@@ -166,13 +164,6 @@ func (k *connection) next(r *request) error {
 		// A client that has not logged in must not keep memory from other clients by half a frame: the
 		// connection has room for the frame, and takes memory when the frame is whole.
 		if !k.login.wanted() {
-			if as := k.login.as; as != nil {
-				var err error
-				if arrived, err = k.s.arrivals.take(k.ctx, as.Name, weight); err != nil {
-					arrived = func() {}
-					return err
-				}
-			}
 			if err := k.reserve(r, weight); err != nil {
 				return err
 			}

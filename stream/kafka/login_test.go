@@ -22,15 +22,12 @@ import (
 	"penstock.io/penstock/stream"
 )
 
-// guarded serves two users, ann with the password secret and bob with the password other, and returns
-// the address.
-func guarded(t *testing.T, limits Limits) string {
+// guarded serves one user, ann with the password secret, and returns the address.
+func guarded(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "users.json")
-	for name, password := range map[string]string{"ann": "secret, = 1", "bob": "other"} {
-		if err := stream.SetUser(file, name, password, &stream.User{UID: 1000, GIDs: []uint32{1000}}); err != nil {
-			t.Fatal(err)
-		}
+	if err := stream.SetUser(file, "ann", "secret, = 1", &stream.User{UID: 1000, GIDs: []uint32{1000}}); err != nil {
+		t.Fatal(err)
 	}
 	users, err := stream.OpenUsers(file)
 	if err != nil {
@@ -40,7 +37,7 @@ func guarded(t *testing.T, limits Limits) string {
 		Host: func(context.Context) (*stream.Host, error) {
 			return nil, meta.E("connect", meta.Unavailable, "test", errors.New("there is no cluster"))
 		},
-		Cluster: "test", Logger: slog.New(slog.DiscardHandler), Users: users, Limits: limits,
+		Cluster: "test", Logger: slog.New(slog.DiscardHandler), Users: users,
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -57,82 +54,10 @@ func guarded(t *testing.T, limits Limits) string {
 	return l.Addr().String()
 }
 
-// TestHalfRequests: half Produce requests of one user, which would fill the memory of all requests, leave
-// memory for another user, and each connection of the user goes on when an earlier one has ended.
-func TestHalfRequests(t *testing.T) {
-	const size = 1 << 20
-	addr := guarded(t, Limits{Memory: 4 * size, Frame: size, Transfer: 10 * time.Minute})
-	login := func(user, password string) net.Conn {
-		t.Helper()
-		c, err := net.Dial("tcp", addr)
-		if err == nil {
-			err = c.SetDeadline(time.Now().Add(30 * time.Second))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		hello := kmsg.NewPtrSASLHandshakeRequest()
-		hello.Version, hello.Mechanism = 1, "PLAIN"
-		token := kmsg.NewPtrSASLAuthenticateRequest()
-		token.Version, token.SASLAuthBytes = 2, []byte("\x00"+user+"\x00"+password)
-		for _, q := range []kmsg.Request{hello, token} {
-			p, err := exchange(t, c, q)
-			if a, ok := p.(*kmsg.SASLAuthenticateResponse); err != nil || ok && a.ErrorCode != 0 {
-				t.Fatal(p, err)
-			}
-		}
-		return c
-	}
-	produce := kmsg.NewPtrProduceRequest()
-	produce.Version, produce.Acks = 9, -1
-	topic := kmsg.NewProduceRequestTopic()
-	part := kmsg.NewProduceRequestTopicPartition()
-	part.Records = make([]byte, size-1000)
-	topic.Partitions = append(topic.Partitions, part)
-	produce.Topics = append(produce.Topics, topic)
-	frame := frameOf(produce, 1)
-	var half []net.Conn
-	for range 8 {
-		c := login("ann", "secret, = 1")
-		if _, err := c.Write(frame[:1000]); err != nil {
-			t.Fatal(err)
-		}
-		half = append(half, c)
-	}
-	time.Sleep(time.Second) // the server has read what it takes of the halves
-	metadata := kmsg.NewPtrMetadataRequest()
-	metadata.Version = 9
-	if p, err := exchange(t, login("bob", "other"), metadata); err != nil {
-		t.Fatalf("another user waits for half requests: %+v, %v", p, err)
-	}
-	for i, c := range half {
-		if i%2 == 0 {
-			c.Close()
-			continue
-		}
-		if err := c.SetDeadline(time.Now().Add(90 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Write(frame[1000:]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, c := range half {
-		if i%2 == 0 {
-			continue
-		}
-		var head [4]byte
-		if _, err := io.ReadFull(c, head[:]); err != nil {
-			t.Errorf("request %d is whole, and has no answer: %v", i, err)
-		}
-	}
-}
-
 // TestLogin: a client of franz-go logs in with every mechanism, and is refused with the
 // protocol's error without the password.
 func TestLogin(t *testing.T) {
-	addr := guarded(t, Limits{})
+	addr := guarded(t)
 	for name, c := range map[string]struct {
 		mechanism func(user, password string) sasl.Mechanism
 	}{
@@ -153,7 +78,7 @@ func TestLogin(t *testing.T) {
 		if err := try("ann", "secret, = 1"); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		for _, wrong := range [][2]string{{"ann", "secret"}, {"bob", "secret, = 1"}, {"carl", "other"}} {
+		for _, wrong := range [][2]string{{"ann", "secret"}, {"bob", "secret, = 1"}} {
 			if err := try(wrong[0], wrong[1]); !errors.Is(err, kerr.SaslAuthenticationFailed) {
 				t.Errorf("%s: %s with the password %s: %v", name, wrong[0], wrong[1], err)
 			}
@@ -186,7 +111,7 @@ func exchange(t *testing.T, c net.Conn, q kmsg.Request) (kmsg.Response, error) {
 // TestLoginComesFirst: before the login a connection takes ApiVersions and the login alone, and
 // ends with anything else; the order of the login is kept.
 func TestLoginComesFirst(t *testing.T) {
-	addr := guarded(t, Limits{})
+	addr := guarded(t)
 	handshake := func(mechanism string) kmsg.Request {
 		q := kmsg.NewPtrSASLHandshakeRequest()
 		q.SetVersion(1)

@@ -79,7 +79,6 @@ func set[T ~int | ~int32 | ~int64](v *T, def T) {
 type Server struct {
 	cfg       Config
 	memory    *semaphore.Weighted // of requests
-	arrivals  arrivals
 	responses *semaphore.Weighted // of records in responses
 	groups    coordinator
 	idPrefix  [4]byte         // of topic ids
@@ -102,7 +101,6 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{
 		cfg: cfg, memory: semaphore.NewWeighted(cfg.Limits.Memory), responses: semaphore.NewWeighted(cfg.Limits.Responses),
-		arrivals: arrivals{most: max(cfg.Limits.Memory/arrivalShare, 1), of: map[string]*arrival{}},
 		idPrefix: clusterPrefix(cfg.Cluster), conns: map[*connection]struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
