@@ -15,6 +15,7 @@ type Unsafe struct {
 	NoOffsets bool // committed offsets are in memory only
 	NoRights  bool // every user may do everything with every stream
 	NoEnd     bool // a login outlives the user's password
+	NoLate    bool // a commit on a former connection of a member moves committed offsets back
 	// Before is called before each change of a name in a led directory ("rename", "create", "remove")
 	// and before each write to a file there ("write"); may be nil. Only tests set Before: they stop the
 	// process there.

@@ -34,12 +34,13 @@ func (s *Server) offsetCommit(r *request, q *kmsg.OffsetCommitRequest) *kmsg.Off
 	if g.ended || r.ctx.Err() != nil { // a client that is gone may have sent the commit again, and later commits
 		code = group.NotCoordinator
 	}
+	late := code == group.OK && g.lateLocked(q.MemberID, r.conn.number) && !s.cfg.UnsafeLate
 	g.mu.Unlock()
 	if code != group.OK {
 		return all(g.codeFor(q.MemberID, code))
 	}
 	for i := range q.Topics {
-		p.Topics = append(p.Topics, s.commitTopic(r, g.of(q.Group), &q.Topics[i]))
+		p.Topics = append(p.Topics, s.commitTopic(r, g.of(q.Group), late, &q.Topics[i]))
 	}
 	return p
 }
@@ -56,23 +57,32 @@ func commitResponse(t *kmsg.OffsetCommitRequestTopic, code func(*kmsg.OffsetComm
 	return pt
 }
 
-func (s *Server) commitTopic(r *request, of stream.Coordination, t *kmsg.OffsetCommitRequestTopic) kmsg.OffsetCommitResponseTopic {
+// commitTopic commits the offsets of a topic. A late commit moves no offset back.
+func (s *Server) commitTopic(r *request, of stream.Coordination, late bool, t *kmsg.OffsetCommitRequestTopic) kmsg.OffsetCommitResponseTopic {
 	var commits []offsets.Commit
 	st, err := s.stream(r, t.Topic, stream.MayRead)
 	var to *offsets.Offsets
 	if err == nil {
 		to, err = st.Offsets(r.ctx, of, true)
 	}
+	have := map[int32]int64{} // committed offsets, if the commit is late
 	check := func(tp *kmsg.OffsetCommitRequestTopicPartition) int16 {
 		switch {
 		case tp.Partition < 0 || int(tp.Partition) >= st.Spec().Partitions:
 			return codeUnknownTopic
 		case len(deref(tp.Metadata)) > offsets.MaxMetadata:
 			return codeMetadataTooLarge
+		case tp.Offset < have[tp.Partition]:
+			return codeCoordinatorLoading // a client that uses both connections tries again
 		}
 		return codeOK
 	}
 	if err == nil {
+		if late {
+			for _, c := range to.All() {
+				have[c.Partition] = c.Offset
+			}
+		}
 		for i := range t.Partitions {
 			tp := &t.Partitions[i]
 			if check(tp) == codeOK {

@@ -55,7 +55,9 @@ func (s *Server) joinGroup(r *request, q *kmsg.JoinGroupRequest) *kmsg.JoinGroup
 		return p
 	}
 	g.mu.Lock()
-	g.clients[a.Member] = clientOf{id: r.client, host: r.conn.c.RemoteAddr().String()}
+	c := g.clients[a.Member]
+	c.id, c.host = r.client, r.conn.c.RemoteAddr().String()
+	g.clients[a.Member] = c
 	g.forgetLocked()
 	typ := g.machine.Type()
 	g.mu.Unlock()

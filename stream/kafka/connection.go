@@ -28,17 +28,18 @@ var errLogin = errors.New("the client could not log in")
 // connection is a client's connection. A goroutine reads and begins requests, another
 // finishes the requests in order and writes the responses.
 type connection struct {
-	s    *Server
-	c    net.Conn
-	ctx  context.Context // ends when the client is gone or the server stops
-	stop context.CancelFunc
+	s      *Server
+	number uint64 // a later connection of the Server has a higher number
+	c      net.Conn
+	ctx    context.Context // ends when the client is gone or the server stops
+	stop   context.CancelFunc
 	// login is used by the goroutine that reads requests.
 	login login
 	as    atomic.Pointer[stream.Login] // the client's login; nil: none yet
 }
 
 func newConnection(s *Server, c net.Conn) *connection {
-	k := &connection{s: s, c: c, login: login{users: s.cfg.Users}}
+	k := &connection{s: s, number: s.accepted.Add(1), c: c, login: login{users: s.cfg.Users}}
 	if s.cfg.TLS != nil {
 		k.c = tls.Server(c, s.cfg.TLS)
 	}

@@ -48,8 +48,11 @@ type coordinated struct {
 	clients map[string]clientOf // by member
 }
 
-// clientOf describes the client of a member, for people.
-type clientOf struct{ id, host string }
+// clientOf is the client of a member.
+type clientOf struct {
+	id, host string // for people
+	commits  uint64 // number of the latest connection with a commit of the member
+}
 
 func (c *coordinator) init() {
 	c.groups, c.epochs = map[string]*coordinated{}, map[uint64]time.Time{}
@@ -89,6 +92,18 @@ func (s *Server) coordinate(r *request, name string) (stream.Coordination, int16
 		return of, codeCoordinatorLoading
 	}
 	return of, codeOK
+}
+
+// lateLocked reports whether a commit of a member may be older than commits that were made before: the
+// member has committed on a later connection since. Bytes of a connection that the client has given up can
+// arrive after the commits of the client's next connection.
+func (g *coordinated) lateLocked(member string, conn uint64) bool {
+	c, ok := g.clients[member]
+	if ok && conn > c.commits {
+		c.commits = conn
+		g.clients[member] = c
+	}
+	return conn < c.commits
 }
 
 // of returns the coordination that the group is in.

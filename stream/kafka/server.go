@@ -46,6 +46,9 @@ type Config struct {
 	TLS    *tls.Config
 	Logger *slog.Logger
 	Limits Limits
+
+	// UnsafeLate, a control, lets commits on a former connection of a member move offsets back.
+	UnsafeLate bool
 }
 
 // Limits bound the resources of a Server. Zero values take the defaults.
@@ -85,6 +88,7 @@ type Server struct {
 	ctx       context.Context // ends when the server stops
 	stop      context.CancelFunc
 	wg        sync.WaitGroup // of connections
+	accepted  atomic.Uint64  // connections so far
 	noLeader  atomic.Int64   // when tellNoLeader logged, in nanoseconds since 1970
 
 	mu     sync.Mutex

@@ -62,6 +62,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"stream-nofence", "test/streams", "TestLateCompaction"},
 	{"stream-noseal", "test/streams", "TestLateAppend"},
 	{"stream-norights", "test/streams", "TestRights"},
+	{"stream-nolate", "test/streams", "TestCommitOnAFormerConnection"},
 	{"stream-noend", "test/streams", "TestLoginsEnd"},
 	{"compact-noage", "stream/partition", "TestCompaction"},
 	{"compact-noorder", "stream/partition", "TestTombstonesGoLast"},

@@ -96,7 +96,7 @@ type position struct {
 // progress is the known state of a group in a partition.
 type progress struct {
 	known   int64          // the least committed offset of the group; -1: none
-	tried   map[int64]bool // offsets that members have sent as commits; true: not acknowledged
+	tried   map[int64]bool // offsets that members have sent as commits
 	covered int64          // all records before were delivered
 }
 
@@ -242,8 +242,7 @@ func (s *Stream) Read(consumer string, p Partition, offset int64, r Record) {
 		s.violated("consumer %s read offset %d of %v, which the consumer does not read", consumer, offset, p)
 		return
 	case x.next < 0:
-		g := s.group(x.group, p)
-		if offset < x.least && !g.tried[offset] {
+		if offset < x.least {
 			s.violated("consumer %s of group %s begins at offset %d of %v, and the group had committed %d", consumer, x.group, offset, p, x.least)
 		}
 	case offset > x.next:
@@ -285,7 +284,6 @@ func (s *Stream) Committed(group string, p Partition, offset int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.group(group, p)
-	g.tried[offset] = false
 	g.known = max(g.known, offset)
 }
 
@@ -297,24 +295,21 @@ func (s *Stream) AskCommitted(group string, p Partition) (least int64) {
 	return s.group(group, p).known
 }
 
-// SawCommitted says which offset a group has committed; -1: none. An earlier offset than the
-// offset least, from AskCommitted, is right only if a commit of the offset was never answered:
-// the request may have come late.
+// SawCommitted says which offset a group has committed; -1: none. The offset least comes from
+// AskCommitted. A commit without an answer holds or does not hold when a later commit is acknowledged,
+// and takes no effect after that.
 func (s *Stream) SawCommitted(group string, p Partition, least, offset int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.group(group, p)
-	open, tried := g.tried[offset]
 	switch {
 	case offset < 0 && least < 0:
 	case offset < 0:
 		s.violated("group %s has committed nothing in %v, and had committed %d", group, p, least)
-	case !tried:
+	case !g.tried[offset]:
 		s.violated("group %s has committed offset %d in %v, which no member sent", group, offset, p)
 	case offset >= least:
 		g.known = max(g.known, offset)
-	case open:
-		g.known = offset
 	default:
 		s.violated("the committed offset of group %s in %v went back from %d to %d", group, p, least, offset)
 	}

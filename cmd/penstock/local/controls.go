@@ -86,6 +86,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Streams.NoOffsets = true
 		case "stream-norights":
 			u.Streams.NoRights = true
+		case "stream-nolate":
+			u.Streams.NoLate = true
 		case "stream-noend":
 			u.Streams.NoEnd = true
 		case "mirror-nodigest":

@@ -139,7 +139,7 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	g.wg.Go(g.disconnectIdle)
 	g.wg.Go(g.retainIdle)
 	if kl != nil {
-		g.kafka = kafka.New(kafka.Config{Host: g.connect, Node: g.Number, Gateways: g.listed.list, Advertise: cfg.AdvertiseKafka, Cluster: cfg.Cluster, Users: users, TLS: kafkaTLS, Logger: cfg.Logger})
+		g.kafka = kafka.New(kafka.Config{Host: g.connect, Node: g.Number, Gateways: g.listed.list, Advertise: cfg.AdvertiseKafka, Cluster: cfg.Cluster, Users: users, TLS: kafkaTLS, Logger: cfg.Logger, UnsafeLate: cfg.Unsafe.NoLate})
 		g.serve("kafka", g.kafka.Serve, kl)
 	}
 	if il != nil {
