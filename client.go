@@ -55,6 +55,9 @@ type Config struct {
 	// MetaCache bounds the cached inodes, each of which takes less than 500 bytes; 0: 500,000.
 	// Open inodes and inodes with unsynced bytes stay cached beyond the bound.
 	MetaCache int
+	// MetaIdle is the time after which an inode that nobody used leaves the cache, and the client
+	// gives the inode's lease back: after once to twice the time. 0: only MetaCache bounds the cache.
+	MetaIdle time.Duration
 	// Notify receives recalls; nil if no cache lies above this client.
 	Notify Notifier
 	// IndexDir is a folder for indexes of snapshots, created if missing. Processes of one

@@ -64,6 +64,9 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 		return addrs
 	}
 	c.attach(session{s, &administration{cfg: admin.Config{Addrs: cfg.Meta, Known: known, Creds: cfg.Creds}}}, chunkPool{io})
+	if cfg.MetaIdle > 0 {
+		c.spawn(func() { c.table.evictIdle(cfg.MetaIdle) })
+	}
 	if cfg.Left != nil {
 		if err := c.resume(ctx, left); err != nil {
 			c.cancel() // the session stays for another try

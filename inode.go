@@ -200,10 +200,26 @@ func (t *table) all(ok func(*inode) bool) []*inode {
 	return l
 }
 
-// evict removes inodes until the table has some room, invalidates the removed inodes in the
+// idleTurns is the number of parts in which the hand goes round the ring within Config.MetaIdle.
+const idleTurns = 8
+
+// evictIdle evicts inodes that nobody has used since the hand passed, until the client's end.
+func (t *table) evictIdle(idle time.Duration) {
+	tick := time.NewTicker(idle / idleTurns)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			t.evict(t.chooseIdle())
+		case <-t.c.ctx.Done():
+			return
+		}
+	}
+}
+
+// evict removes inodes, which the caller has pinned, invalidates the removed inodes in the
 // kernel's cache and gives their leases back.
-func (t *table) evict() {
-	victims := t.choose()
+func (t *table) evict(victims []*inode) {
 	if len(victims) == 0 {
 		return
 	}
@@ -304,9 +320,24 @@ func (t *table) choose() []*inode {
 	if len(t.m) <= t.max || t.dropping != nil {
 		return nil
 	}
-	want := len(t.m) - t.max + t.max/16 + 1
-	var victims []*inode
-	for i := 2 * len(t.m); i > 0 && len(victims) < want; i-- {
+	return t.passLocked(2*len(t.m), len(t.m)-t.max+t.max/16+1)
+}
+
+// chooseIdle pins the unused inodes of the next part of the ring as victims.
+func (t *table) chooseIdle() []*inode {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.dropping != nil {
+		return nil
+	}
+	part := (len(t.m) + idleTurns - 1) / idleTurns
+	return t.passLocked(part, part)
+}
+
+// passLocked moves the hand by so many steps, until it has pinned so many victims: inodes that nobody
+// has used since the hand passed, and that can leave the table. The caller holds t.mu.
+func (t *table) passLocked(steps, want int) (victims []*inode) {
+	for i := steps; i > 0 && len(victims) < want; i-- {
 		in := t.hand
 		t.hand = in.next
 		if in.used.Swap(false) || in.pins.Load() > 0 {
@@ -446,7 +477,7 @@ func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
 func (c *Client) kickEvict() {
 	if c.evicting.CompareAndSwap(false, true) {
 		c.spawn(func() {
-			c.table.evict()
+			c.table.evict(c.table.choose())
 			c.evicting.Store(false)
 		})
 	}

@@ -894,7 +894,7 @@ func TestEvictedWhileItsNumberIsGivenAnew(t *testing.T) {
 			tb.mu.Unlock()
 		}
 		for range 2 { // used inodes are spared once
-			tb.evict()
+			tb.evict(tb.choose())
 		}
 		tb.mu.Lock()
 		tb.max = was
@@ -1011,7 +1011,7 @@ func TestTableIsWhole(t *testing.T) {
 						within++
 						step(depth + 1)
 					}
-					tb.evict()
+					tb.evict(tb.choose())
 					n.f = was
 				}
 				check()

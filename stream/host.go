@@ -130,7 +130,11 @@ func (h *Host) known(id streamID, p string) (*Stream, error) {
 	if h.closed {
 		return nil, meta.E("open stream", meta.Unavailable, p, errors.New("the gateway stops"))
 	}
-	return h.open[id], nil
+	s := h.open[id]
+	if s != nil {
+		s.used = h.used
+	}
+	return s, nil
 }
 
 func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) {
@@ -146,12 +150,13 @@ func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s := h.open[id]; s != nil {
+		s.used = time.Now()
 		return s, nil
 	}
 	if h.closed {
 		return nil, errStreamClosed(p)
 	}
-	s := &Stream{list: h.Gateways, coordinates: h.coordinates, dir: dir, name: p, address: h.Address, unsafe: h.Unsafe, counters: h.Counters, log: h.log, groups: map[string]*committed{}}
+	s := &Stream{used: time.Now(), list: h.Gateways, coordinates: h.coordinates, dir: dir, name: p, address: h.Address, unsafe: h.Unsafe, counters: h.Counters, log: h.log, groups: map[string]*committed{}}
 	first := &shape{spec: spec, file: file}
 	for range spec.Partitions {
 		first.slots = append(first.slots, &slot{})
@@ -159,6 +164,35 @@ func (h *Host) add(ctx context.Context, id streamID, p string) (*Stream, error) 
 	s.shape.Store(first)
 	h.open[id] = s
 	return s, nil
+}
+
+// Again returns a stream that the caller has found before: the host forgets a stream that nobody
+// uses, and a forgotten stream opens no partitions. Errors: as of Stream.
+func (h *Host) Again(ctx context.Context, s *Stream) (*Stream, error) {
+	return h.StreamAt(ctx, nil, s.dir.v.ID(), s.dir.ino, 0)
+}
+
+// Is reports that two streams have the same directory.
+func (s *Stream) Is(other *Stream) bool {
+	return s.dir.v.ID() == other.dir.v.ID() && s.dir.ino == other.dir.ino
+}
+
+// forgetIdle forgets the streams in which the process leads nothing, and for which nobody has looked
+// for a time. A request that has found the stream before gets an error that clients try again.
+func (h *Host) forgetIdle(idle time.Duration) {
+	var gone []*Stream
+	h.mu.Lock()
+	for id, s := range h.open {
+		if time.Since(s.used) > idle && !s.leads() {
+			delete(h.open, id)
+			s.end()
+			gone = append(gone, s)
+		}
+	}
+	h.mu.Unlock()
+	for _, s := range gone {
+		s.close() // a request may have opened a partition meanwhile; its leadership ends with the session
+	}
 }
 
 // Create makes a stream with the function Create. The directories belong to the client's user.
@@ -316,6 +350,7 @@ func (h *Host) Run(ctx context.Context) {
 		for _, s := range h.streams() {
 			s.releaseIdle(h.Idle)
 		}
+		h.forgetIdle(h.Idle)
 		h.releaseDuties(h.Idle)
 		if time.Since(retained) < retainEvery {
 			continue

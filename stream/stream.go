@@ -34,6 +34,7 @@ type Stream struct {
 	list    gateways
 	// coordinates returns the epoch in which the process coordinates a group; 0: the process does not.
 	coordinates func(group string) (epoch uint64)
+	used        time.Time // time of the last look-up, guarded by the Host's mu
 
 	counters  *partition.Counters
 	publisher publisher
@@ -505,6 +506,13 @@ func (s *Stream) dropOffsets(of func(Coordination) bool) {
 
 func (c *committed) close() error {
 	return errors.Join(c.Offsets.Close(), c.dir.leave(context.Background()))
+}
+
+// end refuses to open partitions and offsets from now on.
+func (s *Stream) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
 }
 
 func (s *Stream) close() error {

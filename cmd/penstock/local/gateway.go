@@ -201,7 +201,7 @@ func (g *Gateway) connect(ctx context.Context) (*stream.Host, error) {
 	dial, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	c, err := penstock.Dial(dial, penstock.Config{
-		Meta: g.cfg.Meta, Creds: g.cfg.Creds, Name: fmt.Sprintf("%s: gateway (pid %d)", name, os.Getpid()), Logger: g.cfg.Logger, WriteBuffer: 64 << 20, MetaCache: 100_000, Streams: true,
+		Meta: g.cfg.Meta, Creds: g.cfg.Creds, Name: fmt.Sprintf("%s: gateway (pid %d)", name, os.Getpid()), Logger: g.cfg.Logger, WriteBuffer: 64 << 20, MetaCache: 100_000, MetaIdle: cmp.Or(g.cfg.Idle, stream.DefaultIdle), Streams: true,
 	})
 	if err != nil {
 		return nil, err

@@ -331,19 +331,24 @@ func (s *Server) opened(ctx context.Context, p string, find func(*stream.Host, c
 	if err != nil {
 		return target{}, err
 	}
-	open := st.Partition
-	if as != nil {
-		// Each batch asks again whether the client may append: a request or call can last.
-		open = func(ctx context.Context, n int32) (*partition.Log, error) {
-			again, err := find(h, ctx, as)
-			if err == nil && again != st {
-				err = meta.E("append", meta.Stale, p, errors.New("another stream has this path now"))
-			}
+	// A request or call can last: each batch finds the stream again, and asks again whether the
+	// client may append.
+	open := func(ctx context.Context, n int32) (*partition.Log, error) {
+		if as == nil {
+			again, err := h.Again(ctx, st)
 			if err != nil {
 				return nil, err
 			}
-			return st.Partition(ctx, n)
+			return again.Partition(ctx, n)
 		}
+		again, err := find(h, ctx, as)
+		if err == nil && !again.Is(st) {
+			err = meta.E("append", meta.Stale, p, errors.New("another stream has this path now"))
+		}
+		if err != nil {
+			return nil, err
+		}
+		return again.Partition(ctx, n)
 	}
 	leader := func(ctx context.Context, n int32) (placement.Gateway, error) {
 		g, _, err := st.Leader(ctx, n)

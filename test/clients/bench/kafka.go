@@ -43,10 +43,14 @@ type kafkaClient struct {
 	c          *kgo.Client
 }
 
-func connectKafka(ctx context.Context, addr string, partitions int) (client, error) {
+func newKafka(addr string) (*kgo.Client, error) {
 	// Records are spread over the partitions in runs, as sticky partitioners do.
-	c, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.RecordPartitioner(kgo.StickyPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression()),
+	return kgo.NewClient(kgo.SeedBrokers(addr), kgo.RecordPartitioner(kgo.StickyPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression()),
 		kgo.ProducerLinger(0), kgo.MaxBufferedRecords(20_000), kgo.ProducerBatchMaxBytes(1<<20))
+}
+
+func connectKafka(ctx context.Context, addr string, partitions int) (client, error) {
+	c, err := newKafka(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -124,52 +128,3 @@ func (k *kafkaClient) consume(ctx context.Context, fromEnd bool, got func([]byte
 }
 
 func (k *kafkaClient) close() { k.c.Close() }
-
-// measureIdle makes streams with a record each, and prints what they take when nobody uses them.
-func measureIdle(ctx context.Context, streams int) error {
-	port, err := freePort()
-	if err != nil {
-		return err
-	}
-	s := systems[0]
-	srv, err := begin(ctx, s, port)
-	if err != nil {
-		return err
-	}
-	defer srv.end()
-	var c client
-	if err := until(ctx, func(ctx context.Context) (err error) {
-		c, err = s.connect(ctx, srv.addr, 1)
-		return err
-	}); err != nil {
-		return err
-	}
-	defer c.close()
-	k := c.(*kafkaClient)
-	before, err := srv.memory()
-	if err != nil {
-		return err
-	}
-	for i := range streams {
-		name := fmt.Sprintf("v.idle%06d", i)
-		if err := k.create(ctx, name, 1); err != nil {
-			return err
-		}
-		if err := k.c.ProduceSync(ctx, &kgo.Record{Topic: name, Value: make([]byte, valueSize)}).FirstErr(); err != nil {
-			return fmt.Errorf("stream %d: %w", i, err)
-		}
-	}
-	led, err := srv.memory()
-	if err != nil {
-		return err
-	}
-	k.c.Close()
-	fmt.Printf("%d streams with one record each: %d KiB before, %d KiB when all are led (%.1f KiB each)\n", streams, before, led, float64(led-before)/float64(streams))
-	time.Sleep(100 * time.Second) // the partitions are given up, and the collector of garbage has run
-	after, err := srv.memory()
-	if err != nil {
-		return err
-	}
-	fmt.Printf("idle: %d KiB (%.1f KiB each)\n", after, float64(after-before)/float64(streams))
-	return nil
-}

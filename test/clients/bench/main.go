@@ -34,6 +34,7 @@ var (
 	counts   = flag.String("partitions", "1,4,100", "numbers of partitions")
 	only     = flag.String("only", "", "servers, with commas between; empty: all")
 	idle     = flag.Int("idle", 0, "measure the memory of so many idle streams instead")
+	profiles = flag.String("profiles", "", "with -idle: directory for profiles of the heap")
 	serve    = flag.String("serve", "", "be a server: kfake or nats")
 	sync     = flag.Bool("sync", false, "with -serve: sync each batch or message")
 	address  = flag.String("address", "", "with -serve: host and port")
@@ -207,15 +208,23 @@ func begin(ctx context.Context, s system, port int) (*running, error) {
 	}
 	defer log.Close()
 	r.cmd.Stdout, r.cmd.Stderr = log, log
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	dieWithParent(r.cmd)
 	return r, r.cmd.Start()
 }
 
-func (r *running) end() error {
+// dieWithParent lets the kernel kill a process when this process dies.
+func dieWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+
+// stop ends the process.
+func (r *running) stop() {
 	_ = r.cmd.Process.Signal(syscall.SIGTERM)
 	timer := time.AfterFunc(30*time.Second, func() { _ = r.cmd.Process.Kill() })
 	defer timer.Stop()
 	_ = r.cmd.Wait() // the exit status of a peer says nothing
+}
+
+func (r *running) end() error {
+	r.stop()
 	return os.RemoveAll(r.dir)
 }
 
