@@ -1,12 +1,16 @@
 package server
 
 import (
+	"bytes"
+	"context"
 	"strings"
+	"time"
 
 	"github.com/google/btree"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/task"
 )
 
 // record is the newest value of a key whose journal entry is not yet applied
@@ -95,15 +99,16 @@ func (o *overlay) settle(e *entry, c *cache) {
 		if r.del {
 			c.put(r.key, nil)
 		} else {
-			c.put(r.key, r.val)
+			// The value is a part of the buffer with all effects of its operation.
+			c.put(r.key, bytes.Clone(r.val))
 		}
 	}
 }
 
 // cache holds hot records of the store; an absent record is nil. Records are in two
-// generations: when the young generation is full it becomes the old generation, and the
-// records of the old generation stay only if they are read again. The size in bytes is
-// bounded.
+// generations: when the young generation is full, or has the age cacheAge, it becomes the old
+// generation, and the records of the old generation stay only if they are read again. The size
+// in bytes is bounded, and the cache of a volume that nobody uses becomes empty.
 type cache struct {
 	young, old map[string][]byte
 	bytes, max int
@@ -134,8 +139,25 @@ func (c *cache) put(key string, val []byte) {
 	c.young[key] = val
 	delete(c.old, key)
 	if c.bytes > c.max/2 {
-		c.old, c.young, c.bytes = c.young, map[string][]byte{}, 0
+		c.turn()
 	}
+}
+
+// turn begins a young generation.
+func (c *cache) turn() { c.old, c.young, c.bytes = c.young, map[string][]byte{}, 0 }
+
+// cacheAge is the time after which the cache begins a young generation: a record stays for once
+// to twice the time after the record's last use.
+const cacheAge = 2 * time.Minute
+
+// newAgingTask makes the task that forgets the records that nobody uses.
+func newAgingTask(k *kernel) *task.Task {
+	return task.New(task.Options{Name: "age the cached records", First: cacheAge, Every: cacheAge, Round: func(context.Context) (time.Duration, error) {
+		return task.Idle, k.read(func(*view) error {
+			k.cache.turn()
+			return nil
+		})
+	}})
 }
 
 // cached reports whether records with this key are cached: the records read by point

@@ -4,6 +4,7 @@ import "penstock.io/penstock/meta/task"
 
 // tasks are an owner's background tasks, each in a goroutine of its own.
 type tasks struct {
+	aging      *task.Task // of the cached records
 	checkpoint *task.Task
 	collection *task.Task // of unreferenced chunks
 	compaction *task.Task
@@ -18,6 +19,7 @@ type tasks struct {
 
 func newTasks(o *owner) tasks {
 	return tasks{
+		aging:      newAgingTask(&o.kernel),
 		checkpoint: newCheckpointTask(&o.checkpoints),
 		collection: newCollectionTask(o),
 		compaction: newCompactionTask(&o.compaction),
@@ -39,7 +41,7 @@ func (o *owner) startTasks(clone bool) {
 		defer o.srv.repairs.forget(&o.repairing)
 		o.runTask(o.tasks.inspection)
 	})
-	for _, t := range []*task.Task{o.tasks.collection, o.tasks.compaction, o.tasks.checkpoint, o.tasks.snapshots, o.tasks.usage} {
+	for _, t := range []*task.Task{o.tasks.aging, o.tasks.collection, o.tasks.compaction, o.tasks.checkpoint, o.tasks.snapshots, o.tasks.usage} {
 		o.wg.Go(func() { o.runTask(t) })
 	}
 	if o.srv.digestsHere() {
