@@ -73,6 +73,7 @@ type Options struct {
 	// UnsafeNoDrain: after a moment the end of the mount gives up bytes not yet durable, for
 	// tests of tests.
 	UnsafeNoDrain bool
+	UnsafeLines   UnsafeLines
 	// NoHelper: don't try fusermount3.
 	NoHelper bool
 	// Watchdog is the path of a program that calls Watch when its argv[0] is WatchdogName; "":
@@ -208,6 +209,7 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 	}
 	f.compose()
 	f.streams.f, f.streams.streams = f, cfg.Streams
+	f.streams.inputs.unsafe = cfg.Options.UnsafeLines
 	if k := cfg.Succession; k != nil {
 		f.kept.init(k.Memory)
 		f.count = k.Count

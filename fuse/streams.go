@@ -22,8 +22,9 @@ type Streams interface {
 	// a place on: bytes of the line of the record with an offset. With offset -1 the text begins
 	// with the next record to be appended.
 	Tail(ctx context.Context, volume meta.VolumeID, partition meta.Ino, offset int64, skip int) (StreamTail, error)
-	// HasInput reports whether Input can connect to a gateway.
-	HasInput() bool
+	// HasInput reports whether there is a gateway that Input can use, as far as the metadata servers
+	// tell now.
+	HasInput(ctx context.Context) bool
 	// Input makes a StreamInput of the stream with a directory. Errors: Invalid.
 	Input(volume meta.VolumeID, dir meta.Ino, as InputName) (StreamInput, error)
 }
@@ -255,7 +256,7 @@ func (s *streamFiles) getXattr(ctx request, node uint64, name string) ([]byte, e
 func (s *streamFiles) open(ctx request, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	kind, id, ino := streamOf(in.NodeId)
 	if kind == streamInput {
-		return s.openInput(in, out)
+		return s.openInput(ctx, in, out)
 	}
 	if kind != streamTail {
 		return fuse.Status(syscall.EISDIR)

@@ -95,7 +95,7 @@ func (l *Login) reach(ctx context.Context, v *penstock.Volume, ino meta.Ino, wan
 	case l == nil:
 		return nil
 	}
-	u, err := l.User()
+	u, err := l.in(ctx, v, want)
 	if err == nil {
 		err = l.check(ctx, &u, v, &e.Attr, name, want)
 	}

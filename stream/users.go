@@ -25,6 +25,7 @@ import (
 
 	"github.com/xdg-go/scram"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 )
 
@@ -432,9 +433,10 @@ func (u *Users) BeginTLS(state tls.ConnectionState) (*Login, error) {
 // A Login ends when the user is removed or gets another password. Login looks at the file and at
 // the attributes of directories again for every question.
 type Login struct {
-	Name  string
-	users *Users
-	proof proof // of the user when the client logged in
+	Name   string
+	users  *Users
+	proof  proof      // of the user when the client logged in
+	member MemberFunc // nil: the client is a user
 
 	mu   sync.Mutex
 	acls map[directoryID]knownACL
@@ -455,8 +457,37 @@ type knownACL struct {
 // maxACLs bounds the remembered ACLs of a Login.
 const maxACLs = 64
 
-// User returns the user's ids. Errors: AccessDenied (the login has ended).
+// MemberFunc tells as which user a client of the cluster acts in a volume, and what the client's
+// grants permit there at most. Errors: AccessDenied (the client's certificate is void), Unavailable.
+type MemberFunc func(ctx context.Context, volume meta.VolumeID) (User, Permission, error)
+
+// BeginMember returns the Login of a client of the cluster, which has shown its certificate of the
+// cluster. The client, a mount, has already asked the modes and ACLs for its own users. The Login can
+// be used for streams that the client names by their directories (Host.StreamAt). The function is
+// asked again for every question.
+func (u *Users) BeginMember(name string, member MemberFunc) *Login {
+	return &Login{Name: name, users: u, member: member}
+}
+
+// in returns the user's ids in a volume, and refuses a client of the cluster whose grants do not
+// permit want. Errors: AccessDenied, and those of MemberFunc.
+func (l *Login) in(ctx context.Context, v *penstock.Volume, want Permission) (User, error) {
+	if l.member == nil {
+		return l.User()
+	}
+	u, most, err := l.member(ctx, v.ID())
+	if err == nil && most&want != want && !l.users.Unsafe.NoRights {
+		err = meta.E("check permissions", meta.AccessDenied, "volume "+v.Name(), fmt.Errorf("no grant permits %s to %s: an administrator can add one with 'penstock grant add'", l.Name, want.text()))
+	}
+	return u, err
+}
+
+// User returns the user's ids. Errors: AccessDenied (the login has ended, or is of a client of the
+// cluster).
 func (l *Login) User() (User, error) {
+	if l.member != nil {
+		return User{}, meta.E("log in", meta.AccessDenied, l.Name, errors.New("a client of the cluster names a stream by its directory; log in as a user to name a stream by its path"))
+	}
 	r, err := l.users.known()
 	if err != nil {
 		return User{}, meta.E("log in", meta.AccessDenied, l.Name, err)

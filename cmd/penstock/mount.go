@@ -134,8 +134,8 @@ devices, no passthrough, no syncfs, and only the user who mounted sees the mount
 	f.StringVar(&m.hold, "hold", "", "leave the mount to a successor if this process is killed or replaced: a holder has it, which listens at this socket, or a process of the mount's own")
 	f.Lookup("hold").NoOptDefVal = ownHolder
 	f.StringVar(&m.replace, "replace", "", "directory of a mount with --hold: this version of penstock serves the mount from now on, without unmounting")
-	f.StringSliceVar(&m.gateways.Addresses, "gateway", nil, "addresses host:port at which gateways take records over gRPC (gateway --ingest): programs then append to streams through in.jsonl")
-	f.StringVar(&m.gateways.CA, "gateway-ca", "", "file with authorities (PEM) of the gateways' certificates (default: the system's; no TLS if all gateways are at loopback addresses)")
+	f.StringSliceVar(&m.gateways.Addresses, "gateway", nil, "addresses host:port at which gateways take the records that programs append to streams through in.jsonl (default: the gateways on the list of the metadata servers, see 'penstock gateway list')")
+	f.StringVar(&m.gateways.CA, "gateway-ca", "", "file with authorities (PEM) of the gateways' certificates (default: the system's; without this flag, --gateway-cert and --gateway-login the mount logs in with its certificate of the cluster)")
 	f.StringVar(&m.gateways.Cert, "gateway-cert", "", "file with the certificate (PEM) that logs the mount in to gateways")
 	f.StringVar(&m.gateways.Key, "gateway-key", "", "file with the key of --gateway-cert (PEM)")
 	f.StringVar(&m.gateways.Login, "gateway-login", "", "file with NAME:PASSWORD that logs the mount in to gateways")
@@ -168,13 +168,15 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		return err
 	}
 	opts.Watchdog = watchdogProgram
-	if err := m.gateways.Open(); err != nil {
-		return err
-	}
 	addrs, creds, err := m.open()
 	if err != nil {
 		return err
 	}
+	m.gateways.Meta, m.gateways.Creds = addrs, creds
+	if err := m.gateways.Open(); err != nil {
+		return err
+	}
+	defer m.gateways.Close() // nothing is under way
 	holder, redial, takeover, err := m.holder(ctx, dir)
 	if err != nil {
 		return err
@@ -188,7 +190,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	if err != nil {
 		return err
 	}
-	opts.UnsafeNoDrain = unsafe.NoDrain
+	opts.UnsafeNoDrain, opts.UnsafeLines = unsafe.NoDrain, unsafe.Lines
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
@@ -249,7 +251,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
 			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, UnsafeNoLaunder: unsafe.NoLaunder, Topology: m.topology, Congestion: m.congestion,
 		},
-		Source: source, Dir: dir, Options: opts, Streams: local.StreamFiles(m.gateways), Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
+		Source: source, Dir: dir, Options: opts, Streams: local.StreamFiles(&m.gateways), Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Settling: func(mount *fuse.Mount) { m.settling(ctx, log, mount) },
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			hangup(ctx, mount.Held(), leave, unmount)

@@ -34,7 +34,10 @@ type RegisterGatewayRequest struct {
 	Kafka  string `protobuf:"bytes,3,opt,name=kafka,proto3" json:"kafka,omitempty"`
 	Ingest string `protobuf:"bytes,4,opt,name=ingest,proto3" json:"ingest,omitempty"`
 	// The lease of the last response; 0: there was none.
-	Lease         int64 `protobuf:"varint,5,opt,name=lease,proto3" json:"lease,omitempty"`
+	Lease int64 `protobuf:"varint,5,opt,name=lease,proto3" json:"lease,omitempty"`
+	// As in Gateway.
+	IngestTls     bool `protobuf:"varint,6,opt,name=ingest_tls,json=ingestTls,proto3" json:"ingest_tls,omitempty"`
+	IngestMembers bool `protobuf:"varint,7,opt,name=ingest_members,json=ingestMembers,proto3" json:"ingest_members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -102,6 +105,20 @@ func (x *RegisterGatewayRequest) GetLease() int64 {
 		return x.Lease
 	}
 	return 0
+}
+
+func (x *RegisterGatewayRequest) GetIngestTls() bool {
+	if x != nil {
+		return x.IngestTls
+	}
+	return false
+}
+
+func (x *RegisterGatewayRequest) GetIngestMembers() bool {
+	if x != nil {
+		return x.IngestMembers
+	}
+	return false
 }
 
 type RegisterGatewayResponse struct {
@@ -354,7 +371,12 @@ type Gateway struct {
 	Kafka    string `protobuf:"bytes,4,opt,name=kafka,proto3" json:"kafka,omitempty"`
 	Ingest   string `protobuf:"bytes,5,opt,name=ingest,proto3" json:"ingest,omitempty"`
 	// When the process came onto the list.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
+	// The server at the address ingest speaks TLS.
+	IngestTls bool `protobuf:"varint,7,opt,name=ingest_tls,json=ingestTls,proto3" json:"ingest_tls,omitempty"`
+	// The server at the address ingest lets clients of the cluster log in with their certificates of
+	// the cluster, and shows its own.
+	IngestMembers bool `protobuf:"varint,8,opt,name=ingest_members,json=ingestMembers,proto3" json:"ingest_members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -431,17 +453,167 @@ func (x *Gateway) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Gateway) GetIngestTls() bool {
+	if x != nil {
+		return x.IngestTls
+	}
+	return false
+}
+
+func (x *Gateway) GetIngestMembers() bool {
+	if x != nil {
+		return x.IngestMembers
+	}
+	return false
+}
+
+type GetAccessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "client/NAME", as in the client's certificate.
+	Client string `protobuf:"bytes,1,opt,name=client,proto3" json:"client,omitempty"`
+	// The admission in the client's certificate; 0: none.
+	Admission uint32 `protobuf:"varint,2,opt,name=admission,proto3" json:"admission,omitempty"`
+	// The volume's number.
+	Volume        uint32 `protobuf:"varint,3,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAccessRequest) Reset() {
+	*x = GetAccessRequest{}
+	mi := &file_penstock_admin_v1_gateways_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAccessRequest) ProtoMessage() {}
+
+func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_gateways_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAccessRequest.ProtoReflect.Descriptor instead.
+func (*GetAccessRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_gateways_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GetAccessRequest) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *GetAccessRequest) GetAdmission() uint32 {
+	if x != nil {
+		return x.Admission
+	}
+	return 0
+}
+
+func (x *GetAccessRequest) GetVolume() uint32 {
+	if x != nil {
+		return x.Volume
+	}
+	return 0
+}
+
+type GetAccessResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// RIGHT_UNSPECIFIED: no grant is for the client and the volume.
+	Rights Right `protobuf:"varint,1,opt,name=rights,proto3,enum=penstock.admin.v1.Right" json:"rights,omitempty"`
+	Users  Users `protobuf:"varint,2,opt,name=users,proto3,enum=penstock.admin.v1.Users" json:"users,omitempty"`
+	// With USERS_ALL_TO.
+	Uid           uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid           uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAccessResponse) Reset() {
+	*x = GetAccessResponse{}
+	mi := &file_penstock_admin_v1_gateways_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAccessResponse) ProtoMessage() {}
+
+func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_admin_v1_gateways_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAccessResponse.ProtoReflect.Descriptor instead.
+func (*GetAccessResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_admin_v1_gateways_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *GetAccessResponse) GetRights() Right {
+	if x != nil {
+		return x.Rights
+	}
+	return Right_RIGHT_UNSPECIFIED
+}
+
+func (x *GetAccessResponse) GetUsers() Users {
+	if x != nil {
+		return x.Users
+	}
+	return Users_USERS_UNSPECIFIED
+}
+
+func (x *GetAccessResponse) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *GetAccessResponse) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
 var File_penstock_admin_v1_gateways_proto protoreflect.FileDescriptor
 
 const file_penstock_admin_v1_gateways_proto_rawDesc = "" +
 	"\n" +
-	" penstock/admin/v1/gateways.proto\x12\x11penstock.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1epenstock/admin/v1/rights.proto\"\x8c\x01\n" +
+	" penstock/admin/v1/gateways.proto\x12\x11penstock.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1epenstock/admin/v1/grants.proto\x1a\x1epenstock/admin/v1/rights.proto\"\xd2\x01\n" +
 	"\x16RegisterGatewayRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x14\n" +
 	"\x05kafka\x18\x03 \x01(\tR\x05kafka\x12\x16\n" +
 	"\x06ingest\x18\x04 \x01(\tR\x06ingest\x12\x14\n" +
-	"\x05lease\x18\x05 \x01(\x03R\x05lease\"\xc4\x01\n" +
+	"\x05lease\x18\x05 \x01(\x03R\x05lease\x12\x1d\n" +
+	"\n" +
+	"ingest_tls\x18\x06 \x01(\bR\tingestTls\x12%\n" +
+	"\x0eingest_members\x18\a \x01(\bR\ringestMembers\"\xc4\x01\n" +
 	"\x17RegisterGatewayResponse\x124\n" +
 	"\agateway\x18\x01 \x01(\v2\x1a.penstock.admin.v1.GatewayR\agateway\x12\x14\n" +
 	"\x05lease\x18\x02 \x01(\x03R\x05lease\x12-\n" +
@@ -453,20 +625,34 @@ const file_penstock_admin_v1_gateways_proto_rawDesc = "" +
 	"\x19UnregisterGatewayResponse\"\x15\n" +
 	"\x13ListGatewaysRequest\"N\n" +
 	"\x14ListGatewaysResponse\x126\n" +
-	"\bgateways\x18\x01 \x03(\v2\x1a.penstock.admin.v1.GatewayR\bgateways\"\xb1\x01\n" +
+	"\bgateways\x18\x01 \x03(\v2\x1a.penstock.admin.v1.GatewayR\bgateways\"\xf7\x01\n" +
 	"\aGateway\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x1a\n" +
 	"\binstance\x18\x03 \x01(\tR\binstance\x12\x14\n" +
 	"\x05kafka\x18\x04 \x01(\tR\x05kafka\x12\x16\n" +
 	"\x06ingest\x18\x05 \x01(\tR\x06ingest\x120\n" +
-	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since2\xed\x02\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
+	"\n" +
+	"ingest_tls\x18\a \x01(\bR\tingestTls\x12%\n" +
+	"\x0eingest_members\x18\b \x01(\bR\ringestMembers\"`\n" +
+	"\x10GetAccessRequest\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\tR\x06client\x12\x1c\n" +
+	"\tadmission\x18\x02 \x01(\rR\tadmission\x12\x16\n" +
+	"\x06volume\x18\x03 \x01(\rR\x06volume\"\x99\x01\n" +
+	"\x11GetAccessResponse\x120\n" +
+	"\x06rights\x18\x01 \x01(\x0e2\x18.penstock.admin.v1.RightR\x06rights\x12.\n" +
+	"\x05users\x18\x02 \x01(\x0e2\x18.penstock.admin.v1.UsersR\x05users\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\rR\x03gid2\xd4\x03\n" +
 	"\bGateways\x12u\n" +
 	"\x0fRegisterGateway\x12).penstock.admin.v1.RegisterGatewayRequest\x1a*.penstock.admin.v1.RegisterGatewayResponse\"\v\x82\xe8\x18\x04\n" +
 	"\x02\x05\x04\x90\x02\x02\x12{\n" +
 	"\x11UnregisterGateway\x12+.penstock.admin.v1.UnregisterGatewayRequest\x1a,.penstock.admin.v1.UnregisterGatewayResponse\"\v\x82\xe8\x18\x04\n" +
-	"\x02\x05\x04\x90\x02\x02\x12m\n" +
-	"\fListGateways\x12&.penstock.admin.v1.ListGatewaysRequest\x1a'.penstock.admin.v1.ListGatewaysResponse\"\f\x82\xe8\x18\x05\n" +
+	"\x02\x05\x04\x90\x02\x02\x12n\n" +
+	"\fListGateways\x12&.penstock.admin.v1.ListGatewaysRequest\x1a'.penstock.admin.v1.ListGatewaysResponse\"\r\x82\xe8\x18\x06\n" +
+	"\x04\x05\x03\x04\x01\x90\x02\x01\x12d\n" +
+	"\tGetAccess\x12#.penstock.admin.v1.GetAccessRequest\x1a$.penstock.admin.v1.GetAccessResponse\"\f\x82\xe8\x18\x05\n" +
 	"\x03\x05\x04\x01\x90\x02\x01B!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
 
 var (
@@ -481,7 +667,7 @@ func file_penstock_admin_v1_gateways_proto_rawDescGZIP() []byte {
 	return file_penstock_admin_v1_gateways_proto_rawDescData
 }
 
-var file_penstock_admin_v1_gateways_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_penstock_admin_v1_gateways_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_penstock_admin_v1_gateways_proto_goTypes = []any{
 	(*RegisterGatewayRequest)(nil),    // 0: penstock.admin.v1.RegisterGatewayRequest
 	(*RegisterGatewayResponse)(nil),   // 1: penstock.admin.v1.RegisterGatewayResponse
@@ -490,26 +676,34 @@ var file_penstock_admin_v1_gateways_proto_goTypes = []any{
 	(*ListGatewaysRequest)(nil),       // 4: penstock.admin.v1.ListGatewaysRequest
 	(*ListGatewaysResponse)(nil),      // 5: penstock.admin.v1.ListGatewaysResponse
 	(*Gateway)(nil),                   // 6: penstock.admin.v1.Gateway
-	(*durationpb.Duration)(nil),       // 7: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 8: google.protobuf.Timestamp
+	(*GetAccessRequest)(nil),          // 7: penstock.admin.v1.GetAccessRequest
+	(*GetAccessResponse)(nil),         // 8: penstock.admin.v1.GetAccessResponse
+	(*durationpb.Duration)(nil),       // 9: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 10: google.protobuf.Timestamp
+	(Right)(0),                        // 11: penstock.admin.v1.Right
+	(Users)(0),                        // 12: penstock.admin.v1.Users
 }
 var file_penstock_admin_v1_gateways_proto_depIdxs = []int32{
-	6, // 0: penstock.admin.v1.RegisterGatewayResponse.gateway:type_name -> penstock.admin.v1.Gateway
-	7, // 1: penstock.admin.v1.RegisterGatewayResponse.term:type_name -> google.protobuf.Duration
-	6, // 2: penstock.admin.v1.RegisterGatewayResponse.live:type_name -> penstock.admin.v1.Gateway
-	6, // 3: penstock.admin.v1.ListGatewaysResponse.gateways:type_name -> penstock.admin.v1.Gateway
-	8, // 4: penstock.admin.v1.Gateway.since:type_name -> google.protobuf.Timestamp
-	0, // 5: penstock.admin.v1.Gateways.RegisterGateway:input_type -> penstock.admin.v1.RegisterGatewayRequest
-	2, // 6: penstock.admin.v1.Gateways.UnregisterGateway:input_type -> penstock.admin.v1.UnregisterGatewayRequest
-	4, // 7: penstock.admin.v1.Gateways.ListGateways:input_type -> penstock.admin.v1.ListGatewaysRequest
-	1, // 8: penstock.admin.v1.Gateways.RegisterGateway:output_type -> penstock.admin.v1.RegisterGatewayResponse
-	3, // 9: penstock.admin.v1.Gateways.UnregisterGateway:output_type -> penstock.admin.v1.UnregisterGatewayResponse
-	5, // 10: penstock.admin.v1.Gateways.ListGateways:output_type -> penstock.admin.v1.ListGatewaysResponse
-	8, // [8:11] is the sub-list for method output_type
-	5, // [5:8] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	6,  // 0: penstock.admin.v1.RegisterGatewayResponse.gateway:type_name -> penstock.admin.v1.Gateway
+	9,  // 1: penstock.admin.v1.RegisterGatewayResponse.term:type_name -> google.protobuf.Duration
+	6,  // 2: penstock.admin.v1.RegisterGatewayResponse.live:type_name -> penstock.admin.v1.Gateway
+	6,  // 3: penstock.admin.v1.ListGatewaysResponse.gateways:type_name -> penstock.admin.v1.Gateway
+	10, // 4: penstock.admin.v1.Gateway.since:type_name -> google.protobuf.Timestamp
+	11, // 5: penstock.admin.v1.GetAccessResponse.rights:type_name -> penstock.admin.v1.Right
+	12, // 6: penstock.admin.v1.GetAccessResponse.users:type_name -> penstock.admin.v1.Users
+	0,  // 7: penstock.admin.v1.Gateways.RegisterGateway:input_type -> penstock.admin.v1.RegisterGatewayRequest
+	2,  // 8: penstock.admin.v1.Gateways.UnregisterGateway:input_type -> penstock.admin.v1.UnregisterGatewayRequest
+	4,  // 9: penstock.admin.v1.Gateways.ListGateways:input_type -> penstock.admin.v1.ListGatewaysRequest
+	7,  // 10: penstock.admin.v1.Gateways.GetAccess:input_type -> penstock.admin.v1.GetAccessRequest
+	1,  // 11: penstock.admin.v1.Gateways.RegisterGateway:output_type -> penstock.admin.v1.RegisterGatewayResponse
+	3,  // 12: penstock.admin.v1.Gateways.UnregisterGateway:output_type -> penstock.admin.v1.UnregisterGatewayResponse
+	5,  // 13: penstock.admin.v1.Gateways.ListGateways:output_type -> penstock.admin.v1.ListGatewaysResponse
+	8,  // 14: penstock.admin.v1.Gateways.GetAccess:output_type -> penstock.admin.v1.GetAccessResponse
+	11, // [11:15] is the sub-list for method output_type
+	7,  // [7:11] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_penstock_admin_v1_gateways_proto_init() }
@@ -517,6 +711,7 @@ func file_penstock_admin_v1_gateways_proto_init() {
 	if File_penstock_admin_v1_gateways_proto != nil {
 		return
 	}
+	file_penstock_admin_v1_grants_proto_init()
 	file_penstock_admin_v1_rights_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -524,7 +719,7 @@ func file_penstock_admin_v1_gateways_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_admin_v1_gateways_proto_rawDesc), len(file_penstock_admin_v1_gateways_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

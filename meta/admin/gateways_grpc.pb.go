@@ -24,6 +24,7 @@ const (
 	Gateways_RegisterGateway_FullMethodName   = "/penstock.admin.v1.Gateways/RegisterGateway"
 	Gateways_UnregisterGateway_FullMethodName = "/penstock.admin.v1.Gateways/UnregisterGateway"
 	Gateways_ListGateways_FullMethodName      = "/penstock.admin.v1.Gateways/ListGateways"
+	Gateways_GetAccess_FullMethodName         = "/penstock.admin.v1.Gateways/GetAccess"
 )
 
 // GatewaysClient is the client API for Gateways service.
@@ -44,8 +45,14 @@ type GatewaysClient interface {
 	//
 	// Errors: ACCESS_DENIED, the name is not the certificate's.
 	UnregisterGateway(ctx context.Context, in *UnregisterGatewayRequest, opts ...grpc.CallOption) (*UnregisterGatewayResponse, error)
-	// ListGateways lists all gateways that were ever registered, by name.
+	// ListGateways lists all gateways that were ever registered, by name. A mount finds gateways on
+	// this list.
 	ListGateways(ctx context.Context, in *ListGatewaysRequest, opts ...grpc.CallOption) (*ListGatewaysResponse, error)
+	// GetAccess tells what grants let a client do in a volume. A gateway asks before the gateway
+	// serves a client that has shown its certificate of the cluster.
+	//
+	// Errors: ACCESS_DENIED, the client was evicted; INVALID, the client is no "client/NAME".
+	GetAccess(ctx context.Context, in *GetAccessRequest, opts ...grpc.CallOption) (*GetAccessResponse, error)
 }
 
 type gatewaysClient struct {
@@ -86,6 +93,16 @@ func (c *gatewaysClient) ListGateways(ctx context.Context, in *ListGatewaysReque
 	return out, nil
 }
 
+func (c *gatewaysClient) GetAccess(ctx context.Context, in *GetAccessRequest, opts ...grpc.CallOption) (*GetAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetAccessResponse)
+	err := c.cc.Invoke(ctx, Gateways_GetAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GatewaysServer is the server API for Gateways service.
 // All implementations must embed UnimplementedGatewaysServer
 // for forward compatibility.
@@ -104,8 +121,14 @@ type GatewaysServer interface {
 	//
 	// Errors: ACCESS_DENIED, the name is not the certificate's.
 	UnregisterGateway(context.Context, *UnregisterGatewayRequest) (*UnregisterGatewayResponse, error)
-	// ListGateways lists all gateways that were ever registered, by name.
+	// ListGateways lists all gateways that were ever registered, by name. A mount finds gateways on
+	// this list.
 	ListGateways(context.Context, *ListGatewaysRequest) (*ListGatewaysResponse, error)
+	// GetAccess tells what grants let a client do in a volume. A gateway asks before the gateway
+	// serves a client that has shown its certificate of the cluster.
+	//
+	// Errors: ACCESS_DENIED, the client was evicted; INVALID, the client is no "client/NAME".
+	GetAccess(context.Context, *GetAccessRequest) (*GetAccessResponse, error)
 	mustEmbedUnimplementedGatewaysServer()
 }
 
@@ -124,6 +147,9 @@ func (UnimplementedGatewaysServer) UnregisterGateway(context.Context, *Unregiste
 }
 func (UnimplementedGatewaysServer) ListGateways(context.Context, *ListGatewaysRequest) (*ListGatewaysResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListGateways not implemented")
+}
+func (UnimplementedGatewaysServer) GetAccess(context.Context, *GetAccessRequest) (*GetAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAccess not implemented")
 }
 func (UnimplementedGatewaysServer) mustEmbedUnimplementedGatewaysServer() {}
 func (UnimplementedGatewaysServer) testEmbeddedByValue()                  {}
@@ -200,6 +226,24 @@ func _Gateways_ListGateways_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Gateways_GetAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GatewaysServer).GetAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Gateways_GetAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GatewaysServer).GetAccess(ctx, req.(*GetAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Gateways_ServiceDesc is the grpc.ServiceDesc for Gateways service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -218,6 +262,10 @@ var Gateways_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListGateways",
 			Handler:    _Gateways_ListGateways_Handler,
+		},
+		{
+			MethodName: "GetAccess",
+			Handler:    _Gateways_GetAccess_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -35,6 +35,10 @@ type Gateway struct {
 	Ingest string `json:"ingest,omitempty"`
 	// Since is when the process registered first.
 	Since meta.Time `json:"since,omitempty"`
+	// IngestTLS: the server at Ingest speaks TLS. IngestMembers: clients of the cluster log in there
+	// with their certificates of the cluster.
+	IngestTLS     bool `json:"ingest_tls,omitempty"`
+	IngestMembers bool `json:"ingest_members,omitempty"`
 }
 
 // GatewayName is the record of a gateway's number.

@@ -234,7 +234,7 @@ func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	// Servers are also clients of other servers; clients and administrators serve no
 	// connections.
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	if id.Role == Meta || id.Role == ChunkServer {
+	if id.Role == Meta || id.Role == ChunkServer || id.Role == Gateway {
 		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, csr.PublicKey, a.key)

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -32,7 +33,9 @@ func (a gatewaysAPI) RegisterGateway(ctx context.Context, q *admin.RegisterGatew
 	if err := ownName(ctx, q.Name); err != nil {
 		return nil, err
 	}
-	g, lease, err := a.s.cfg.Gateways.Register(ctx, cluster.Gateway{Name: q.Name, Instance: q.Instance, Kafka: q.Kafka, Ingest: q.Ingest}, q.Lease)
+	g, lease, err := a.s.cfg.Gateways.Register(ctx, cluster.Gateway{
+		Name: q.Name, Instance: q.Instance, Kafka: q.Kafka, Ingest: q.Ingest, IngestTLS: q.IngestTls, IngestMembers: q.IngestMembers,
+	}, q.Lease)
 	if err != nil {
 		return nil, err
 	}
@@ -53,6 +56,34 @@ func (a gatewaysAPI) UnregisterGateway(ctx context.Context, q *admin.UnregisterG
 func (a gatewaysAPI) ListGateways(ctx context.Context, _ *admin.ListGatewaysRequest) (*admin.ListGatewaysResponse, error) {
 	all, err := a.s.cfg.Gateways.List(ctx, true)
 	return &admin.ListGatewaysResponse{Gateways: sayGateways(all)}, err
+}
+
+func (a gatewaysAPI) GetAccess(ctx context.Context, q *admin.GetAccessRequest) (*admin.GetAccessResponse, error) {
+	const op = "tell access"
+	name, ok := strings.CutPrefix(q.Client, string(peering.Client)+"/")
+	if !ok || peering.CheckName(name) != nil {
+		return nil, meta.E(op, meta.Invalid, q.Client, errors.New("the identity of a client is client/NAME"))
+	}
+	who := peering.Identity{Role: peering.Client, Name: name, Admission: q.Admission}
+	view := a.s.cfg.Cluster.View()
+	if view == nil {
+		return nil, meta.E(op, meta.NotSupported, q.Client, errors.New("the cluster has no certificates"))
+	}
+	access := view.Access(q.Client, meta.VolumeID(q.Volume))
+	if access.Rights < cluster.WriteRights && !view.Evicted(who) {
+		// The grant may have been made a moment ago, through another server.
+		var err error
+		if view, err = a.s.cfg.Cluster.Current(ctx); err != nil {
+			return nil, err
+		}
+		access = view.Access(q.Client, meta.VolumeID(q.Volume))
+	}
+	if view.Evicted(who) {
+		return nil, meta.E(op, meta.AccessDenied, q.Client, errors.New("the client was evicted, and its certificate is void"))
+	}
+	r := &admin.GetAccessResponse{}
+	admin.Say(r, access)
+	return r, nil
 }
 
 func sayGateway(g cluster.Gateway) *admin.Gateway {

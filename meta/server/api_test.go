@@ -217,6 +217,7 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.EventLog{}, meta.EventLog{}, nil},
 		{&admin.Mirror{}, meta.Mirror{}, nil},
 		{&admin.Gateway{}, cluster.Gateway{}, nil},
+		{&admin.GetAccessResponse{}, cluster.Access{}, nil},
 		{&admin.Event{}, meta.Event{}, []string{".path", ".from_path"}},
 	} {
 		if l := admin.Unsaid(c.m, c.s); !slices.Equal(l, c.less) {

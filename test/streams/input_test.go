@@ -22,8 +22,8 @@ import (
 	"penstock.io/penstock/test/port"
 )
 
-// inputs has two mounts with holders; the mounts' processes append through a gateway of their
-// own.
+// inputs has two mounts with holders. The processes of the first mount append through a gateway that
+// they are given, those of the second mount through gateways that they find.
 type inputs struct {
 	*doors
 	second *doors
@@ -39,7 +39,7 @@ func newInputs(t *testing.T) *inputs {
 	}
 	n := &inputs{ingest: at}
 	n.doors = newDoors(t, "--gateway", at)
-	n.second = n.doors.another("second", "--gateway", at)
+	n.second = n.doors.another("second")
 	n.gateway()
 	return n
 }
@@ -180,6 +180,72 @@ func TestInput(t *testing.T) {
 		}
 	}
 	t.Logf("%d records; acknowledged: %v", len(seen), acked)
+}
+
+// TestInputWaits: fsync and close of in.jsonl return after the gateway has acknowledged the lines, and
+// not before, however long the gateway takes.
+func TestInputWaits(t *testing.T) {
+	n := newInputs(t)
+	n.Must("stream", "create", "/v/in")
+	stored := func(text string) bool {
+		b, err := os.ReadFile(filepath.Join(n.second.at, "v/in/log/0/00000000000000000000.seg"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Error(err)
+		}
+		return bytes.Contains(b, []byte(text))
+	}
+	for _, c := range []struct {
+		name string
+		call func(*os.File) error
+	}{
+		{"fsync", func(f *os.File) error { return f.Sync() }},
+		{"close", func(f *os.File) error { return f.Close() }},
+		{"write with O_DSYNC", func(f *os.File) error { _, err := f.WriteString("and this\n"); return err }},
+	} {
+		flags := os.O_WRONLY | os.O_APPEND
+		if strings.HasPrefix(c.name, "write") {
+			flags |= unix.O_DSYNC
+		}
+		f, err := os.OpenFile(filepath.Join(n.at, "v/in/in.jsonl"), flags, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := "line before " + c.name
+		if flags&unix.O_DSYNC != 0 {
+			line = "and this"
+		}
+		if err := n.gate.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		returned := make(chan error, 1)
+		go func() {
+			var err error
+			if flags&unix.O_DSYNC == 0 {
+				_, err = f.WriteString(line + "\n")
+			}
+			returned <- errors.Join(err, c.call(f))
+		}()
+		select {
+		case err := <-returned:
+			t.Errorf("DATA: %s returned while the gateway stood still: %v", c.name, err)
+			returned <- err
+		case <-time.After(2 * time.Second):
+		}
+		if err := n.gate.Resume(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-returned; err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if !stored(line) {
+			t.Errorf("DATA: %s has returned, and the log does not have the line", c.name)
+		}
+		if c.name != "close" {
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 }
 
 // TestInputPrograms: which programs and opens in.jsonl takes.

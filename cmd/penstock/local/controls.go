@@ -60,6 +60,10 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoCheckpointAge = true
 		case "mount-nodrain":
 			u.NoDrain = true
+		case "mount-noack":
+			u.Lines.NoAck = true
+		case "mount-newnames":
+			u.Lines.NewNames = true
 		case "meta-nocourtesy":
 			u.Meta.NoCourtesy = true
 		case "meta-noreplaycheck":

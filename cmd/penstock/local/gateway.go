@@ -3,6 +3,7 @@ package local
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -99,6 +100,15 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.serveMembers() {
+		others := ingestTLS.GetConfigForClient
+		ingestTLS.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			if hello.ServerName == peer.GatewayServer {
+				return cfg.Creds.AsGateway("h2"), nil
+			}
+			return others(hello)
+		}
+	}
 	kl, err := cfg.listen(ctx, "kafka", cfg.Kafka, cfg.KafkaOptional)
 	if err != nil {
 		return nil, err
@@ -143,7 +153,11 @@ func StartGateway(ctx context.Context, cfg GatewayConfig) (*Gateway, error) {
 		g.serve("kafka", g.kafka.Serve, kl)
 	}
 	if il != nil {
-		g.ingest = ingest.New(ingest.Config{Host: g.connect, Users: users, TLS: ingestTLS, Logger: cfg.Logger})
+		ic := ingest.Config{Host: g.connect, Users: users, TLS: ingestTLS, Logger: cfg.Logger}
+		if cfg.serveMembers() && g.listed.client != nil {
+			ic.Member = (&gatewayMembers{creds: cfg.Creds, users: users, ask: g.listed.access}).login
+		}
+		g.ingest = ingest.New(ic)
 		g.serve("ingest", g.ingest.Serve, il)
 	}
 	return g, nil

@@ -82,7 +82,7 @@ func register(ctx context.Context, cfg *GatewayConfig, kafka, ingest string) (*r
 	if err != nil {
 		return nil, err
 	}
-	r.q = &admin.RegisterGatewayRequest{Name: name, Instance: cmp.Or(cfg.Instance, rand.Text()), Kafka: kafka, Ingest: ingest}
+	r.q = &admin.RegisterGatewayRequest{Name: name, Instance: cmp.Or(cfg.Instance, rand.Text()), Kafka: kafka, Ingest: ingest, IngestTls: cfg.Cert != "", IngestMembers: cfg.serveMembers()}
 	if r.client, err = admin.New(admin.Config{Addrs: cfg.Meta, Creds: cfg.Creds, Reach: math.MaxInt64}); err != nil {
 		return nil, err
 	}
@@ -203,6 +203,18 @@ func (r *registration) leave(ctx context.Context) (others bool, err error) {
 	defer r.mu.Unlock()
 	r.take(live)
 	return true, nil
+}
+
+// access asks a metadata server what grants let a client do. Errors: those of the call, Unavailable
+// (no metadata server has answered in time).
+func (r *registration) access(ctx context.Context, q *admin.GetAccessRequest) (*admin.GetAccessResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, cluster.GatewayTerm)
+	defer cancel()
+	answer, err := r.client.Gateways.GetAccess(ctx, q)
+	if errors.Is(err, meta.Interrupted) || errors.Is(err, context.DeadlineExceeded) {
+		err = meta.E("tell access", meta.Unavailable, q.Client, err)
+	}
+	return answer, err
 }
 
 // close ends the connections to the metadata servers.

@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"time"
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/fuse"
@@ -14,13 +15,13 @@ import (
 
 // StreamFiles returns a function that makes the streams of a client's tree, for the client's mounts.
 // The caller has called g.Open.
-func StreamFiles(g StreamGateways) func(*penstock.Client) fuse.Streams {
+func StreamFiles(g *StreamGateways) func(*penstock.Client) fuse.Streams {
 	return func(c *penstock.Client) fuse.Streams { return streamFiles{c, g} }
 }
 
 type streamFiles struct {
 	client   *penstock.Client
-	gateways StreamGateways
+	gateways *StreamGateways
 }
 
 func (s streamFiles) Tail(ctx context.Context, volume meta.VolumeID, partition meta.Ino, offset int64, skip int) (fuse.StreamTail, error) {
@@ -35,11 +36,19 @@ func (s streamFiles) Tail(ctx context.Context, volume meta.VolumeID, partition m
 	return t, nil
 }
 
-func (s streamFiles) HasInput() bool { return len(s.gateways.Addresses) > 0 }
+// hasInputWait bounds the wait for the list of gateways, while a program opens in.jsonl.
+const hasInputWait = 5 * time.Second
+
+func (s streamFiles) HasInput(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, hasInputWait)
+	defer cancel()
+	found, err := s.gateways.addresses(ctx)
+	return len(found) > 0 || err != nil // without an answer now, Append asks again
+}
 
 func (s streamFiles) Input(volume meta.VolumeID, dir meta.Ino, as fuse.InputName) (fuse.StreamInput, error) {
 	cfg := client.Config{
-		Gateways: s.gateways.Addresses, Directory: &ingest.Directory{Volume: uint64(volume), Inode: uint64(dir)},
+		Find: s.gateways.addresses, Directory: &ingest.Directory{Volume: uint64(volume), Inode: uint64(dir)},
 		Name: as.Name, Next: as.Next, Promised: as.Promised, Impatient: true, Dial: s.gateways.dial,
 	}
 	if as.Partition >= 0 {

@@ -56,6 +56,7 @@ type Unsafe struct {
 	OwnClock  bool // chunk servers judge capabilities by local clocks
 	NoLaunder bool // mounts give leases back with pages of mappings still in the kernel
 	NoDrain   bool // a mount that ends discards changes that are not durable
+	Lines     fuse.UnsafeLines
 }
 
 // identity is the content of a data directory's identityFile.
@@ -205,7 +206,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	if err != nil {
 		return s, err
 	}
-	var gateways StreamGateways
+	gateways := &StreamGateways{}
 	// A mount that must log in is one of 'penstock mount'.
 	if s.Gateway != nil && s.Gateway.Ingest != "" && cfg.Doors.Users == "" && cfg.Doors.Cert == "" {
 		gateways.Addresses = []string{s.Gateway.Ingest}
@@ -299,7 +300,7 @@ type MountConfig struct {
 	WriteBuffer int64
 	MetaCache   int
 	NoLaunder   bool // see Unsafe
-	Gateways    StreamGateways
+	Gateways    *StreamGateways
 }
 
 // Mount is a client together with its mount.

@@ -25,6 +25,9 @@ type Config struct {
 	// Gateways are addresses, host:port, of the gRPC servers of gateways. The Producer asks the
 	// next one when one fails.
 	Gateways []string
+	// Find, if not nil, gives addresses in place of Gateways. The Producer calls Find before it
+	// connects to a gateway that no other gateway has named.
+	Find func(ctx context.Context) ([]string, error)
 	// Stream is the path of the stream; "": Directory names the stream.
 	Stream string
 	// Directory is the directory of the stream.
@@ -85,7 +88,7 @@ func New(cfg Config) (*Producer, error) {
 	} else {
 		cfg.Directory = nil
 	}
-	if len(cfg.Gateways) == 0 || cfg.Name == "" || cfg.Stream == "" {
+	if len(cfg.Gateways) == 0 && cfg.Find == nil || cfg.Name == "" || cfg.Stream == "" {
 		return nil, meta.E("make producer", meta.Invalid, cfg.Stream, errors.New("a producer has a name, a stream and the address of a gateway"))
 	}
 	if cfg.Dial == nil {
@@ -212,8 +215,11 @@ func (p *Producer) open(ctx context.Context) error {
 		return nil
 	}
 	if p.conn == nil {
-		conn, err := grpc.NewClient(cmp.Or(p.sent, p.cfg.Gateways[p.gateway%len(p.cfg.Gateways)]), p.cfg.Dial...)
-		p.sent = "" // if the named gateway fails, the Producer asks the known ones again
+		at, err := p.address(ctx)
+		if err != nil {
+			return err
+		}
+		conn, err := grpc.NewClient(at, p.cfg.Dial...)
 		if err != nil {
 			return p.fail(meta.Invalid, err)
 		}
@@ -248,6 +254,26 @@ func (p *Producer) open(ctx context.Context) error {
 		last = *opened.LastSequence
 	}
 	return p.learn(last)
+}
+
+// address returns the address of the gateway to connect to: the gateway that another gateway has
+// named, else the next of the known gateways. Errors: Unavailable (no gateway is known now).
+func (p *Producer) address(ctx context.Context) (string, error) {
+	if at := p.sent; at != "" {
+		p.sent = "" // if the named gateway fails, the Producer asks the known ones again
+		return at, nil
+	}
+	known := p.cfg.Gateways
+	if p.cfg.Find != nil {
+		var err error
+		if known, err = p.cfg.Find(ctx); err != nil {
+			return "", p.fail(meta.Unavailable, err)
+		}
+	}
+	if len(known) == 0 {
+		return "", p.fail(meta.Unavailable, errors.New("no gateway that takes appends runs now"))
+	}
+	return known[p.gateway%len(known)], nil
 }
 
 // learn takes the last number in the partition from a gateway.

@@ -40,7 +40,10 @@ type Config struct {
 	Users *stream.Users
 	// TLS encrypts all connections; nil: none. A client certificate that TLS accepts logs the client
 	// in as the user of Users with the certificate's common name.
-	TLS    *tls.Config
+	TLS *tls.Config
+	// Member returns the login of a client of the cluster, by its certificate of the cluster; nil for
+	// another client. Member is nil if TLS lets no such client in. Errors: AccessDenied.
+	Member func(tls.ConnectionState) (*stream.Login, error)
 	Logger *slog.Logger
 	Limits Limits
 }
@@ -225,6 +228,11 @@ type loginKey struct{}
 func (s *Server) login(r *http.Request) (*stream.Login, error) {
 	if name, password, ok := r.BasicAuth(); ok {
 		return s.cfg.Users.Check(r.Context(), name, password)
+	}
+	if r.TLS != nil && s.cfg.Member != nil {
+		if as, err := s.cfg.Member(*r.TLS); as != nil || err != nil {
+			return as, err
+		}
 	}
 	if r.TLS != nil {
 		if as, err := s.cfg.Users.BeginTLS(*r.TLS); as != nil || err != nil {
