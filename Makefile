@@ -118,7 +118,7 @@ e2e-tables: deps ## ClickHouse, DuckDB and hyparquet read the published table of
 	$(GO) test -timeout 15m -count 1 -v ./test/streams -run '^TestTable$$' -readers $(CURDIR)/test/streams/readers
 
 .PHONY: e2e-streams
-e2e-streams: deps build ## Kafka clients in Go, Python, Node.js and C use the streams of a `penstock up`; prints a table (needs Node.js)
+e2e-streams: deps build ## Kafka clients in Go, Python, Node.js and C use the streams of a `penstock up`; PyTorch trains from a stream; prints a table (needs Node.js)
 	@DEPS=test/clients/deps.txt scripts/deps.sh
 	cd test/clients/scripts && npm install --no-audit --no-fund
 	cd test/clients && $(GO) test -timeout 20m -count 1 -v -skip '^TestKgo$$' . -program $(abspath $(BIN))

@@ -99,7 +99,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func startServer(t *testing.T) *server {
+func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
 	bin, err := filepath.Abs(*program)
 	if err != nil {
@@ -107,7 +107,7 @@ func startServer(t *testing.T) *server {
 	}
 	s := &server{addr: freeAddress(t), ingest: freeAddress(t), dir: filepath.Join(t.TempDir(), "d")}
 	var logs bytes.Buffer
-	up := exec.Command(bin, "up", "--dir", s.dir, "--kafka", s.addr, "--ingest", s.ingest)
+	up := exec.Command(bin, append([]string{"up", "--dir", s.dir, "--kafka", s.addr, "--ingest", s.ingest}, args...)...)
 	up.Stdout, up.Stderr = &logs, &logs
 	if err := up.Start(); err != nil {
 		t.Fatal(err)
