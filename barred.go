@@ -14,8 +14,8 @@ import (
 // give a lease up. For a lease that was not granted, or came too late, the file's own writer
 // asks.
 //
-// A file without further writes is asked for once: its lease ends with the next barrier, and
-// the file is not among the barred files then.
+// The lease of a file without further writes is requested once: the next barrier takes the lease
+// back, and does not add the file to the barred files.
 type barred struct {
 	mu   sync.Mutex
 	inos map[meta.Ino]struct{}

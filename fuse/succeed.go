@@ -29,9 +29,9 @@ func (cfg *ServeConfig) succeed(ctx context.Context, place *hold.Registration) (
 		return nil, err
 	}
 	if found && (kernel.Ended(int(device.Fd())) || !cfg.Replace && !cfg.Must && elsewhere(dir, memory)) {
-		// The mount was unmounted while no process served it, by force, or while a program
-		// used it. In the last case a successor started by the holder continues the old mount,
-		// and a process started otherwise makes a new mount.
+		// While no process served the mount, the mount was unmounted, by force or with a program
+		// still inside. If a program is inside, a successor started by the holder continues the
+		// old mount, and a process started otherwise makes a new mount.
 		taking, stop := place.Taking(ctx)
 		err := cfg.settle(taking, dir, device, memory)
 		stop()

@@ -99,7 +99,7 @@ func (t *terms) admit(o *meta.Order) error {
 		case meta.OrderStat, meta.OrderList, meta.OrderVerify:
 			return nil // these orders change nothing
 		}
-		return meta.E("order", meta.Fenced, o.Chunk.String(), fmt.Errorf("the owner of volume %d in term %d orders, one of term %d did before", o.Owner, o.Term, seen))
+		return meta.E("order", meta.Fenced, o.Chunk.String(), fmt.Errorf("the order is from the owner of volume %d in term %d, and an owner of the later term %d has already sent orders", o.Owner, o.Term, seen))
 	}
 	return nil
 }
@@ -120,7 +120,7 @@ func (t *terms) keep(ctx context.Context) {
 			}
 		}
 		if err := t.save(); err != nil {
-			t.slog.Warn("which owners gave orders could not be written down", "error", err)
+			t.slog.Warn("the terms of owners could not be written; after a restart only the chunks' fences refuse orders of deposed owners", "error", err)
 		}
 	}
 }

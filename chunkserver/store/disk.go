@@ -30,7 +30,7 @@ type Disk interface {
 	// Space returns the size of the file system and the bytes available to the store.
 	Space() (total, free uint64, err error)
 	// Lock keeps other processes out until the returned Closer is closed.
-	// DirectoryInUse is told as an error matching os.ErrExist.
+	// If another process has the directory, the error matches os.ErrExist.
 	Lock() (io.Closer, error)
 }
 

@@ -27,8 +27,8 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 	if err := ctx.Err(); err != nil {
 		return nil, meta.E("list chunks", meta.Canceled, "", err)
 	}
-	// Chunks known to the log only come first: a checkpoint may add such chunks to the
-	// directory meanwhile, and nothing moves the other way.
+	// List the chunks in the log before the files: a checkpoint moves chunks from the log to the
+	// directory, and never back, so no chunk is missed.
 	var ids []meta.ChunkID
 	var pinned []*chunk
 	s.mu.Lock()

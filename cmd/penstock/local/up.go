@@ -30,8 +30,8 @@ type Config struct {
 	Logger       *slog.Logger
 	CommitDelay  time.Duration
 	DigestRate   uint64 // see MetaConfig
-	// Kafka is the address at which streams are served to Kafka clients; "": they are not. If
-	// KafkaOptional, an address that is not free is no error.
+	// Kafka is the address of the server for Kafka clients; "": no such server. If KafkaOptional,
+	// an address that is not free is no error.
 	Kafka         string
 	KafkaOptional bool
 	// Doors say how the gateway's servers know their clients.
@@ -199,7 +199,8 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	}
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	s.Gateway, err = StartGateway(ctx, GatewayConfig{
-		// The data directory is locked: no other process has the name, and a restart is the same one.
+		// The data directory is locked: no other process has the name, and a restart goes on with
+		// the same registration.
 		Meta: []string{s.Meta.Addr}, Cluster: s.Meta.cluster.ID(), Name: "up", Instance: "up", Logger: cfg.Logger,
 		Kafka: cfg.Kafka, KafkaOptional: cfg.KafkaOptional, Ingest: cfg.Ingest, IngestOptional: cfg.IngestOptional, Doors: cfg.Doors, Idle: cfg.StreamIdle, Unsafe: cfg.Unsafe.Streams,
 	})
