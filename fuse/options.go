@@ -98,13 +98,13 @@ func Remount(dir string, o Options) error {
 	}
 	switch {
 	case slices.Contains(has, optionFrozen) && !o.ReadOnly:
-		return meta.E(op, meta.ReadOnly, at, errors.New("a snapshot or an immutable volume can't be mounted for writing: say ro"))
+		return meta.E(op, meta.ReadOnly, at, errors.New("a snapshot or an immutable volume can't be mounted for writing: remount it with the option ro"))
 	case o.Private && !slices.Contains(has, optionPrivate), o.AllowOther && slices.Contains(has, optionPrivate):
-		return meta.E(op, meta.Invalid, at, errors.New("a remount can't change which users may look into the mount: unmount it first"))
+		return meta.E(op, meta.Invalid, at, errors.New("a remount can't change which users may look into the mount: unmount the mount first"))
 	case o.NoBlock && kind == typeBlock:
-		return meta.E(op, meta.Invalid, at, errors.New("noblock is decided when it is mounted: unmount it before"))
+		return meta.E(op, meta.Invalid, at, errors.New("a remount can't change noblock: unmount the mount first"))
 	case o.NoOpen && !slices.Contains(has, optionNoOpen), o.Passthrough && slices.Contains(has, optionNoOpen):
-		return meta.E(op, meta.Invalid, at, errors.New("how files are opened is decided when it is mounted: unmount it before"))
+		return meta.E(op, meta.Invalid, at, errors.New("a remount can't change how files are opened: unmount the mount first"))
 	}
 	flags := o.flags() | unix.MS_REMOUNT
 	if !o.NoAtime { // without such a flag a remount keeps the old setting

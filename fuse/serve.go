@@ -32,7 +32,7 @@ type ServeConfig struct {
 	// Admit checks the volume of Source before the mount, and refuses with an error; nil: no
 	// check.
 	Admit func(context.Context, *penstock.Volume) error
-	// Ready is told of the live mount; nil: nobody is.
+	// Ready is called with the live mount; nil: no call.
 	Ready func(*Mount, *penstock.Client)
 	// Settling is called with a mount that has ended, before its bytes are made durable; nil:
 	// no call.

@@ -524,10 +524,10 @@ type DropSnapshot struct {
 	Max uint32
 }
 
-// CountSnapshots corrects the count of bytes that only snapshots hold, in a volume with a
-// quota for them: Add is added to the result of the count since it began. The counting task of
-// the owner sends it (package meta/namespace, Recounted). Errors: Again (a snapshot was
-// deleted since the count began; count anew).
+// CountSnapshots corrects the count of bytes that only snapshots hold, in a volume with a quota for
+// them: Add is the correction of the sum in the volume's record. The counting task of the owner
+// sends it (package meta/namespace, Recounted). Errors: Again (a snapshot was deleted since the
+// count began; count anew).
 type CountSnapshots struct {
 	Epoch uint64
 	Add   int64
@@ -676,7 +676,7 @@ type Result struct {
 	ParentAttr    Attr // after the change; Ino zero when not set
 	NewParentAttr Attr
 	Volume        VolumeID // Lookup of a junction
-	Existed       bool     // Create found the name; Write, Fallocate, CopyRange: tell with Closed
+	Existed       bool     // Create: the name existed; Write, Fallocate, CopyRange: the owner asks for Closed
 	Entries       []Dirent
 	EOF           bool
 	Data          []byte

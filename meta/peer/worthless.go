@@ -13,9 +13,8 @@ type Worthless map[string]uint64
 // everyAdmission is above all admissions.
 const everyAdmission = 1 << 32
 
-// WorthlessBelow returns the list entry by which certificates of admissions below n are
-// refused: "role/name<3". A reader without support for admissions takes the entry for a name
-// that nobody has. An entry without an admission, "role/name", refuses all certificates of the
+// WorthlessBelow returns the list entry by which certificates of admissions below n are refused:
+// "role/name<3". An entry without an admission, "role/name", refuses all certificates of the
 // identity.
 func WorthlessBelow(who string, n uint32) string { return fmt.Sprintf("%s<%d", who, n) }
 

@@ -53,8 +53,9 @@ func newInflow(ctx context.Context, s *Server, body io.Reader, deadline func(tim
 	return f
 }
 
-// Read reads bytes of messages. After an error the body ends between two messages, with io.EOF,
-// and failure says why: grpc-go would answer another error itself, with a code of its own.
+// Read reads bytes of messages. After an error, Read ends the body with io.EOF between two
+// messages, and failure returns the error. Read returns no other error, because grpc-go would
+// answer such an error with a code of its own choice.
 func (f *inflow) Read(p []byte) (int, error) {
 	if len(f.rest) == 0 {
 		if err := f.next(); err != nil {
@@ -106,8 +107,9 @@ func (f *inflow) next() error {
 	if length > maxMessage {
 		return meta.E("append", meta.TooBig, "message", fmt.Errorf("a message of %d bytes is larger than %d", length, maxMessage))
 	}
-	// The bytes twice, because grpc-go copies the message, and the encoded batch. The caller of
-	// answered waits for no memory, so that the memory comes in the end.
+	// The memory of a message is twice its bytes, because grpc-go copies the message, and the
+	// encoded batch. The caller of answered never waits for memory, so that the memory of earlier
+	// messages becomes free.
 	weight := 3 * length
 	if err := f.s.memory.Acquire(f.ctx, weight); err != nil {
 		return context.Cause(f.ctx)
