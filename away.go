@@ -24,7 +24,7 @@ func (wb *writeBack) patiently(ctx context.Context, in *inode, round func() erro
 		if !passing(err) {
 			return err
 		}
-		v.c.log.Warn("write back waits for servers", "inode", v.subject(in.ino), "err", err)
+		v.c.log.Warn("written bytes wait until servers answer", "inode", v.subject(in.ino), "err", err)
 		select {
 		case <-time.After(flushAgain):
 		case <-ctx.Done():

@@ -136,7 +136,7 @@ func (b *bulk) commit(ctx context.Context) error {
 	}
 	err := v.back.alone(ctx, b.in, true, func() error {
 		if v.owner.epoch.Load() != b.epoch {
-			return meta.E("write back", meta.SessionExpired, v.subject(b.in.ino), errors.New("this was given up when the session expired"))
+			return meta.E("write back", meta.SessionExpired, v.subject(b.in.ino), errors.New("the bytes were given up when the session expired"))
 		}
 		return v.changes.changeMap(ctx, nil, b.in, &meta.Write{Ino: b.in.ino, Extents: b.ext[b.done:], Synced: true})
 	})

@@ -29,7 +29,7 @@ const verifyAside = 4
 // NotSupported (a live volume), Stale, Corrupt.
 func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (Digest, DigestProgress, error) {
 	if v.view == nil {
-		return Digest{}, DigestProgress{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
+		return Digest{}, DigestProgress{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only snapshots have a digest: name one as VOLUME@SNAPSHOT"))
 	}
 	ctx = context.WithValue(ctx, pastIndex{}, true) // the digest must not depend on an index
 	src := digest.Asked{
@@ -54,7 +54,7 @@ func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (
 // computed yet, or not computable: the text says why).
 func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	if v.view == nil {
-		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
+		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only snapshots have a digest: name one as VOLUME@SNAPSHOT"))
 	}
 	s, err := v.view.of.snapshots.awaitDigest(ctx, v.view.snap.Name, false)
 	switch {

@@ -14,7 +14,7 @@ func (in *inode) expiredSince(f *file, epoch uint64) error {
 	if in.file == f && f.epoch == epoch {
 		return nil
 	}
-	return meta.E("write back", meta.SessionExpired, in.vol.subject(in.ino), errors.New("this was given up when the session expired"))
+	return meta.E("write back", meta.SessionExpired, in.vol.subject(in.ino), errors.New("the bytes were given up when the session expired"))
 }
 
 // stale: see expiredSince. mu is held.

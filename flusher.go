@@ -263,7 +263,7 @@ func (wb *writeBack) settleGroup(ctx context.Context, ws []*work) (last error) {
 	if ctx.Err() == nil {
 		v.c.buf.outcome(last)
 		if last = cmp.Or(last, waits); last != nil {
-			v.c.log.Warn("write back failed, will be tried again", "volume", v.name, "err", last)
+			v.c.log.Warn("written bytes of a volume could not be made durable; the client tries again", "volume", v.name, "err", last)
 		}
 	}
 	return last
@@ -650,7 +650,7 @@ func (wb *writeBack) syncAll(ctx context.Context) error {
 func (wb *writeBack) settle(in *inode) {
 	v := wb.v
 	if err := wb.flushOne(v.c.ctx, in, flushClose); err != nil {
-		v.c.log.Warn("write back failed, will be tried again", "inode", v.subject(in.ino), "err", err)
+		v.c.log.Warn("written bytes of a file could not be made durable; the client tries again", "inode", v.subject(in.ino), "err", err)
 		in.mu.Lock()
 		if in.file != nil {
 			in.file.fail(err, false)

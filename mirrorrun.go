@@ -178,7 +178,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		case time.Since(looked) > mirrorLook:
 			began := time.Now()
 			if err := w.watched(ctx, w.wanted, func(ctx context.Context) error { return w.look(ctx, &r) }); err != nil && ctx.Err() == nil {
-				w.log.Info("how far a mirror is behind could not be found out", "error", err)
+				w.log.Info("the bytes that a mirror is behind could not be counted; the worker tries again", "error", err)
 			}
 			// The estimate never takes more than a tenth of the time.
 			looked = time.Now().Add(min(10*time.Since(began), time.Hour))

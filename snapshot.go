@@ -419,7 +419,7 @@ func (w *view) end() {
 	c.views.over[v.id] = false
 	closed := c.closed
 	c.mu.Unlock()
-	c.log.Info("snapshot is gone", "snapshot", v.name)
+	c.log.Info("a snapshot in use was deleted: its files are stale", "snapshot", v.name)
 	ins := c.table.all(func(in *inode) bool { return in.vol == v })
 	for _, in := range ins {
 		in.mu.Lock()

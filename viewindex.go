@@ -106,7 +106,7 @@ func (m *mapped) ask(fn func(x *index.Index) error) (err error) {
 // Config.IndexDir. Index tells the progress. Errors: NotSupported (a live volume).
 func (v *Volume) UseIndex() error {
 	if v.view == nil {
-		return meta.E("use index", meta.NotSupported, v.name, errors.New("only of a snapshot"))
+		return meta.E("use index", meta.NotSupported, v.name, errors.New("only snapshots have an index"))
 	}
 	if s, ok := v.c.sess.(indexSession); ok && v.c.cfg.IndexDir != "" {
 		v.index.begun.Do(func() {

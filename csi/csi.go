@@ -96,13 +96,13 @@ func (c *Config) listen(socket string) (net.Listener, error) {
 	st, err := os.Lstat(socket)
 	if err == nil {
 		if st.Mode()&os.ModeSocket == 0 {
-			return nil, meta.E(op, meta.Invalid, socket, errors.New("something that is no socket is there"))
+			return nil, meta.E(op, meta.Invalid, socket, errors.New("the path exists and is no socket: remove it, or give another --endpoint"))
 		}
 		if there, err := net.Dial("unix", socket); err == nil {
 			pid := listener(there.(*net.UnixConn))
 			there.Close()
 			if c.Dying == nil || pid == 0 || !c.Dying(pid) {
-				return nil, meta.E(op, meta.Busy, socket, errors.New("another process serves there"))
+				return nil, meta.E(op, meta.Busy, socket, errors.New("another process serves this socket: end that process, or give another --endpoint"))
 			}
 			c.Logger.Warn("the socket belongs to a killed process that can't end: this process replaces the socket", "socket", socket, "pid", pid)
 		}

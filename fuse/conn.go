@@ -751,6 +751,6 @@ func (c *conn) closeBacking(id int32) {
 		return
 	}
 	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(c.fd), ioctlBackingClose, uintptr(unsafe.Pointer(&id))); errno != 0 {
-		c.log.Warn("passthrough id not taken back", "id", id, "err", errno)
+		c.log.Warn("the kernel keeps a backing file that the mount no longer needs", "id", id, "err", errno)
 	}
 }

@@ -189,7 +189,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	f.conn.resend()
 	f.conn.serve()
 	go m.finish(func() {})
-	cfg.Logger.Info("took over", "dir", h.Dir, "source", h.Source, "generation", h.Generation+1, "records", len(left))
+	cfg.Logger.Info("this process took the mount over", "dir", h.Dir, "source", h.Source, "generation", h.Generation+1, "records", len(left))
 	return m, nil
 }
 

@@ -43,7 +43,7 @@ func (cfg *ServeConfig) succeed(ctx context.Context, place *hold.Registration) (
 		found = false
 	}
 	if !found && (cfg.Replace || cfg.Must) {
-		return nil, meta.E("take over mount", meta.NotFound, dir, errors.New("the holder doesn't have it"))
+		return nil, meta.E("take over mount", meta.NotFound, dir, errors.New("the holder does not have this mount: mount without --replace"))
 	}
 	k := &Succession{}
 	if found {

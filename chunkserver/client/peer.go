@@ -106,7 +106,7 @@ func (p *peer) dial(ctx context.Context, pool int) (*link, error) {
 		p.mu.Lock()
 		p.missedLocked()
 		p.mu.Unlock()
-		return nil, meta.E(op, meta.Unavailable, subject, errors.New("no such server is known"))
+		return nil, meta.E(op, meta.Unavailable, subject, errors.New("the metadata servers have not announced a chunk server with this number"))
 	}
 	p.mu.Lock()
 	wait, werr := p.addr == info.Addr && time.Now().Before(p.down), p.downErr

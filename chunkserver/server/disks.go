@@ -278,10 +278,10 @@ func (ds *Disks) open(spec DiskSpec, rec disksRecord) *disk {
 				}
 			}
 		}
-		ds.slog.Error("disk not used", "path", d.path, "disk", d.id, "error", err)
+		ds.slog.Error("a disk is not used", "path", d.path, "disk", d.id, "error", err)
 		return d
 	}
-	ds.slog.Info("disk", "path", d.path, "disk", d.id, "class", d.class)
+	ds.slog.Info("a disk is in use", "path", d.path, "disk", d.id, "class", d.class)
 	return d
 }
 

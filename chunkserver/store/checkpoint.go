@@ -280,7 +280,7 @@ func (cp *checkpoints) run() {
 			continue
 		}
 		if err := cp.s.Checkpoint(); err != nil {
-			cp.s.slog.Warn("chunk store checkpoint failed", "err", err)
+			cp.s.slog.Warn("a checkpoint of the disk's log failed; the store tries again", "err", err)
 			// Leave a full disk some time to be cleared.
 			select {
 			case <-cp.s.stop:

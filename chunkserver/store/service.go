@@ -400,7 +400,7 @@ func (s *Store) trim(c *chunk, before Stamp) {
 		upTo = c.length
 	}
 	if err := h.Truncate(int64(c.length)); err != nil {
-		s.slog.Warn("sealed chunk not trimmed", "chunk", c.id.String(), "err", err)
+		s.slog.Warn("the file of a sealed chunk could not be cut to the chunk's length", "chunk", c.id.String(), "err", err)
 	}
 	s.toVerify(c, h, upTo)
 	c.bits = nil

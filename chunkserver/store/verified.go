@@ -409,13 +409,13 @@ func (vs *verifications) load() {
 	b, err := readFile(vs.s.d, verifiedName, verifiedHead+verifiedEntry*maxVerified+4)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			vs.s.slog.Warn("record of verified chunks unreadable", "err", err)
+			vs.s.slog.Warn("the record of verified chunks can't be read: chunks are verified again", "err", err)
 		}
 		return
 	}
 	all, err := decodeVerified(b, vs.s.f.disk, vs.s.o.Boot)
 	if err != nil {
-		vs.s.slog.Info("record of verified chunks not used", "err", err)
+		vs.s.slog.Info("the record of verified chunks is not used: chunks are verified again", "err", err)
 		return
 	}
 	vs.vouched = all
@@ -444,7 +444,7 @@ func (vs *verifications) save() {
 		err = vs.s.d.Rename(verifiedName+tmpSuffix, verifiedName)
 	}
 	if err != nil {
-		vs.s.slog.Warn("record of verified chunks not written", "err", err)
+		vs.s.slog.Warn("the record of verified chunks could not be written: chunks are verified again after a restart", "err", err)
 	}
 }
 

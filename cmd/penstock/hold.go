@@ -293,7 +293,7 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 		return err
 	}
 	if len(mounts) != 1 {
-		return meta.E(op, meta.NotFound, dir, errors.New("the holder doesn't have it"))
+		return meta.E(op, meta.NotFound, dir, errors.New("the holder has no mount at this path"))
 	}
 	start := mounts[0].Command
 	if unit, ok := unitOf(start.Env, mounts[0].PID); ok {

@@ -261,7 +261,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c, Hold: holder != nil}), nil)
 			if err != nil {
 				// Programs may already use the mount, so go on without metrics.
-				log.Error("no metrics", "error", err)
+				log.Error("the mount goes on without metrics, because its admin endpoint can't be served", "error", err)
 			} else {
 				stopAdmin = stop
 			}

@@ -79,7 +79,7 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 	// With -1000 the kernel spares the supervisor even when it kills a whole group; -999 is
 	// not enough.
 	if err := os.WriteFile(oomFile, []byte("-1000"), 0); err != nil {
-		log.Warn("the supervisor of the node agent may be killed for want of memory as anybody", "err", err)
+		log.Warn("the supervisor of the node agent could not exempt itself from the out-of-memory killer", "err", err)
 	}
 	signals, ends := make(chan os.Signal, 8), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
@@ -97,7 +97,7 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 		select {
 		case <-start.C:
 			if err := s.start(); err != nil {
-				log.Error("no agent can be started", "err", err)
+				log.Error("the node agent could not be started; the supervisor tries again", "err", err)
 				start.Reset(s.failed(agentKilled))
 			}
 		case sig := <-signals:

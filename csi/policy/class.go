@@ -89,7 +89,7 @@ var mutable = map[string]setter{
 	},
 	"spread": func(t *Terms, v string) (err error) {
 		if t.Policy.Spread, err = meta.ParseSpread(v); err != nil {
-			return errors.New("it is host, rack or dc")
+			return errors.New("the value must be host, rack or dc")
 		}
 		return nil
 	},
@@ -97,7 +97,7 @@ var mutable = map[string]setter{
 	"quotaSnapshots": boolean(func(p *meta.Policy, on bool) { p.QuotaSnapshots = on }),
 	"compression": func(t *Terms, v string) (err error) {
 		if t.Compression, err = meta.ParseCompression(v); err != nil {
-			return errors.New("it is none, s2 or zstd")
+			return errors.New("the value must be none, s2 or zstd")
 		}
 		return nil
 	},
@@ -279,7 +279,7 @@ func ReadInline(attributes map[string]string) (t Terms, err error) {
 		switch {
 		case k == "size":
 			if t.Policy.QuotaBytes, err = parseSize(v); err == nil && t.Policy.QuotaBytes == 0 {
-				err = errors.New("it is more than nothing")
+				err = errors.New("the value must be greater than 0")
 			}
 		case k == "class" || k == "noatime" || k == "inodes":
 			err = mutable[k](&t, v)
@@ -323,7 +323,7 @@ func Size(required, limit int64) (uint64, error) {
 	const op = "choose size"
 	switch {
 	case required < 0 || limit < 0:
-		return 0, meta.E(op, meta.Invalid, "capacity", errors.New("a capacity is not negative"))
+		return 0, meta.E(op, meta.Invalid, "capacity", errors.New("a capacity must not be negative"))
 	case limit > 0 && required > limit:
 		return 0, meta.E(op, meta.Range, "capacity", fmt.Errorf("%d bytes are required, more than the limit of %d", required, limit))
 	case required == 0:

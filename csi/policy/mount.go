@@ -27,7 +27,7 @@ func MountOptions(flags []string, readOnly bool) ([]string, error) {
 	for _, f := range flags {
 		if !slices.Contains(mountOptions, f) {
 			name, _, _ := strings.Cut(f, "=") // the value could be a password
-			return nil, meta.E("read mount options", meta.Invalid, strconv.Quote(name[:min(len(name), 64)]), errors.New("it is not one that a claim may have"))
+			return nil, meta.E("read mount options", meta.Invalid, strconv.Quote(name[:min(len(name), 64)]), errors.New("claims may not have this mount option"))
 		}
 		if !slices.Contains(out, f) && f != "relatime" {
 			out = append(out, f)

@@ -28,7 +28,7 @@ func parseLevel(s string) (Level, error) {
 			return Level(i), nil
 		}
 	}
-	return 0, errors.New("it is none, zone, rack or host")
+	return 0, errors.New("the value must be none, zone, rack or host")
 }
 
 // Keys of topology segments.

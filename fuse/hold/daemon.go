@@ -145,7 +145,7 @@ func (d *Daemon) Serve(ctx context.Context, l *net.UnixListener) error {
 		}
 		pid, err := trusted(c)
 		if err != nil {
-			d.cfg.Logger.Warn("refused", "err", err)
+			d.cfg.Logger.Warn("the holder refused a connection", "err", err)
 			c.Close()
 			continue
 		}
@@ -329,7 +329,7 @@ func (d *Daemon) put(conn *connection, p *packet, fds []*os.File) {
 	m.server, m.successor, m.starting, m.stillLooks, m.yielded, m.leaving, m.servedSince = conn, nil, 0, 0, false, false, time.Now()
 	m.aborted = false
 	conn.send(&packet{Op: p.Op, Name: p.Name, Found: true})
-	d.cfg.Logger.Info("held", "mount", p.Name, "pid", conn.pid, "taken", m.taken)
+	d.cfg.Logger.Info("the holder has a mount", "mount", p.Name, "pid", conn.pid, "taken", m.taken)
 	d.answerWaiters(m)
 }
 

@@ -96,7 +96,7 @@ func (r *Registration) watch(c *Client) {
 		if c = r.putAgain(); c == nil {
 			return
 		}
-		r.cfg.Logger.Info("held again", "dir", r.name)
+		r.cfg.Logger.Info("a holder has the mount again", "dir", r.name)
 	}
 }
 

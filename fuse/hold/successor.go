@@ -12,7 +12,7 @@ import (
 
 // lostServer has another process serve a mount. Caller holds mu.
 func (d *Daemon) lostServer(m *record) {
-	d.cfg.Logger.Warn("a mount has no process any more", "mount", m.name, "pid", m.server.pid)
+	d.cfg.Logger.Warn("a mount has no process any more: its users wait for the next process", "mount", m.name, "pid", m.server.pid)
 	// A server that repeatedly ends soon after its start counts as no server; a request may be
 	// the cause of the end.
 	if m.yielded || m.unservedSince.IsZero() || time.Since(m.servedSince) >= d.cfg.Settle {
@@ -66,7 +66,7 @@ func (d *Daemon) respawn(m *record, which int, pause time.Duration) {
 			Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 		}
 		if err := cmd.Start(); err != nil {
-			d.cfg.Logger.Error("no successor", "mount", m.name, "err", err)
+			d.cfg.Logger.Error("no successor could be started for a mount's process", "mount", m.name, "err", err)
 			d.successorCame(m, which)
 			d.tryAgain(m)
 			return

@@ -396,12 +396,12 @@ func (s *Session) fetchCap(v meta.VolumeID) []byte {
 	vs := s.volume(v)
 	vs.capFetch = false
 	if err != nil {
-		s.log.Warn("no capability to read", "volume", v, "error", err)
+		s.log.Warn("the client got no capability to read a volume's chunks; it asks again", "volume", v, "error", err)
 		return vs.cap
 	}
 	r, ok := m.(*wire.CapsRe)
 	if !ok || r.Status.Err != meta.KindOK {
-		s.log.Warn("no capability to read", "volume", v)
+		s.log.Warn("the owner gave no capability to read a volume's chunks; the client asks again", "volume", v)
 		return vs.cap
 	}
 	vs.cap, vs.capLife = r.Cap, time.Duration(r.TTL)*time.Millisecond

@@ -111,7 +111,7 @@ func (s *Session) askForeignCap(id meta.ChunkID, f *foreignCap, refused []byte) 
 	}
 	// The clone has a new owner, or its owner forgot the chunk: opening the file again makes
 	// the owner note the chunk.
-	s.log.Debug("no capability to read", "chunk", id, "clone", via, "error", err)
+	s.log.Debug("the client got no capability to read a chunk through a clone", "chunk", id, "clone", via, "error", err)
 	if f.cap != nil && time.Until(f.until) > 0 && !bytes.Equal(f.cap, refused) {
 		return f.cap, true
 	}

@@ -195,7 +195,7 @@ func (c *Cluster) keepView(ctx context.Context) {
 		began := time.Now()
 		call, cancel := context.WithTimeout(ctx, refresh)
 		if _, err := c.Refresh(call); err != nil && ctx.Err() == nil {
-			c.log.Warn("the cluster's state could not be read", "err", err)
+			c.log.Warn("the cluster's state could not be read from etcd; the server tries again", "err", err)
 		}
 		cancel()
 		pause = time.After(min(3*time.Since(began), maxPause))
@@ -437,7 +437,7 @@ func (c *Cluster) addTo(v *View, part string, kv *mvccpb.KeyValue) {
 		v.leave(part, name, false)
 		return
 	}
-	c.log.Warn("a cluster record is left out", "key", string(kv.Key), "err", err)
+	c.log.Warn("a record of the cluster can't be decoded, and is left out", "key", string(kv.Key), "err", err)
 	v.remove(name)
 	v.leave(part, name, true)
 }

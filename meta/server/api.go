@@ -345,7 +345,7 @@ func (s *Server) here(name string) error {
 			return &atOther{meta.E("ask metadata server", meta.NotOwner, m.Addr, errors.New("it is another one"))}
 		}
 	}
-	return meta.E("find metadata server", meta.NotFound, name, errors.New("none of this name is there now"))
+	return meta.E("find metadata server", meta.NotFound, name, errors.New("no metadata server of this name runs now: see 'penstock cluster status'"))
 }
 
 // peerClients call other metadata servers.

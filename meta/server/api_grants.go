@@ -74,7 +74,7 @@ func (a grantsAPI) AddGrant(ctx context.Context, q *admin.AddGrantRequest) (*adm
 	if g, err = t.Members.AddGrant(ctx, g); err != nil {
 		return nil, err
 	}
-	a.s.log.Info("granted", "grant", g.ID, "to", g.Who, "volume", g.Volume, "rights", g.Rights.String(), "users", g.Users)
+	a.s.log.Info("a grant was made", "grant", g.ID, "to", g.Who, "volume", g.Volume, "rights", g.Rights.String(), "users", g.Users)
 	answer := &admin.Grant{}
 	admin.Say(answer, g)
 	return answer, nil
@@ -98,7 +98,7 @@ func (a grantsAPI) GrantForUse(ctx context.Context, q *admin.GrantForUseRequest)
 	for _, v := range q.Volumes {
 		id, right := meta.VolumeID(v.Volume), cluster.Rights(v.Right) // see TestRightsAreThoseOfGrants
 		if _, twice := want[id]; twice || id == 0 {
-			return nil, meta.E(op, meta.Invalid, fmt.Sprint(id), errors.New("each volume is named once"))
+			return nil, meta.E(op, meta.Invalid, fmt.Sprint(id), errors.New("the request names the volume twice"))
 		}
 		want[id] = right
 	}
@@ -195,7 +195,7 @@ func (a grantsAPI) EvictMember(ctx context.Context, q *admin.EvictMemberRequest)
 		}
 		return nil, err
 	}
-	a.s.log.Warn("evicted", "identity", q.Identity)
+	a.s.log.Warn("an identity was evicted", "identity", q.Identity)
 	return &admin.EvictMemberResponse{}, nil
 }
 

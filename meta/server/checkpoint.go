@@ -378,7 +378,7 @@ func (cps *checkpoints) checkpoint(ctx context.Context) error {
 	}
 	k.mu.Unlock()
 	k.srv.stats.checkpoints.Add(1)
-	k.log.Info("checkpoint", "seq", pos.Seq, "files", len(files), "stored", len(added), "took", time.Since(start).Round(time.Millisecond))
+	k.log.Info("a checkpoint was made", "seq", pos.Seq, "files", len(files), "stored", len(added), "took", time.Since(start).Round(time.Millisecond))
 	cps.deleteOldBlobs(ctx)
 	return nil
 }

@@ -250,12 +250,12 @@ func (cl *collection) reapSome() (more bool) {
 		inos = append(inos, ino)
 		return len(inos) < 8
 	}); err != nil {
-		k.log.Error("reaping", "error", err)
+		k.log.Error("files whose bytes are to be removed can't be read; the owner tries again", "error", err)
 		return false
 	}
 	for _, ino := range inos {
 		if _, err := k.run(&meta.Reap{Ino: ino, Max: 1024}, 0); err != nil {
-			k.log.Error("reaping", "inode", ino, "error", err)
+			k.log.Error("the bytes of a removed file could not be removed; the owner tries again", "inode", ino, "error", err)
 			return false
 		}
 	}
@@ -276,7 +276,7 @@ func (cl *collection) deleteSome() (more bool) {
 	if err != nil || len(chunks) == 0 {
 		k.mu.Unlock()
 		if err != nil {
-			k.log.Error("collecting chunks", "error", err)
+			k.log.Error("chunks to be deleted can't be read; the owner tries again", "error", err)
 		}
 		return false
 	}
@@ -307,7 +307,7 @@ func (cl *collection) deleteSome() (more bool) {
 				return
 			}
 			if _, err := k.run(&meta.DropChunk{Chunk: c.ID}, 0); err != nil {
-				k.log.Error("dropping the record of a deleted chunk", "chunk", c.ID, "error", err)
+				k.log.Error("the record of a deleted chunk could not be removed; the owner tries again", "chunk", c.ID, "error", err)
 				return
 			}
 			done.Add(1)

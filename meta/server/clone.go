@@ -171,7 +171,7 @@ func (cl *clones) makeClone(ctx context.Context, name, snapshot string, token ui
 		k.tasks.snapshots.Wake() // deletes the rest
 		return none, err
 	}
-	k.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
+	k.log.Info("a clone was made", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
 	return row, nil
 }
 

@@ -489,7 +489,7 @@ func (d *digesting) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	if err != nil {
 		return err
 	}
-	k.log.Info("digest of a snapshot", "name", sn.Name, "digest", sum.String(), "inodes", p.Inodes, "bytes", p.Bytes, "read", p.Read, "took", time.Since(began).Round(time.Millisecond))
+	k.log.Info("the digest of a snapshot was computed", "name", sn.Name, "digest", sum.String(), "inodes", p.Inodes, "bytes", p.Bytes, "read", p.Read, "took", time.Since(began).Round(time.Millisecond))
 	if err := k.await(k.ctx, wait); err != nil || v == nil {
 		return err
 	}
@@ -505,7 +505,7 @@ func (tr *trash) forgetDigests(v meta.VolumeID) {
 		return
 	}
 	if err := os.RemoveAll(tr.digestDir(v)); err != nil {
-		tr.log.Warn("known blocks of a deleted volume", "volume", v, "error", err)
+		tr.log.Warn("the known blocks of a deleted volume could not be removed", "volume", v, "error", err)
 	}
 }
 

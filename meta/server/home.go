@@ -277,7 +277,7 @@ func (hs *hosted) forget(o *owner) {
 // retire ends an owner after its sessions were sent to another server.
 func (hs *hosted) retire(o *owner) {
 	if err := o.closeStore(); err != nil {
-		o.log.Warn("closing the store", "error", err)
+		o.log.Warn("the store of a volume was closed with an error", "error", err)
 	}
 	hs.forget(o)
 	hs.goHome()

@@ -191,7 +191,7 @@ func newIndexTask(o *owner) *task.Task {
 						w.due = w.due.Add(indexAgain)
 					}
 					failed = errors.Join(failed, err)
-					o.log.Warn("no index of a snapshot yet", "generation", at, "again", time.Until(w.due).Round(time.Second), "error", err)
+					o.log.Warn("the index of a snapshot could not be made; the owner tries again", "generation", at, "again", time.Until(w.due).Round(time.Second), "error", err)
 				}
 				x.mu.Unlock()
 			}
@@ -269,7 +269,7 @@ func (ix *indexing) makeIndex(at meta.Generation) (err error) {
 			k.log.Info("a chunk of an index is sealed later", "chunk", p.Chunk, "error", err)
 		}
 	}
-	k.log.Info("index of a snapshot", "generation", at, "inodes", record.Inodes, "bytes", record.Length, "took", time.Since(began).Round(time.Millisecond))
+	k.log.Info("the index of a snapshot was made", "generation", at, "inodes", record.Inodes, "bytes", record.Length, "took", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 

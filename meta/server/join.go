@@ -148,7 +148,7 @@ func (en *enrolment) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) 
 	if err != nil {
 		return err
 	}
-	en.log.Info("joined the cluster", "identity", id.String(), "token", token.ID)
+	en.log.Info("a process joined the cluster", "identity", id.String(), "token", token.ID)
 	a2 := wire.JoinAnswer{Cluster: id.Cluster, Role: string(id.Role), Name: id.Name, Chain: chain, Authority: a.CertPEM()}
 	if id.Role == peering.Meta {
 		a2.Key = en.cfg.Trust.ClusterKey
@@ -182,7 +182,7 @@ func (en *enrolment) renew(ctx context.Context, who peering.Identity, request []
 	if chain, err = a.Sign(who, request); err != nil {
 		return nil, err
 	}
-	en.log.Info("certificate renewed", "identity", who.String())
+	en.log.Info("a certificate was renewed", "identity", who.String())
 	next, err := peering.IdentityIn(chain)
 	if err != nil {
 		return nil, err

@@ -30,7 +30,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 		}
 		if err != nil {
 			if s.ctx.Err() == nil && id != 0 {
-				s.log.Warn("chunk server lost", "server", id, "error", err)
+				s.log.Warn("the connection to a chunk server is lost; the chunk server connects again", "server", id, "error", err)
 			}
 			return
 		}
@@ -67,7 +67,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 				// The chunk server's own list of metadata servers may name few of them, or
 				// have a single name for all. Later changes go to every link.
 				l.send.Send(0, s.peers.metaList())
-				s.log.Info("chunk server", "server", id, "address", r.Info.Addr, "free", r.Info.Free)
+				s.log.Info("a chunk server connected", "server", id, "address", r.Info.Addr, "free", r.Info.Free)
 				for _, o := range s.hosted.owners() {
 					o.tasks.collection.Wake()
 				}
@@ -83,7 +83,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			}
 			if n := len(r.Events); n > 0 {
 				for _, e := range r.Events {
-					s.log.Warn("chunk server reports", "server", id, "event", e.Kind, "chunk", e.Chunk, "disk", e.Disk, "detail", e.Detail)
+					s.log.Warn("a chunk server reports an event", "server", id, "event", e.Kind, "chunk", e.Chunk, "disk", e.Disk, "detail", e.Detail)
 				}
 				s.repairs.events(id, r.Events)
 				acked = wire.Reported{Generation: r.Generation, Seq: r.Events[n-1].Seq}

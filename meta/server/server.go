@@ -597,7 +597,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	sess.detach(conn, err)
 	if err != nil && s.ctx.Err() == nil {
 		if k := meta.KindOf(err); k == meta.Protocol || k == meta.Version {
-			s.log.Warn("connection dropped", "session", sess.name, "error", err)
+			s.log.Warn("the server closes the connection of a client, which broke the protocol", "session", sess.name, "error", err)
 			return
 		}
 		// If the process has died, the session ends at once.

@@ -160,7 +160,7 @@ func (l *Lease) keep(ctx context.Context) {
 			l.end(meta.E("keep lease", meta.Fenced, "", errors.New("etcd ended it")))
 			return
 		case err != nil:
-			l.cfg.Logger.Warn("lease not renewed", "left", l.Left(), "err", err)
+			l.cfg.Logger.Warn("the server's lease at etcd was not renewed; the server tries again", "left", l.Left(), "err", err)
 			pause = l.cfg.TTL / 50
 		default:
 			l.mu.Lock()
