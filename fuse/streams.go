@@ -22,8 +22,8 @@ type Streams interface {
 	// a place on: bytes of the line of the record with an offset. With offset -1 the text begins
 	// with the next record to be appended.
 	Tail(ctx context.Context, volume meta.VolumeID, partition meta.Ino, offset int64, skip int) (StreamTail, error)
-	// HasInput reports whether there is a gateway that Input can use, as far as the metadata servers
-	// tell now.
+	// HasInput reports whether there is a gateway that Input can use, or may be one soon, as far as the
+	// metadata servers tell now.
 	HasInput(ctx context.Context) bool
 	// Input makes a StreamInput of the stream with a directory. Errors: Invalid.
 	Input(volume meta.VolumeID, dir meta.Ino, as InputName) (StreamInput, error)

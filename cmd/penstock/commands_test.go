@@ -224,7 +224,9 @@ func TestEveryCommandSaysWhatFailed(t *testing.T) {
 			}
 			call(t, with()...).failed(t, usage, "--cluster", "--dir")
 			call(t, with("--cluster", addr)...).failed(t, usage, addr, "--credentials")
-			call(t, with("--cluster", addr, "--credentials", at("lab"))...).failed(t, unknown, "permission denied", "client/lab", at("lab"))
+			if path != "penstock gateway list" { // every client of the cluster may list gateways
+				call(t, with("--cluster", addr, "--credentials", at("lab"))...).failed(t, unknown, "permission denied", "client/lab", at("lab"))
+			}
 			if len(words) == 0 || path == "penstock volume create" || path == "penstock stream create" {
 				return
 			}

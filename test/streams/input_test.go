@@ -41,6 +41,13 @@ func newInputs(t *testing.T) *inputs {
 	n.doors = newDoors(t, "--gateway", at)
 	n.second = n.doors.another("second")
 	n.gateway()
+	n.Until("the gateway is on the list", func() error {
+		list, err := n.registered()
+		if err == nil && len(list) == 0 {
+			err = errors.New("no gateway runs")
+		}
+		return err
+	})
 	return n
 }
 

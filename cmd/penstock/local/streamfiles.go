@@ -42,8 +42,8 @@ const hasInputWait = 5 * time.Second
 func (s streamFiles) HasInput(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, hasInputWait)
 	defer cancel()
-	found, err := s.gateways.addresses(ctx)
-	return len(found) > 0 || err != nil // without an answer now, Append asks again
+	has, err := s.gateways.hasAddresses(ctx)
+	return has || err != nil // without an answer now, Append asks again
 }
 
 func (s streamFiles) Input(volume meta.VolumeID, dir meta.Ino, as fuse.InputName) (fuse.StreamInput, error) {

@@ -42,7 +42,8 @@ type StreamGateways struct {
 
 	mu     sync.Mutex
 	found  []string
-	looked time.Time // when the metadata servers told found
+	away   bool      // a known gateway does not run
+	looked time.Time // when the metadata servers told found and away
 }
 
 // foundFor is how long a mount goes by a list of gateways.
@@ -143,15 +144,29 @@ func (g *StreamGateways) addresses(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	found = nil
+	away := false
 	for _, gw := range answer.Gateways {
+		away = away || gw.Instance == ""
 		if gw.Instance != "" && gw.Ingest != "" && g.suits(gw) {
 			found = append(found, gw.Ingest)
 		}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.found, g.looked = found, time.Now()
+	g.found, g.away, g.looked = found, away, time.Now()
 	return found, nil
+}
+
+// hasAddresses reports whether there is a gateway at which the mount can log in, or may be one soon: a
+// known gateway that does not run may be restarting. Errors: those of the metadata servers.
+func (g *StreamGateways) hasAddresses(ctx context.Context) (bool, error) {
+	found, err := g.addresses(ctx)
+	if err != nil || len(found) > 0 {
+		return err == nil, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.away, nil
 }
 
 // suits reports whether the mount can log in at a gateway of the list. Without TLS the mount can't
