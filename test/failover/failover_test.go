@@ -313,7 +313,7 @@ func TestStacks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"failover.TestStacks", "=== m1", "server.(*Server).homeLoop"} {
+	for _, want := range []string{"failover.TestStacks", "=== m1", "server.(*hosted).homeLoop"} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("%s has no %q", file, want)
 		}
